@@ -1,0 +1,67 @@
+//! Who owns a session: records, generations, and the journal of what happened.
+//!
+//! [`Registry`] is the one interface; [`EmbeddedRegistry`] keeps it in a file of this node,
+//! [`ModelRegistry`] in memory. Both pass the same conformance suite ([`conformance`]).
+//! [`Journal`] keeps this node's events apart from the records, so that writing down what
+//! happened never delays a release.
+//!
+//! Neither knows containers: what a runtime must find again is an opaque part of the record.
+#![forbid(unsafe_code)]
+
+mod record;
+
+pub use record::{
+    ContainerIdentity, Ending, Phase, RecordState, RegistryError, Release, SessionRecord,
+};
+
+use async_trait::async_trait;
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+
+/// Linearizable records of sessions, with fencing by generation.
+///
+/// Every change names the generation that it acts for and is refused with
+/// [`RegistryError::Superseded`] when the record bears another, so that whoever acts late changes
+/// nothing. An `Ok` means durable. Futures may be driven from any tokio runtime, that of the
+/// preemption thread included, and never wait for anything but the store itself.
+#[async_trait]
+pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
+    /// Records a start: a greater generation than every earlier one of this registry, in state
+    /// [`RecordState::Starting`]. Refused with [`RegistryError::Owned`] unless the session has no
+    /// record or an ended one.
+    async fn claim(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError>;
+
+    /// Notes how the container can be found and verified again, before anybody is told of it.
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError>;
+
+    /// Notes the state of a session that has not ended: running, stopping or stuck.
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError>;
+
+    /// Gives up ownership of sessions that are proven dead, in one durable batch. The results
+    /// stand in the order of `batch`; one refused entry does not hold up the others. Releasing
+    /// what is already released by the same generation succeeds.
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>>;
+
+    /// Forgets an ended session. Its generation stays used up. Refused with
+    /// [`RegistryError::Owned`] while it has not ended.
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError>;
+
+    /// The record of one session.
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError>;
+
+    /// Every record, ordered by id.
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError>;
+}

@@ -1,0 +1,15 @@
+//! What makes containers.
+//!
+//! [`Runtime`] is the one interface; Docker (through its HTTP API on a Unix socket) and a fake
+//! made of plain namespaced processes implement it, held to the same [`conformance`] suite.
+//!
+//! A runtime creates, starts, describes and removes. It does **not** kill: killing is the
+//! kernel's business (`conman-linux`), so that no daemon can stand in its way.
+#![forbid(unsafe_code)]
+
+mod runtime;
+
+pub use runtime::{
+    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
+    OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
+};

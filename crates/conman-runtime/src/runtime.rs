@@ -1,0 +1,209 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use conman_proto::{ExecStatus, Generation, ResolvedSpec, RuntimeKind, SessionId, TerminalSize};
+use futures_util::stream::BoxStream;
+use tokio::sync::{mpsc, oneshot};
+
+/// One container: everything else about it (name, cgroup parent, labels) is a function of this
+/// and the instance, so that it can be found again when the answer to its creation was lost.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContainerKey {
+    pub session: SessionId,
+    pub generation: Generation,
+}
+
+impl std::fmt::Display for ContainerKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} (generation {})", self.session, self.generation)
+    }
+}
+
+/// What to create.
+#[derive(Debug, Clone)]
+pub struct ContainerPlan {
+    pub key: ContainerKey,
+    pub spec: ResolvedSpec,
+    /// Host directory of this container's own small files (`hosts`, `resolv.conf`,
+    /// `generation`); the runtime fills it at `create` and removes it at `remove`.
+    pub files_dir: PathBuf,
+    /// Checked and expanded binds: (host source, target in the container, read-only).
+    pub binds: Vec<(PathBuf, String, bool)>,
+}
+
+/// A started container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    pub container_id: String,
+    /// Its init in the host's PID namespace. Unverified: the caller opens a pidfd and then
+    /// checks with [`Runtime::owns_pid`] that the process belongs to this container.
+    pub pid: i32,
+}
+
+/// A container that bears this instance's label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundContainer {
+    pub key: ContainerKey,
+    pub container_id: String,
+    /// `Some` while it runs.
+    pub pid: Option<i32>,
+    /// Its program's exit code once the runtime has noticed its end.
+    pub exit_code: Option<i32>,
+}
+
+/// What a runtime says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeInfo {
+    pub version: String,
+    /// Conditions under which sessions are less safe than they should be, in words, each with
+    /// its remedy (for Docker: live-restore switched off).
+    pub warnings: Vec<String>,
+}
+
+/// A command to run in a container.
+#[derive(Debug, Clone, Default)]
+pub struct ExecPlan {
+    pub command: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub workdir: Option<String>,
+    pub user: Option<String>,
+    /// A terminal of this size.
+    pub tty: Option<TerminalSize>,
+    /// Whether standard input is connected.
+    pub stdin: bool,
+}
+
+/// Which of a command's outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputStream {
+    Stdout,
+    Stderr,
+}
+
+/// A running command. Dropping it ends the connection to the command, not the command.
+#[derive(Debug)]
+pub struct ExecIo {
+    /// Bytes for its standard input; dropping the sender is end of input. Bounded.
+    pub stdin: mpsc::Sender<Bytes>,
+    /// Its output until both streams end. Bounded: a slow reader slows the command.
+    pub output: mpsc::Receiver<(OutputStream, Bytes)>,
+    /// Latest wins; ignored without a terminal.
+    pub resize: mpsc::Sender<TerminalSize>,
+    /// How it ended; comes after the last output.
+    pub status: oneshot::Receiver<ExecStatus>,
+}
+
+/// Which part of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogOptions {
+    /// Go on with what is written from now on, until the container ends.
+    pub follow: bool,
+    /// Only so many lines from the end.
+    pub tail: Option<u32>,
+    pub timestamps: bool,
+}
+
+/// A piece of a container's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogChunk {
+    pub stream: OutputStream,
+    pub bytes: Bytes,
+}
+
+/// What makes containers. Cheap to share; every call is bounded in time by the implementation.
+#[async_trait]
+pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
+    /// Which one it is.
+    fn kind(&self) -> RuntimeKind;
+
+    /// Whether it answers, and what it says of itself.
+    async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
+
+    /// Makes the container without starting it. No process exists afterwards.
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError>;
+
+    /// Starts a created container. After an error with [`RuntimeError::is_ambiguous`] it may run
+    /// or may still come to run.
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError>;
+
+    /// The container of `key`, whatever state it is in.
+    async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError>;
+
+    /// Every container of this instance, whatever state it is in.
+    async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError>;
+
+    /// Whether process `pid` belongs to the container of `key`, told by the kernel (its cgroup),
+    /// not by the runtime's daemon. Never blocks on the daemon.
+    fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool;
+
+    /// Every process of the container of `key` as the kernel knows it (its cgroups), for a start
+    /// whose answer was lost. Never blocks on the daemon.
+    fn pids(&self, key: &ContainerKey) -> Vec<i32>;
+
+    /// The exit code of a container whose init is dead, waiting at most `patience` for the
+    /// runtime to notice; `None` when it does not tell in time.
+    async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32>;
+
+    /// Removes dead or never started containers with all they left (cgroups, files), as one
+    /// bounded batch. Removing what is gone already succeeds. The results stand in the order of
+    /// `keys`. Refuses one that still has processes.
+    async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>>;
+
+    /// Runs a command in a running container.
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError>;
+
+    /// The container's log.
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError>;
+}
+
+/// Why a runtime failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// It does not answer: not installed, stopped, hung.
+    #[error("{runtime} does not answer while asked to {action}: {reason}")]
+    Unavailable { runtime: RuntimeKind, action: &'static str, reason: String },
+    /// It answered nothing in time; what was asked may still happen.
+    #[error("{runtime} did not {action} {subject} within {after_ms} ms")]
+    TimedOut { runtime: RuntimeKind, action: &'static str, subject: String, after_ms: u64 },
+    #[error("image `{image}` is not on this node; {remedy}")]
+    NoSuchImage { image: String, remedy: String },
+    /// The image or the spec cannot be started: for example no such command.
+    #[error("{runtime} cannot {action} {subject}: {reason}")]
+    Refused { runtime: RuntimeKind, action: &'static str, subject: String, reason: String },
+    /// The command to run does not exist in the container; `exit_code` is 126 or 127.
+    #[error("`{command}` cannot be run in {subject}: {reason}")]
+    NoSuchCommand { command: String, subject: String, reason: String, exit_code: i32 },
+    #[error("there is no container of {subject}")]
+    NoSuchContainer { subject: String },
+    /// A container of this name exists already.
+    #[error("a container of {subject} exists already")]
+    Exists { subject: String },
+    #[error("{subject} still has processes: {pids:?}")]
+    StillAlive { subject: String, pids: Vec<i32> },
+    /// An error of the host (files, cgroups) and not of the runtime's daemon.
+    #[error("cannot {action} {path}")]
+    Host { action: &'static str, path: PathBuf, #[source] source: std::io::Error },
+}
+
+impl RuntimeError {
+    /// Whether what was asked may have happened, or may still happen.
+    #[must_use]
+    pub fn is_ambiguous(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::TimedOut { .. } => true,
+            Self::NoSuchImage { .. }
+            | Self::Refused { .. }
+            | Self::NoSuchCommand { .. }
+            | Self::NoSuchContainer { .. }
+            | Self::Exists { .. }
+            | Self::StillAlive { .. }
+            | Self::Host { .. } => false,
+        }
+    }
+}

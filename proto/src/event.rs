@@ -1,0 +1,140 @@
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Generation, SessionId};
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A start was admitted and its generation recorded.
+    SessionClaimed,
+    /// One phase of a start ended; `phase` and `duration_ms` tell which and how long.
+    SessionPhase,
+    /// The session is running and, where it has a port, answered on it.
+    SessionReady,
+    /// The start failed.
+    SessionFailed,
+    /// The session's program ended by itself.
+    SessionExited,
+    /// SIGKILL was sent; the message says on whose behalf.
+    SessionKilled,
+    /// The death certificate: the PID namespace holds no process any more.
+    SessionDead,
+    /// Killed, and still not dead.
+    SessionStuck,
+    /// Ownership was given up in the registry.
+    SessionReleased,
+    /// What the container left behind was removed.
+    SessionCleaned,
+    /// A new daemon took over a container that an earlier one had started.
+    SessionAdopted,
+    /// A container without a record was found and ended.
+    OrphanEnded,
+    /// Clean-up failed and will be tried again.
+    CleanupFailed,
+    /// The daemon started.
+    NodeStarted,
+    /// The daemon stops; containers may go on.
+    NodeStopping,
+    /// The machine is going: no more admissions.
+    PreemptStarted,
+    /// Every session that could be released is released.
+    PreemptFinished,
+    /// The preemption notice was withdrawn, or an operator admitted sessions again.
+    NodeReadmitted,
+    /// A kind that this version does not know; written by a newer one.
+    #[serde(other)]
+    Unknown,
+}
+
+impl EventKind {
+    /// The name on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::SessionClaimed => "session_claimed",
+            Self::SessionPhase => "session_phase",
+            Self::SessionReady => "session_ready",
+            Self::SessionFailed => "session_failed",
+            Self::SessionExited => "session_exited",
+            Self::SessionKilled => "session_killed",
+            Self::SessionDead => "session_dead",
+            Self::SessionStuck => "session_stuck",
+            Self::SessionReleased => "session_released",
+            Self::SessionCleaned => "session_cleaned",
+            Self::SessionAdopted => "session_adopted",
+            Self::OrphanEnded => "orphan_ended",
+            Self::CleanupFailed => "cleanup_failed",
+            Self::NodeStarted => "node_started",
+            Self::NodeStopping => "node_stopping",
+            Self::PreemptStarted => "preempt_started",
+            Self::PreemptFinished => "preempt_finished",
+            Self::NodeReadmitted => "node_readmitted",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// One thing that happened on a node, in the order of `seq`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Position in the node's journal: grows by at least one with every event, also across
+    /// restarts of the daemon. It is the SSE event id.
+    pub seq: u64,
+    #[schema(value_type = String, format = DateTime)]
+    pub at: Timestamp,
+    pub kind: EventKind,
+    pub node: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<Generation>,
+    /// Name of the phase that ended, with `session_phase`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_ms: Option<f64>,
+    /// The event in words.
+    pub message: String,
+}
+
+/// Events after a position, oldest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EventPage {
+    pub events: Vec<Event>,
+    /// Greatest position in the journal when the page was read.
+    pub last_seq: u64,
+    /// Whether events between the asked position and the first one here were already dropped.
+    pub truncated: bool,
+}
+
+/// What happened to one session, oldest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Timeline {
+    pub id: SessionId,
+    pub events: Vec<Event>,
+    /// The phases of the latest start in order, with their durations.
+    pub phases: Vec<TimelinePhase>,
+    /// Whether older events of this session were already dropped from the journal.
+    pub truncated: bool,
+}
+
+/// One phase of a start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TimelinePhase {
+    pub name: String,
+    pub generation: Generation,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: Timestamp,
+    pub duration_ms: f64,
+}

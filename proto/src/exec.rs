@@ -1,0 +1,96 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// WebSocket subprotocol of interactive commands.
+///
+/// Every binary message is one channel byte ([`ExecChannel`]) and its payload. A client ends its
+/// standard input with an empty `Stdin` message. The server's last message is `Status`.
+pub const EXEC_PROTOCOL: &str = "conman.exec.v1";
+
+/// First byte of every message of [`EXEC_PROTOCOL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExecChannel {
+    /// Client to server: bytes for the command; empty for end of input.
+    Stdin = 0,
+    /// Server to client; with a terminal, everything it prints.
+    Stdout = 1,
+    /// Server to client; never with a terminal.
+    Stderr = 2,
+    /// Server to client, last: an [`ExecStatus`] as JSON.
+    Status = 3,
+    /// Client to server: a [`TerminalSize`] as JSON.
+    Resize = 4,
+}
+
+impl TryFrom<u8> for ExecChannel {
+    type Error = u8;
+
+    fn try_from(byte: u8) -> Result<Self, u8> {
+        match byte {
+            0 => Ok(Self::Stdin),
+            1 => Ok(Self::Stdout),
+            2 => Ok(Self::Stderr),
+            3 => Ok(Self::Status),
+            4 => Ok(Self::Resize),
+            other => Err(other),
+        }
+    }
+}
+
+/// A command to run inside a session: the body of `POST /v1/sessions/{id}/exec`, or the JSON in
+/// the query parameter `request` of the WebSocket form.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExecRequest {
+    /// Program and arguments; looked up in the container's PATH.
+    #[schema(min_items = 1)]
+    pub command: Vec<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// User name or uid, `user:group` allowed; the container's own when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Text for the command's standard input; only with POST.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin: Option<String>,
+    /// Give the command a terminal; only with the WebSocket form.
+    #[serde(default)]
+    pub tty: bool,
+    /// Bound on the command's run time in milliseconds, at most 3,600,000; only with POST.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u32>,
+}
+
+/// Result of a command that ran to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecResult {
+    /// 128 + N for a command ended by signal N, as shells have it.
+    pub exit_code: i32,
+    /// Bytes that are not UTF-8 are replaced by U+FFFD.
+    pub stdout: String,
+    pub stderr: String,
+    /// Whether output beyond the bound was dropped.
+    pub truncated: bool,
+}
+
+/// How an interactive command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecStatus {
+    /// Absent when the command could not run or its end is unknown; then `error` tells why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A terminal's size in character cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TerminalSize {
+    pub columns: u16,
+    pub rows: u16,
+}

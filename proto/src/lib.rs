@@ -1,0 +1,30 @@
+//! Wire types of conman's HTTP API.
+//!
+//! Plain data with serde and OpenAPI descriptions: no I/O, no clock, no policy. The daemon, the
+//! CLI and the tests share these types, and `proto/openapi.json` is generated from them.
+//!
+//! Conventions: times are RFC 3339 in UTC, durations and sizes carry their unit in the name,
+//! requests refuse unknown fields, responses may grow fields.
+#![forbid(unsafe_code)]
+
+mod event;
+mod exec;
+mod generation;
+mod node;
+mod problem;
+mod session;
+mod session_id;
+mod spec;
+mod token;
+
+pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
+pub use exec::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize};
+pub use generation::Generation;
+pub use node::{
+    Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Unreleased,
+};
+pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
+pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
+pub use session_id::{SessionId, SessionIdError};
+pub use spec::{Network, ResolvedSpec, RuntimeKind, SessionRequest};
+pub use token::{ConnectToken, ConnectTokenRequest};

@@ -1,0 +1,107 @@
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Generation, RuntimeKind, SessionId};
+
+/// Whether a node takes sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// Serves and admits.
+    Live,
+    /// Still adopting what an earlier daemon left; serves what is adopted.
+    Recovering,
+    /// A preemption notice came; kills and releases, or has done so.
+    Preempted,
+}
+
+/// A node as the API shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Node {
+    pub name: String,
+    /// Random id of this installation; everything it makes bears it.
+    pub instance: String,
+    pub version: String,
+    pub state: NodeState,
+    pub runtime: RuntimeKind,
+    /// Why the runtime cannot start sessions at present; null when it can.
+    pub runtime_error: Option<String>,
+    pub sessions_running: u64,
+    pub sessions_starting: u64,
+    pub sessions_stuck: u64,
+    pub max_sessions: u64,
+    pub connections: u64,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: Timestamp,
+}
+
+/// All nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeList {
+    pub nodes: Vec<Node>,
+}
+
+/// Body of `POST /v1/nodes/{id}/preempt`; may be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PreemptRequest {
+    /// Only say what would happen.
+    pub dry_run: bool,
+    /// Time until the machine is gone, in milliseconds; bounds every grace period. The node's
+    /// `preempt_budget_ms` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_ms: Option<u32>,
+    /// Why, for the journal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// What a preemption would do: the answer to a dry run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PreemptPlan {
+    pub sessions: Vec<PreemptSession>,
+    /// Longest grace among the sessions within the budget, in milliseconds: the earliest moment
+    /// at which the last SIGKILL is sent.
+    pub last_kill_ms: u64,
+    pub budget_ms: u64,
+}
+
+/// One session in a [`PreemptPlan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PreemptSession {
+    pub id: SessionId,
+    pub generation: Generation,
+    /// Null for a session whose container has no process yet.
+    pub pid: Option<i32>,
+    pub signal: Option<String>,
+    /// Already cut to the budget.
+    pub grace_ms: u64,
+}
+
+/// What a preemption did; times count from the notice, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PreemptReport {
+    #[schema(value_type = String, format = DateTime)]
+    pub noticed_at: Timestamp,
+    /// Who gave the notice: `api`, `admin`, `signal`, `gce`.
+    pub source: String,
+    pub sessions: u64,
+    pub killed: u64,
+    pub certified: u64,
+    pub released: u64,
+    /// Null when there was nothing to do.
+    pub last_kill_ms: Option<f64>,
+    pub last_certificate_ms: Option<f64>,
+    pub last_release_ms: Option<f64>,
+    /// What could not be released, each with its reason.
+    pub unreleased: Vec<Unreleased>,
+}
+
+/// A session that a preemption could not release.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unreleased {
+    pub id: SessionId,
+    pub generation: Generation,
+    pub reason: String,
+}

@@ -1,0 +1,123 @@
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Longest session id in bytes: one DNS label (RFC 1035, section 2.3.4).
+const MAX_BYTES: usize = 63;
+
+/// A session's name, chosen by the frontend: one DNS label in lower case, so that it can stand as
+/// `{id}.<domain>` and in paths, container names and cgroup names without escaping.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schema(
+    value_type = String,
+    pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    min_length = 1,
+    max_length = 63,
+    example = "alice-notebook"
+)]
+pub struct SessionId(Box<str>);
+
+/// Why a string is no session id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{given}` is not a session id: use 1 to 63 characters of a-z, 0-9 and '-', \
+     beginning and ending with a letter or digit"
+)]
+pub struct SessionIdError {
+    /// The refused text, cut to a length that is safe to print.
+    pub given: String,
+}
+
+impl SessionId {
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SessionId {
+    type Err = SessionIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bytes = text.as_bytes();
+        let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let valid = (1..=MAX_BYTES).contains(&bytes.len())
+            && bytes.iter().all(|byte| alphanumeric(byte) || *byte == b'-')
+            && bytes.first().is_some_and(alphanumeric)
+            && bytes.last().is_some_and(alphanumeric);
+        if valid {
+            Ok(Self(text.into()))
+        } else {
+            let given = text.chars().take(MAX_BYTES).flat_map(char::escape_default).collect();
+            Err(SessionIdError { given })
+        }
+    }
+}
+
+impl TryFrom<String> for SessionId {
+    type Error = SessionIdError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<SessionId> for String {
+    fn from(id: SessionId) -> Self {
+        id.0.into()
+    }
+}
+
+impl AsRef<str> for SessionId {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn labels_at_both_ends_of_the_allowed_length_are_ids() {
+        for text in ["a", "0", "a-b", "x--y", &"a".repeat(63)] {
+            assert!(text.parse::<SessionId>().is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_dns_label_is_refused_with_the_rule() {
+        for text in ["", "-a", "a-", "A", "a_b", "a.b", "ä", "a/b", "a\n", &"a".repeat(64)] {
+            let error = text.parse::<SessionId>().expect_err(text);
+            assert!(error.to_string().contains("1 to 63 characters"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_accepted_id_is_safe_in_a_path_and_a_host_name(text in "\\PC{0,70}") {
+            if let Ok(id) = text.parse::<SessionId>() {
+                prop_assert!(id.as_str().bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'));
+                prop_assert_eq!(id.as_str(), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What makes containers.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RuntimeKind {
+    /// Docker Engine, or Podman's Docker-compatible API.
+    Docker,
+    /// Plain namespaced processes without an image, for conman's own tests.
+    Process,
+}
+
+impl fmt::Display for RuntimeKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Docker => "docker",
+            Self::Process => "process",
+        })
+    }
+}
+
+/// How a session's container is connected.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// A network namespace with only `lo`; reachable through conman alone, no egress.
+    #[default]
+    Loopback,
+    /// Docker's own default bridge, with egress as Docker gives it.
+    Bridge,
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Loopback => "loopback",
+            Self::Bridge => "bridge",
+        })
+    }
+}
+
+/// What a caller asks of a session: a template's name and whatever it overrides.
+///
+/// A field that is absent comes from the template, or from the documented default when there is
+/// no template. `env` and `labels` are merged key by key, every other field replaces.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SessionRequest {
+    /// Name of a template in the node's configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Image reference as the runtime knows it, for example `python:demo`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Program and leading arguments; the image's own when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
+    /// Arguments appended to `command`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+    /// Environment variables, merged over the template's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<BTreeMap<String, String>>,
+    /// TCP port that the program serves inside the container; null for none.
+    ///
+    /// Absent (take the template's) and null (no port) differ, hence the two levels.
+    #[serde(skip_serializing_if = "Option::is_none", with = "present_or_null")]
+    #[schema(value_type = Option<u16>, minimum = 1)]
+    pub port: Option<Option<u16>>,
+    /// HTTP path whose 2xx or 3xx answer means ready; a TCP connection suffices when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_path: Option<String>,
+    /// Bound on the time from the container's start to readiness, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_timeout_s: Option<u32>,
+    /// How the container is connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+    /// Memory limit in bytes, swap included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// CPU limit in cores, for example 0.5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<f64>,
+    /// Most processes and threads at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u32>,
+    /// Free-form labels for filters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// `SOURCE:TARGET` or `SOURCE:TARGET:ro`; `{id}` in SOURCE becomes the session's id, and
+    /// SOURCE must lie below the node's allow-list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binds: Option<Vec<String>>,
+    /// Stop the session after so many seconds without a tunnel or request; 0 for never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u32>,
+    /// Stop the session so many seconds after its start, whatever it does; 0 for never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_lifetime_s: Option<u32>,
+    /// Signal sent first on preemption, for example `SIGTERM`; none when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preempt_signal: Option<String>,
+    /// Time between `preempt_signal` and SIGKILL, in milliseconds, within the notice's budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preempt_grace_ms: Option<u32>,
+}
+
+/// A spec with every default filled in, as the session runs it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ResolvedSpec {
+    pub template: Option<String>,
+    pub runtime: RuntimeKind,
+    pub image: String,
+    /// Empty: the image's own entrypoint and command.
+    pub command: Vec<String>,
+    pub args: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    pub port: Option<u16>,
+    pub ready_path: Option<String>,
+    pub ready_timeout_s: u32,
+    pub network: Network,
+    pub memory_bytes: Option<u64>,
+    pub cpus: Option<f64>,
+    pub pids: u32,
+    pub labels: BTreeMap<String, String>,
+    /// With `{id}` expanded.
+    pub binds: Vec<String>,
+    /// 0 for never.
+    pub idle_timeout_s: u32,
+    /// 0 for never.
+    pub max_lifetime_s: u32,
+    pub preempt_signal: Option<String>,
+    pub preempt_grace_ms: u32,
+}
+
+mod present_or_null {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<Option<u16>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.flatten().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Option<u16>>, D::Error> {
+        Option::<u16>::deserialize(deserializer).map(Some)
+    }
+}
