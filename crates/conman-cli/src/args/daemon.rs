@@ -1,0 +1,144 @@
+//! Arguments of the subcommands that the binary carries out by itself: `serve`, `bench`, `auth`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use conman_proto::Generation;
+
+/// Arguments of `conman serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Start although the registry's files are lost: hand out generations above N only
+    #[arg(long, value_name = "N", value_parser = parse_generation)]
+    pub generation_floor: Option<Generation>,
+}
+
+/// Arguments of `conman bench`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BenchCommand {
+    /// Kill many sessions at once: `docker kill`, conman on the bridge, conman without a network
+    Kill(BenchKillArgs),
+    /// Start many sessions: conman's own part of every start, phase by phase
+    Start(BenchStartArgs),
+    /// Echo through conman, nginx, HAProxy and directly, in rotation
+    Proxy(BenchProxyArgs),
+    /// Hold many idle tunnels open: the daemon's memory for each
+    Tunnels(BenchTunnelsArgs),
+}
+
+/// Arguments of `conman bench kill`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchKillArgs {
+    /// Containers per measurement
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub count: u32,
+    /// Times that every way is measured, in alternation
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Write a chart of the result to FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Arguments of `conman bench start`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchStartArgs {
+    /// Sessions to start
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: u32,
+    /// Starts at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: u32,
+    /// Write a chart of the result to FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Arguments of `conman bench proxy`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchProxyArgs {
+    /// Times that every path is measured, in rotation
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Length of one measurement
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = super::quantity::parse_duration)]
+    pub duration: std::time::Duration,
+    /// Write a chart of the result to FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Arguments of `conman bench tunnels`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchTunnelsArgs {
+    /// Tunnels to hold open
+    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub count: u32,
+}
+
+/// Arguments of `conman auth`.
+#[derive(Debug, Clone, Args)]
+pub struct AuthArgs {
+    #[command(subcommand)]
+    pub command: AuthCommand,
+}
+
+/// What concerns tokens.
+#[derive(Debug, Clone, Subcommand)]
+pub enum AuthCommand {
+    /// Make a bearer token: prints it once, with the entry for the token file
+    NewToken(NewTokenArgs),
+}
+
+/// Arguments of `conman auth new-token`.
+#[derive(Debug, Clone, Args)]
+pub struct NewTokenArgs {
+    /// Name of the token's holder, for the journal
+    #[arg(long)]
+    pub name: String,
+    /// What the token allows
+    #[arg(long, value_enum)]
+    pub scope: TokenScope,
+}
+
+/// What a bearer token allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TokenScope {
+    /// Everything, preemption included
+    Admin,
+    /// Start, stop, use sessions, and make connect tokens
+    Frontend,
+    /// Look only
+    Read,
+}
+
+impl TokenScope {
+    /// The name in the token file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Frontend => "frontend",
+            Self::Read => "read",
+        }
+    }
+}
+
+fn parse_generation(text: &str) -> Result<Generation, String> {
+    text.parse().ok().and_then(Generation::new).ok_or_else(|| {
+        format!(
+            "`{}` is not a generation: a whole number from 1",
+            text.escape_default()
+        )
+    })
+}

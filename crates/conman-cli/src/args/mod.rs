@@ -1,0 +1,232 @@
+//! What can be typed: subcommands, options, and their help.
+
+mod daemon;
+pub(crate) mod quantity;
+mod session;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub use daemon::{
+    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchKillArgs, BenchProxyArgs, BenchStartArgs,
+    BenchTunnelsArgs, NewTokenArgs, ServeArgs, TokenScope,
+};
+pub use session::{
+    ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs, LogsArgs,
+    PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
+};
+
+/// Admin socket of a daemon with the default configuration.
+pub const DEFAULT_SOCKET: &str = "/run/conman/conman.sock";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  it failed
+  2  wrong usage
+  3  no such session
+  4  refused: wrong input, not allowed, in conflict
+  5  the daemon cannot be reached or is unavailable at present
+  6  a process could not be killed yet: the session is stuck
+`conman exec` exits with the command's code; with 125 when conman could not run it, 126 when the
+command is not executable, 127 when there is no such command, 128 + N after signal N.";
+
+/// The command line of `conman`.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "conman",
+    version,
+    about = "Sessions in containers on machines that can vanish at any moment",
+    after_help = EXIT_CODES,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub globals: Globals,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Everything that `conman` does.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Run the daemon
+    Serve(ServeArgs),
+    #[command(flatten)]
+    Client(ClientCommand),
+    /// Make tokens for the API
+    Auth(AuthArgs),
+    /// Measure
+    Bench(BenchArgs),
+}
+
+/// Options of every subcommand.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Globals {
+    /// Admin socket of the daemon [env: CONMAN_SOCKET] [default: /run/conman/conman.sock]
+    #[arg(long, global = true, value_name = "PATH", conflicts_with = "url")]
+    pub socket: Option<PathBuf>,
+    /// Talk HTTP to this address instead, for example http://127.0.0.1:7700 [env: CONMAN_URL]
+    #[arg(long, global = true, value_name = "URL")]
+    pub url: Option<String>,
+    /// File that holds a bearer token [env: CONMAN_TOKEN_FILE]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Print JSON: one value, or one a line for streams; errors as problem JSON on stderr
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Print without colours [env: NO_COLOR]
+    #[arg(long, global = true)]
+    pub no_color: bool,
+}
+
+/// Where a daemon is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    Socket(PathBuf),
+    Url(String),
+}
+
+impl Globals {
+    /// Where to reach the daemon: a flag beats the environment, `CONMAN_URL` beats
+    /// `CONMAN_SOCKET`.
+    ///
+    /// The environment is no concern of clap's here: with its own `env` a `--socket` on the
+    /// command line would be in conflict with an exported `CONMAN_URL`.
+    pub fn endpoint(&self, env: impl Fn(&str) -> Option<OsString>) -> Endpoint {
+        let set = |name| env(name).filter(|value| !value.is_empty());
+        if let Some(url) = &self.url {
+            Endpoint::Url(url.clone())
+        } else if let Some(path) = &self.socket {
+            Endpoint::Socket(path.clone())
+        } else if let Some(url) = set("CONMAN_URL") {
+            Endpoint::Url(url.to_string_lossy().into_owned())
+        } else {
+            Endpoint::Socket(
+                set("CONMAN_SOCKET")
+                    .unwrap_or_else(|| DEFAULT_SOCKET.into())
+                    .into(),
+            )
+        }
+    }
+
+    /// The file with the bearer token, if one is named.
+    pub fn token_file(&self, env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        let from_env = || env("CONMAN_TOKEN_FILE").filter(|value| !value.is_empty());
+        self.token_file
+            .clone()
+            .or_else(|| from_env().map(PathBuf::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Cli {
+        Cli::try_parse_from(["conman"].iter().chain(words))
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_request_holds_only_what_was_given() {
+        let Command::Client(ClientCommand::Run(args)) = parse(&["run", "alice"]).command else {
+            panic!("not parsed as run");
+        };
+        assert_eq!(args.request(), conman_proto::SessionRequest::default());
+    }
+
+    #[test]
+    fn every_option_of_run_reaches_the_request() {
+        let words = "run alice --template t --image i --port 80 -e A=b=c --label k=v --memory 256M \
+             --cpus 0.5 --pids 7 --bind /a:/b:ro --network bridge --idle-timeout 10m \
+             --max-lifetime 2h --ready-path /up --ready-timeout 30s --preempt-signal SIGTERM \
+             --preempt-grace 500ms --no-wait -- prog -x";
+        let words: Vec<_> = words.split_whitespace().collect();
+        let Command::Client(ClientCommand::Run(args)) = parse(&words).command else {
+            panic!("not parsed as run");
+        };
+        assert!(args.no_wait);
+        let json = serde_json::to_value(args.request()).expect("a request is JSON");
+        let expected = serde_json::json!({
+            "template": "t", "image": "i", "command": ["prog", "-x"], "args": [],
+            "env": {"A": "b=c"}, "port": 80, "ready_path": "/up", "ready_timeout_s": 30,
+            "network": "bridge", "memory_bytes": 268_435_456, "cpus": 0.5, "pids": 7,
+            "labels": {"k": "v"}, "binds": ["/a:/b:ro"], "idle_timeout_s": 600,
+            "max_lifetime_s": 7200, "preempt_signal": "SIGTERM", "preempt_grace_ms": 500,
+        });
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn port_none_asks_for_no_port_instead_of_the_templates() {
+        let Command::Client(ClientCommand::Run(args)) =
+            parse(&["run", "alice", "--port", "none"]).command
+        else {
+            panic!("not parsed as run");
+        };
+        assert_eq!(args.request().port, Some(None));
+    }
+
+    #[test]
+    fn the_options_of_an_executed_command_are_its_own() {
+        for words in [
+            &["exec", "-it", "alice", "--", "ls", "--json", "-t"][..],
+            &["exec", "-it", "alice", "ls", "--json", "-t"][..],
+        ] {
+            let cli = parse(words);
+            let Command::Client(ClientCommand::Exec(args)) = cli.command else {
+                panic!("not parsed as exec");
+            };
+            assert_eq!(args.command, ["ls", "--json", "-t"]);
+            assert!(args.interactive && args.tty && !cli.globals.json);
+        }
+    }
+
+    #[test]
+    fn global_options_may_stand_on_either_side_of_the_subcommand() {
+        assert!(parse(&["--json", "ps"]).globals.json);
+        assert!(parse(&["ps", "--json"]).globals.json);
+    }
+
+    #[test]
+    fn a_flag_beats_the_environment_and_the_default_comes_last() {
+        let env = |name: &str| (name == "CONMAN_URL").then(|| OsString::from("http://from.env"));
+        let none = |_: &str| None;
+        assert_eq!(
+            parse(&["--socket", "/s", "ps"]).globals.endpoint(env),
+            Endpoint::Socket("/s".into())
+        );
+        assert_eq!(
+            parse(&["ps"]).globals.endpoint(env),
+            Endpoint::Url("http://from.env".to_owned())
+        );
+        assert_eq!(
+            parse(&["ps"]).globals.endpoint(none),
+            Endpoint::Socket(DEFAULT_SOCKET.into())
+        );
+    }
+
+    #[test]
+    fn rm_takes_names_or_all_but_not_both_and_not_nothing() {
+        for words in [&["rm"][..], &["rm", "--all", "alice"][..]] {
+            assert!(
+                Cli::try_parse_from(["conman"].iter().chain(words)).is_err(),
+                "{words:?}"
+            );
+        }
+        parse(&["rm", "--all", "--yes"]);
+        parse(&["rm", "alice", "bob"]);
+    }
+}

@@ -1,0 +1,315 @@
+//! Arguments of the subcommands that ask the daemon.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{Args, Subcommand};
+use conman_proto::{Network, SessionId, SessionRequest, SessionState};
+
+use super::quantity::{
+    parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
+};
+
+/// What the client asks of a daemon.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ClientCommand {
+    /// Start a session, or find it running, and print its URL
+    Run(Box<RunArgs>),
+    /// List sessions
+    Ps(PsArgs),
+    /// Show everything about a session
+    Inspect(InspectArgs),
+    /// Stop sessions: returns when they are proven dead and released
+    Rm(RmArgs),
+    /// Run a command in a session; the exit code is the command's
+    Exec(ExecArgs),
+    /// Show what a session printed
+    Logs(LogsArgs),
+    /// Show what happens on the node, as it happens
+    Events(EventsArgs),
+    /// Tell a session's story: what happened, how long it took, why it ended, what to do
+    Why(WhyArgs),
+    /// Make a short-lived token that opens connections to one session
+    Token(TokenArgs),
+    /// List nodes
+    Nodes,
+    /// Act as if the machine were going: kill and release every session, admit no more
+    Preempt(PreemptArgs),
+    /// Admit sessions again after a preemption
+    Readmit,
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Show the versions of client and daemon
+    Version,
+}
+
+/// Arguments of `conman run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// The session's name: a-z, 0-9 and '-', at most 63 characters
+    pub id: SessionId,
+    /// Template in the node's configuration; the options below override it
+    #[arg(long, value_name = "NAME")]
+    pub template: Option<String>,
+    /// Image, as the runtime knows it
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    /// Port that the program serves inside the container; `none` for no port
+    #[arg(long, value_name = "PORT", value_parser = parse_port)]
+    pub port: Option<PortChoice>,
+    /// Environment variable; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub env: Vec<(String, String)>,
+    /// Label for filters; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub label: Vec<(String, String)>,
+    /// Memory limit, for example 256M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// CPU limit in cores, for example 0.5
+    #[arg(long, value_name = "CORES", value_parser = parse_cpus)]
+    pub cpus: Option<CpuCount>,
+    /// Most processes and threads at a time
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Bind mount below the node's allow-list; {id} stands for the session's name; may be repeated
+    #[arg(long, value_name = "SOURCE:TARGET[:ro]")]
+    pub bind: Vec<String>,
+    /// How the container is connected
+    #[arg(long, value_name = "NETWORK", value_parser = network_parser())]
+    pub network: Option<Network>,
+    /// HTTP path whose 2xx or 3xx answer means ready
+    #[arg(long, value_name = "PATH")]
+    pub ready_path: Option<String>,
+    /// Bound on the time until it is ready
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
+    pub ready_timeout: Option<u32>,
+    /// Stop the session after so long without a connection; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
+    pub idle_timeout: Option<u32>,
+    /// Stop the session so long after its start; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
+    pub max_lifetime: Option<u32>,
+    /// Signal to send first on preemption, for example SIGTERM
+    #[arg(long, value_name = "SIGNAL")]
+    pub preempt_signal: Option<String>,
+    /// Time between that signal and SIGKILL
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
+    pub preempt_grace: Option<u32>,
+    /// Do not wait until the session is ready
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Program and arguments instead of the template's or the image's own
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+impl RunArgs {
+    /// The request's body: only what was given, so that templates keep the rest.
+    #[must_use]
+    pub fn request(&self) -> SessionRequest {
+        fn given<T: Clone>(list: &[T]) -> Option<Vec<T>> {
+            (!list.is_empty()).then(|| list.to_vec())
+        }
+        fn map(pairs: &[(String, String)]) -> Option<BTreeMap<String, String>> {
+            (!pairs.is_empty()).then(|| pairs.iter().cloned().collect())
+        }
+        SessionRequest {
+            template: self.template.clone(),
+            image: self.image.clone(),
+            command: given(&self.command),
+            // A program on the command line comes with its own arguments: the template's belong
+            // to the template's program.
+            args: (!self.command.is_empty()).then(Vec::new),
+            env: map(&self.env),
+            port: self.port.map(|choice| choice.0),
+            ready_path: self.ready_path.clone(),
+            ready_timeout_s: self.ready_timeout,
+            network: self.network,
+            memory_bytes: self.memory,
+            cpus: self.cpus.map(|cpus| cpus.0),
+            pids: self.pids,
+            labels: map(&self.label),
+            binds: given(&self.bind),
+            idle_timeout_s: self.idle_timeout,
+            max_lifetime_s: self.max_lifetime,
+            preempt_signal: self.preempt_signal.clone(),
+            preempt_grace_ms: self.preempt_grace,
+        }
+    }
+}
+
+/// A port, or the wish for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortChoice(pub Option<u16>);
+
+/// A number of processor cores, positive and finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CpuCount(pub f64);
+
+/// Arguments of `conman ps`.
+#[derive(Debug, Clone, Args)]
+pub struct PsArgs {
+    /// Show ended sessions too
+    #[arg(short, long)]
+    pub all: bool,
+    /// Only sessions in this state
+    #[arg(long, value_name = "STATE", value_parser = state_parser())]
+    pub state: Option<SessionState>,
+    /// Only sessions with this label
+    #[arg(short, long, value_name = "KEY[=VALUE]")]
+    pub label: Option<String>,
+    /// Print names only
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// Arguments of `conman inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct InspectArgs {
+    pub id: SessionId,
+}
+
+/// Arguments of `conman rm`.
+#[derive(Debug, Clone, Args)]
+pub struct RmArgs {
+    /// Sessions to stop
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub id: Vec<SessionId>,
+    /// Every session of the node
+    #[arg(long)]
+    pub all: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+/// Arguments of `conman exec`.
+#[derive(Debug, Clone, Args)]
+pub struct ExecArgs {
+    /// Connect standard input
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Environment variable; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub env: Vec<(String, String)>,
+    /// Working directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// User name or uid, USER:GROUP allowed
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+    pub id: SessionId,
+    /// Program and arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub command: Vec<String>,
+}
+
+/// Arguments of `conman logs`.
+#[derive(Debug, Clone, Args)]
+pub struct LogsArgs {
+    /// Go on with what is written from now on, until the session ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only so many lines from the end
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tail: Option<u32>,
+    /// Put the time before every line
+    #[arg(short, long)]
+    pub timestamps: bool,
+    pub id: SessionId,
+}
+
+/// Arguments of `conman events`.
+#[derive(Debug, Clone, Args)]
+pub struct EventsArgs {
+    /// Only this session's
+    #[arg(long, value_name = "ID")]
+    pub session: Option<SessionId>,
+    /// Begin behind the event with this number; 0 for the oldest kept
+    #[arg(long, value_name = "N")]
+    pub after: Option<u64>,
+    /// Show what has happened and stop
+    #[arg(long)]
+    pub no_follow: bool,
+}
+
+/// Arguments of `conman why`.
+#[derive(Debug, Clone, Args)]
+pub struct WhyArgs {
+    pub id: SessionId,
+}
+
+/// Arguments of `conman token`.
+#[derive(Debug, Clone, Args)]
+pub struct TokenArgs {
+    pub id: SessionId,
+    /// How long connections may be opened with it; 5 minutes unless given
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
+    pub ttl: Option<u32>,
+}
+
+/// Arguments of `conman preempt`.
+#[derive(Debug, Clone, Args)]
+pub struct PreemptArgs {
+    /// Only say what would happen
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Time until the machine is gone; bounds every grace period
+    #[arg(long, value_name = "DURATION", value_parser = parse_budget)]
+    pub budget: Option<Duration>,
+    /// Why, for the journal
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// Arguments of `conman completions`.
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+fn parse_port(text: &str) -> Result<PortChoice, String> {
+    match (text, text.parse::<u16>()) {
+        ("none", _) => Ok(PortChoice(None)),
+        (_, Ok(port)) if port > 0 => Ok(PortChoice(Some(port))),
+        _ => Err(format!(
+            "`{}` is not a port: 1 to 65535, or none",
+            text.escape_default()
+        )),
+    }
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("`{}` is not KEY=VALUE", text.escape_default())),
+    }
+}
+
+fn parse_budget(text: &str) -> Result<Duration, String> {
+    parse_duration_ms(text)?;
+    parse_duration(text)
+}
+
+fn network_parser() -> impl clap::builder::TypedValueParser<Value = Network> {
+    PossibleValuesParser::new(["loopback", "bridge"]).map(|name| match name.as_str() {
+        "bridge" => Network::Bridge,
+        _ => Network::Loopback,
+    })
+}
+
+fn state_parser() -> impl clap::builder::TypedValueParser<Value = SessionState> {
+    PossibleValuesParser::new(SessionState::ALL.map(SessionState::as_str))
+        .try_map(|name| name.parse::<SessionState>())
+}
