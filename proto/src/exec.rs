@@ -46,7 +46,7 @@ impl TryFrom<u8> for ExecChannel {
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
     /// Program and arguments; looked up in the container's PATH.
-    #[schema(min_items = 1)]
+    #[schema(min_items = 1, max_items = 256)]
     pub command: Vec<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -55,14 +55,17 @@ pub struct ExecRequest {
     /// User name or uid, `user:group` allowed; the container's own when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Text for the command's standard input; only with POST.
+    /// Text for the command's standard input, at most 1 MiB; only with POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 1_048_576)]
     pub stdin: Option<String>,
     /// Give the command a terminal; only with the WebSocket form.
     #[serde(default)]
     pub tty: bool,
-    /// Bound on the command's run time in milliseconds, at most 3,600,000; only with POST.
+    /// Bound on the command's run time in milliseconds: 1 to 3,600,000, 60,000 when absent; only
+    /// with POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 3_600_000)]
     pub timeout_ms: Option<u32>,
 }
 
@@ -74,7 +77,7 @@ pub struct ExecResult {
     /// Bytes that are not UTF-8 are replaced by U+FFFD.
     pub stdout: String,
     pub stderr: String,
-    /// Whether output beyond the bound was dropped.
+    /// Whether output beyond the bound (1 MiB for each of the two) was dropped.
     pub truncated: bool,
 }
 

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(transparent)]
-#[schema(value_type = u64, minimum = 1, example = 7)]
+#[schema(value_type = u64, minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 7)]
 pub struct Generation(NonZeroU64);
 
 impl Generation {

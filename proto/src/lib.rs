@@ -10,21 +10,26 @@
 mod event;
 mod exec;
 mod generation;
+mod log_line;
 mod node;
 mod problem;
 mod session;
 mod session_id;
 mod spec;
+mod template;
 mod token;
 
 pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
 pub use exec::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize};
 pub use generation::Generation;
+pub use log_line::{LogLine, LogStream};
 pub use node::{
-    Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Unreleased,
+    Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession,
+    Readiness, Unreleased,
 };
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use spec::{Network, ResolvedSpec, RuntimeKind, SessionRequest};
+pub use template::{Template, TemplateList};
 pub use token::{ConnectToken, ConnectTokenRequest};

@@ -51,9 +51,11 @@ pub struct PreemptRequest {
     /// Time until the machine is gone, in milliseconds; bounds every grace period. The node's
     /// `preempt_budget_ms` when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 3_600_000)]
     pub budget_ms: Option<u32>,
     /// Why, for the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 500)]
     pub reason: Option<String>,
 }
 
@@ -104,4 +106,13 @@ pub struct Unreleased {
     pub id: SessionId,
     pub generation: Generation,
     pub reason: String,
+}
+
+/// Answer of `/readyz` when the node is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Readiness {
+    pub state: NodeState,
+    /// What is amiss without making the node unready, in words: for example a runtime that does
+    /// not answer, while the sessions that run go on being served.
+    pub warnings: Vec<String>,
 }

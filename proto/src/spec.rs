@@ -56,15 +56,19 @@ impl fmt::Display for Network {
 pub struct SessionRequest {
     /// Name of a template in the node's configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 63)]
     pub template: Option<String>,
     /// Image reference as the runtime knows it, for example `python:demo`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 512)]
     pub image: Option<String>,
     /// Program and leading arguments; the image's own when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 256)]
     pub command: Option<Vec<String>>,
     /// Arguments appended to `command`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 256)]
     pub args: Option<Vec<String>>,
     /// Environment variables, merged over the template's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,25 +77,30 @@ pub struct SessionRequest {
     ///
     /// Absent (take the template's) and null (no port) differ, hence the two levels.
     #[serde(skip_serializing_if = "Option::is_none", with = "present_or_null")]
-    #[schema(value_type = Option<u16>, minimum = 1)]
+    #[schema(value_type = Option<u16>, minimum = 1, maximum = 65_535)]
     pub port: Option<Option<u16>>,
     /// HTTP path whose 2xx or 3xx answer means ready; a TCP connection suffices when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 2_048, pattern = "^/")]
     pub ready_path: Option<String>,
     /// Bound on the time from the container's start to readiness, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 600)]
     pub ready_timeout_s: Option<u32>,
     /// How the container is connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
     /// Memory limit in bytes, swap included.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 6_291_456)]
     pub memory_bytes: Option<u64>,
     /// CPU limit in cores, for example 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0.01)]
     pub cpus: Option<f64>,
     /// Most processes and threads at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
     pub pids: Option<u32>,
     /// Free-form labels for filters.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +120,7 @@ pub struct SessionRequest {
     pub preempt_signal: Option<String>,
     /// Time between `preempt_signal` and SIGKILL, in milliseconds, within the notice's budget.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 60_000)]
     pub preempt_grace_ms: Option<u32>,
 }
 
