@@ -1,0 +1,190 @@
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use crate::cgroup_mounts::{Hierarchy, parse_mountinfo};
+use crate::pidfd::is_gone;
+
+/// First characters of every cgroup that may be removed.
+const REMOVABLE_PREFIX: &str = "/conman";
+
+/// Why a cgroup could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// Not a cgroup of conman's, or not a plain absolute path; nothing was touched.
+    #[error(
+        "`{path}` is not removed: only plain absolute paths that begin with {REMOVABLE_PREFIX} are"
+    )]
+    Refused { path: String },
+    /// Still has processes, for example.
+    #[error("cannot remove the cgroup {}", directory.display())]
+    Remove {
+        directory: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The cgroup hierarchies of this host: v1, v2 or both.
+///
+/// A `path` is what `/proc/PID/cgroup` shows: absolute within the hierarchy, for example
+/// `/conman-1a2b3c4d/alice.7`, and the same in every hierarchy.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    hierarchies: Vec<Hierarchy>,
+}
+
+impl Cgroups {
+    /// Finds what is mounted. Later mounts are not noticed.
+    pub fn detect() -> io::Result<Self> {
+        let hierarchies = parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?);
+        if hierarchies.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "no cgroup hierarchy is mounted (looked in /proc/self/mountinfo)",
+            ));
+        }
+        Ok(Self { hierarchies })
+    }
+
+    /// Whether there is a unified hierarchy (v2), alone or beside v1 ones.
+    #[must_use]
+    pub fn has_unified(&self) -> bool {
+        self.hierarchies.iter().any(|hierarchy| hierarchy.unified)
+    }
+
+    /// Whether there is any v1 hierarchy.
+    #[must_use]
+    pub fn has_v1(&self) -> bool {
+        self.hierarchies.iter().any(|hierarchy| !hierarchy.unified)
+    }
+
+    /// Every process in the cgroup and below, in any hierarchy, each once. What vanishes meanwhile
+    /// is left out; a path that is not plain has no processes.
+    #[must_use]
+    pub fn pids_below(&self, path: &str) -> Vec<i32> {
+        let mut pids = BTreeSet::new();
+        for directory in self.directories(path) {
+            for cgroup in tree(directory) {
+                let Ok(text) = std::fs::read_to_string(cgroup.join("cgroup.procs")) else {
+                    continue;
+                };
+                // A process of a PID namespace that ours does not see shows as 0.
+                let listed = text.lines().filter_map(|line| line.parse::<i32>().ok());
+                pids.extend(listed.filter(|pid| *pid > 0));
+            }
+        }
+        pids.into_iter().collect()
+    }
+
+    /// The cgroups of a process as `/proc/PID/cgroup` shows them, each path once.
+    pub fn of_pid(pid: i32) -> io::Result<Vec<String>> {
+        let text = std::fs::read(format!("/proc/{pid}/cgroup"))?;
+        Ok(parse_proc_cgroup(&String::from_utf8_lossy(&text)))
+    }
+
+    /// Whether a process is in the cgroup or below it in any hierarchy, as the kernel has it. A
+    /// process that is gone is in none.
+    #[must_use]
+    pub fn contains(&self, path: &str, pid: i32) -> bool {
+        is_plain(path)
+            && Self::of_pid(pid)
+                .is_ok_and(|cgroups| cgroups.iter().any(|cgroup| is_at_or_below(cgroup, path)))
+    }
+
+    /// Removes the cgroup and everything below it, leaf first, in every hierarchy. Goes on after
+    /// an error and returns all of them; what is gone already is no error.
+    ///
+    /// Only for paths that begin with `/conman`: everything else is refused untouched.
+    #[must_use = "a cgroup that still has processes stays"]
+    pub fn remove_tree(&self, path: &str) -> Vec<CgroupError> {
+        if !is_plain(path) || !path.starts_with(REMOVABLE_PREFIX) {
+            return vec![CgroupError::Refused {
+                path: path.to_owned(),
+            }];
+        }
+        let mut errors = Vec::new();
+        for directory in self.directories(path) {
+            // A parent stands before its children in the list.
+            for cgroup in tree(directory).into_iter().rev() {
+                if let Err(source) = std::fs::remove_dir(&cgroup)
+                    && !is_gone(&source)
+                    && !is_no_device(&source)
+                {
+                    errors.push(CgroupError::Remove {
+                        directory: cgroup,
+                        source,
+                    });
+                }
+            }
+        }
+        errors
+    }
+
+    fn directories(&self, path: &str) -> Vec<PathBuf> {
+        if !is_plain(path) {
+            return Vec::new();
+        }
+        self.hierarchies
+            .iter()
+            .filter_map(|hierarchy| hierarchy.directory(path))
+            .collect()
+    }
+}
+
+/// Whether `cgroup` is `ancestor` or lies below it.
+pub(crate) fn is_at_or_below(cgroup: &str, ancestor: &str) -> bool {
+    cgroup
+        .strip_prefix(ancestor.trim_end_matches('/'))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Lines are `id:controllers:path`; the path of a removed v2 cgroup bears a mark.
+pub(crate) fn parse_proc_cgroup(text: &str) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for path in text.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
+        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+        if !paths.iter().any(|known| known == path) {
+            paths.push(path.to_owned());
+        }
+    }
+    paths
+}
+
+/// Absolute, more than `/`, and made of names only: no `.`, no `..`, no empty part.
+fn is_plain(path: &str) -> bool {
+    path.strip_prefix('/').is_some_and(|rest| {
+        rest.split('/').all(|part| !matches!(part, "" | "." | "..")) && !rest.contains('\0')
+    })
+}
+
+/// Reading a cgroup that is being removed.
+fn is_no_device(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
+}
+
+/// The directory and all directories below it, parents first. Cgroup filesystems hold no symbolic
+/// links, and the entries' own types are used, so nothing outside is reached.
+fn tree(top: PathBuf) -> Vec<PathBuf> {
+    let mut found = vec![top];
+    let mut next = 0;
+    while let Some(directory) = found.get(next) {
+        let children = child_directories(directory);
+        found.extend(children);
+        next += 1;
+    }
+    found
+}
+
+fn child_directories(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}

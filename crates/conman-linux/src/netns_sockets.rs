@@ -1,0 +1,254 @@
+use std::fs::File;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{
+    LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::PidFd;
+
+/// Threads that make sockets: a second one, so that one slow request (the namespace lock of a
+/// dying namespace) does not hold up every other session's.
+const WORKERS: usize = 2;
+
+/// Requests that wait for a worker. One takes some ten microseconds, so this is about ten
+/// milliseconds of work; more callers wait for a place.
+const QUEUE: usize = 1_024;
+
+/// Pause before another try when no thread could be made.
+const RESPAWN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Makes sockets inside other processes' network namespaces.
+///
+/// A socket belongs for good to the namespace in which its thread was when it was made, so a few
+/// dedicated threads enter a namespace, make a socket, and go home; they do nothing else there.
+/// A supervising thread, which never leaves home, makes the workers and replaces any that cannot
+/// get home again: such a worker exits without serving another request, and since a new thread
+/// begins in the namespace of its maker, only the supervisor makes any.
+///
+/// Dropping it ends the threads.
+#[derive(Debug)]
+pub struct NetnsSockets {
+    requests: mpsc::Sender<Request>,
+}
+
+#[derive(Debug)]
+struct Request {
+    process: Arc<PidFd>,
+    ipv6: bool,
+    answer: oneshot::Sender<io::Result<TcpStream>>,
+}
+
+/// Why a worker ended.
+#[derive(Debug)]
+enum End {
+    /// Nobody can ask any more.
+    Finished,
+    /// It is in a foreign namespace, or panicked.
+    Lost,
+}
+
+impl NetnsSockets {
+    /// Starts the threads. The calling thread's network namespace is home.
+    pub fn start() -> io::Result<Self> {
+        let home = Arc::new(Home::here()?);
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let queue = Arc::new(Mutex::new(queue));
+        thread::Builder::new()
+            .name("netns-supervisor".to_owned())
+            .spawn(move || supervise(&home, &queue))?;
+        Ok(Self { requests })
+    }
+
+    /// A TCP socket in the network namespace of a process: not connected, non-blocking,
+    /// close-on-exec.
+    ///
+    /// Cancelling is harmless: the socket, if it is still made, is closed.
+    ///
+    /// Errors: ESRCH when the process is dead, `PermissionDenied` when it is in conman's own
+    /// network namespace, where a port is not the session's.
+    pub async fn tcp_socket(&self, process: Arc<PidFd>, ipv6: bool) -> io::Result<TcpStream> {
+        let (answer, answered) = oneshot::channel();
+        let request = Request {
+            process,
+            ipv6,
+            answer,
+        };
+        let stopped = || io::Error::other("the threads that make sockets in namespaces have ended");
+        self.requests.send(request).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
+    }
+}
+
+/// The network namespace to return to.
+#[derive(Debug)]
+struct Home {
+    namespace: OwnedFd,
+    inode: u64,
+}
+
+impl Home {
+    fn here() -> io::Result<Self> {
+        let file = File::open("/proc/thread-self/ns/net")?;
+        let inode = file.metadata()?.ino();
+        Ok(Self {
+            namespace: file.into(),
+            inode,
+        })
+    }
+
+    fn is_here(&self) -> io::Result<bool> {
+        Ok(std::fs::metadata("/proc/thread-self/ns/net")?.ino() == self.inode)
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        Ok(move_into_link_name_space(
+            self.namespace.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )?)
+    }
+}
+
+type Queue = Arc<Mutex<mpsc::Receiver<Request>>>;
+
+fn supervise(home: &Arc<Home>, queue: &Queue) {
+    // One message for each worker at most, and the supervisor always reads.
+    let (ended, ends) = std::sync::mpsc::sync_channel(WORKERS);
+    let mut running = 0;
+    let mut finished = false;
+    while !(finished && running == 0) {
+        while !finished && running < WORKERS {
+            match spawn_worker(Arc::clone(home), Arc::clone(queue), ended.clone()) {
+                Ok(()) => running += 1,
+                Err(error) => {
+                    tracing::error!(%error, "cannot make a thread for sockets in namespaces");
+                    break;
+                }
+            }
+        }
+        match ends.recv_timeout(if running < WORKERS {
+            RESPAWN_PAUSE
+        } else {
+            Duration::MAX
+        }) {
+            Ok(End::Finished) => {
+                running -= 1;
+                finished = true;
+            }
+            Ok(End::Lost) => running -= 1,
+            Err(_) => finished |= running == 0 && is_closed(queue),
+        }
+    }
+}
+
+fn is_closed(queue: &Queue) -> bool {
+    queue
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .is_closed()
+}
+
+fn spawn_worker(
+    home: Arc<Home>,
+    queue: Queue,
+    ended: std::sync::mpsc::SyncSender<End>,
+) -> io::Result<()> {
+    thread::Builder::new()
+        .name("netns-socket".to_owned())
+        .spawn(move || {
+            let mut report = Report {
+                ended,
+                end: End::Lost,
+            };
+            report.end = work(&home, &queue);
+        })?;
+    Ok(())
+}
+
+/// Tells the supervisor of a worker's end, a panic included.
+struct Report {
+    ended: std::sync::mpsc::SyncSender<End>,
+    end: End,
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        let end = std::mem::replace(&mut self.end, End::Lost);
+        // The supervisor is gone only when the process ends.
+        let _ = self.ended.send(end);
+    }
+}
+
+fn work(home: &Home, queue: &Queue) -> End {
+    loop {
+        // The lock is held while waiting: the other idle worker waits for the lock instead of the
+        // queue, which comes to the same.
+        let request = queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .blocking_recv();
+        let Some(request) = request else {
+            return End::Finished;
+        };
+        if request.answer.is_closed() {
+            continue;
+        }
+        let made = enter(&request.process).and_then(|()| make_socket(home, request.ipv6));
+        let returned = home.enter();
+        // A caller that went away takes the socket with it.
+        let _ = request.answer.send(made);
+        if let Err(error) = returned {
+            tracing::error!(%error, "a thread cannot leave a session's network namespace; it ends");
+            return End::Lost;
+        }
+    }
+}
+
+/// On kernels before 5.8, which know no setns(2) on a pidfd, by way of `/proc`.
+fn enter(process: &PidFd) -> io::Result<()> {
+    match move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::NETWORK) {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL) => {
+            let namespace = File::open(format!("/proc/{}/ns/net", process.pid()))?;
+            // Alive after the open, so the PID was still this process's.
+            if process.is_dead()? {
+                return Err(Errno::SRCH.into());
+            }
+            Ok(move_into_link_name_space(
+                namespace.as_fd(),
+                Some(LinkNameSpaceType::Network),
+            )?)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn make_socket(home: &Home, ipv6: bool) -> io::Result<TcpStream> {
+    if home.is_here()? {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "the process shares conman's own network namespace",
+        ));
+    }
+    let family = if ipv6 {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(TcpStream::from(socket_with(
+        family,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?))
+}

@@ -1,0 +1,237 @@
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::identity::ProcessIdentity;
+
+/// Why a process could not be taken hold of or signalled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// No process has the PID. If it was the init of a PID namespace, nothing of that namespace
+    /// lives any more.
+    #[error("process {pid} is gone")]
+    Gone { pid: i32 },
+    /// The PID belongs to a later process; the recorded one is gone.
+    #[error(
+        "process {pid} is another one: it started at tick {found}, the recorded one at tick \
+         {recorded}"
+    )]
+    Reused { pid: i32, recorded: u64, found: u64 },
+    /// The record is from before a reboot; the recorded process is gone.
+    #[error("process {pid} was recorded in another boot ({recorded}) than the present one")]
+    OtherBoot { pid: i32, recorded: String },
+    /// Nothing is known about the process.
+    #[error("cannot {action} process {pid}")]
+    Io {
+        action: &'static str,
+        pid: i32,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl ProcessError {
+    /// Whether this proves that the process that was meant does not live any more.
+    #[must_use]
+    pub fn proves_death(&self) -> bool {
+        match self {
+            Self::Gone { .. } | Self::Reused { .. } | Self::OtherBoot { .. } => true,
+            Self::Io { .. } => false,
+        }
+    }
+}
+
+/// Whether reading in `/proc/PID` failed because the process is gone: the directory is missing,
+/// or the process went while it was read.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// A hold on one process that no reuse of its PID can redirect. Close-on-exec.
+///
+/// For the init of a PID namespace, death means that *no* process of that namespace is left: the
+/// kernel reaps all other members before the init itself becomes a zombie
+/// (`zap_pid_ns_processes`). That makes [`PidFd::is_dead`] a death certificate.
+#[derive(Debug)]
+pub struct PidFd {
+    fd: OwnedFd,
+    pid: i32,
+}
+
+impl PidFd {
+    /// Takes hold of whatever process has this PID now, zombies included.
+    pub fn open(pid: i32) -> Result<Self, ProcessError> {
+        let raw = Pid::from_raw(pid)
+            .filter(|_| pid > 0)
+            .ok_or(ProcessError::Gone { pid })?;
+        match pidfd_open(raw, PidfdFlags::empty()) {
+            Ok(fd) => Ok(Self { fd, pid }),
+            Err(Errno::SRCH) => Err(ProcessError::Gone { pid }),
+            Err(errno) => Err(ProcessError::Io {
+                action: "open a pidfd of",
+                pid,
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Takes hold of the recorded process, or tells why it is not there any more.
+    ///
+    /// The pidfd is opened before the start time is read. The recorded process lived before
+    /// this call, so a matching start time shows that it had the PID all the while and is the one
+    /// that the pidfd holds.
+    pub fn open_verified(identity: &ProcessIdentity) -> Result<Self, ProcessError> {
+        let pidfd = Self::open(identity.pid);
+        let boot_id = crate::boot_id().map_err(|source| ProcessError::Io {
+            action: "read the boot id for",
+            pid: identity.pid,
+            source,
+        })?;
+        if boot_id != identity.boot_id {
+            return Err(ProcessError::OtherBoot {
+                pid: identity.pid,
+                recorded: identity.boot_id.clone(),
+            });
+        }
+        let pidfd = pidfd?;
+        let found = ProcessIdentity::of(identity.pid)?.start_time_ticks;
+        if found == identity.start_time_ticks {
+            Ok(pidfd)
+        } else {
+            Err(ProcessError::Reused {
+                pid: identity.pid,
+                recorded: identity.start_time_ticks,
+                found,
+            })
+        }
+    }
+
+    /// Takes hold of the process that has this PID now, along with what identifies it later.
+    /// [`ProcessError::Gone`] if it dies meanwhile.
+    pub fn open_identified(pid: i32) -> Result<(Self, ProcessIdentity), ProcessError> {
+        let pidfd = Self::open(pid)?;
+        let identity = ProcessIdentity::of(pid)?;
+        // Alive now, so it had the PID when the start time was read.
+        if pidfd.is_dead().map_err(|source| ProcessError::Io {
+            action: "poll",
+            pid,
+            source,
+        })? {
+            return Err(ProcessError::Gone { pid });
+        }
+        Ok((pidfd, identity))
+    }
+
+    /// The PID it was opened with; only for messages, since somebody else may have it by now.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Sends a signal; `false` when the process was dead already.
+    pub fn signal(&self, signal: Signal) -> Result<bool, ProcessError> {
+        let error = |source| ProcessError::Io {
+            action: "signal",
+            pid: self.pid,
+            source,
+        };
+        // The kernel accepts signals to a zombie.
+        if self.is_dead().map_err(error)? {
+            return Ok(false);
+        }
+        match pidfd_send_signal(&self.fd, signal) {
+            Ok(()) => Ok(true),
+            Err(Errno::SRCH) => Ok(false),
+            Err(errno) => Err(error(errno.into())),
+        }
+    }
+
+    /// Sends SIGKILL; `false` when the process was dead already.
+    pub fn kill(&self) -> Result<bool, ProcessError> {
+        self.signal(Signal::KILL)
+    }
+
+    /// Whether the process is dead, without waiting.
+    pub fn is_dead(&self) -> io::Result<bool> {
+        self.wait_dead(Duration::ZERO)
+    }
+
+    /// Blocks the calling thread until the process is dead, at most for `timeout`. A `timeout`
+    /// too long for the kernel's clock waits without a bound.
+    pub fn wait_dead(&self, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut left = timeout;
+        loop {
+            let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+            match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
+                // HUP comes with IN on newer kernels, after the process was reaped.
+                Ok(_) => return Ok(fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP)),
+                Err(Errno::INTR) => {
+                    left = deadline
+                        .map_or(timeout, |end| end.saturating_duration_since(Instant::now()));
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Waits until the process is dead. Cancelling loses nothing: the next call sees the same.
+    ///
+    /// Any number of tasks may wait at a time, on any tokio runtimes that have I/O enabled.
+    ///
+    /// # Panics
+    /// Outside such a runtime.
+    pub async fn dead(&self) -> io::Result<()> {
+        // One epoll instance takes a descriptor once; only a second waiter needs one of its own,
+        // so that a thousand sessions do not cost two thousand descriptors.
+        match register(self.fd.as_fd()) {
+            Ok(registered) => self.until_dead(registered).await,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.until_dead(register(self.fd.try_clone()?)?).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn until_dead<T: AsRawFd>(&self, registered: AsyncFd<T>) -> io::Result<()> {
+        loop {
+            let mut guard = registered.readable().await?;
+            if self.is_dead()? {
+                return Ok(());
+            }
+            guard.clear_ready();
+        }
+    }
+}
+
+/// A descriptor that its type keeps open and the same.
+trait StableFd: AsRawFd {}
+impl StableFd for OwnedFd {}
+impl StableFd for BorrowedFd<'_> {}
+
+#[expect(
+    unsafe_code,
+    reason = "tokio leaves the descriptor's validity to its caller"
+)]
+fn register<T: StableFd>(fd: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the descriptor must stay open, refer to the same description, and be what every
+    // `as_raw_fd` returns, while the `AsyncFd` lives. `OwnedFd` and `BorrowedFd` (the only
+    // implementors of the private `StableFd`) are open throughout their lifetimes, return one
+    // number, and neither is handed out mutably; a description behind a number changes only by
+    // dup2(2) onto it, which would break those types' own invariant.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    Ok(registered?)
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,83 @@
+use std::io;
+
+/// What is used of `/proc/PID/stat` (proc_pid_stat(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcStat {
+    /// Field 3: `R`, `S`, `D`, `Z`, …
+    pub(crate) state: char,
+    /// Field 22, in clock ticks since boot.
+    pub(crate) start_time_ticks: u64,
+}
+
+impl ProcStat {
+    /// Reads it for one process. A process that is gone gives `NotFound`, or ESRCH when it went
+    /// between the open and the read.
+    pub(crate) fn read(pid: i32) -> io::Result<Self> {
+        let text = std::fs::read(format!("/proc/{pid}/stat"))?;
+        Self::parse(&text).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("/proc/{pid}/stat is malformed"),
+            )
+        })
+    }
+
+    /// The command name in field 2 is whatever the process wants, spaces, parentheses, newlines
+    /// and bytes that are not UTF-8 included; no later field holds a parenthesis. So the fields
+    /// are counted from the last one.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let close = text.iter().rposition(|&byte| byte == b')')?;
+        let rest = std::str::from_utf8(&text[close + 1..]).ok()?;
+        let mut fields = rest.split_ascii_whitespace();
+        let state = fields.next()?;
+        let start_time_ticks = fields.nth(18)?.parse().ok()?;
+        let mut letters = state.chars();
+        match (letters.next(), letters.next()) {
+            (Some(state), None) => Some(Self {
+                state,
+                start_time_ticks,
+            }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TAIL: &str = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21 22\n";
+
+    #[test]
+    fn a_process_can_read_itself() {
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let stat = ProcStat::read(pid).expect("own stat");
+        assert!(stat.start_time_ticks > 0);
+        assert!("RSD".contains(stat.state), "{stat:?}");
+    }
+
+    #[test]
+    fn a_cut_or_empty_line_is_refused() {
+        for text in ["", "1 (a", "1 (a)", "1 (a) S 1 2", "1 (a) SS 1 2 3"] {
+            assert_eq!(ProcStat::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_command_name_shifts_the_fields(name in proptest::collection::vec(any::<u8>(), 0..16)) {
+            let line = [b"17 (".as_slice(), &name, b")", TAIL.as_bytes()].concat();
+            prop_assert_eq!(
+                ProcStat::parse(&line),
+                Some(ProcStat { state: 'S', start_time_ticks: 4711 })
+            );
+        }
+
+        #[test]
+        fn no_input_panics(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = ProcStat::parse(&line);
+        }
+    }
+}

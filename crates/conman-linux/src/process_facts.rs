@@ -1,0 +1,67 @@
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The inode number that identifies the PID namespace a process lives in.
+pub fn pid_namespace(pid: i32) -> io::Result<u64> {
+    Ok(std::fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
+}
+
+/// Memory of a process that is resident at present, in bytes, shared pages included.
+pub fn resident_bytes(pid: i32) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let pages = text
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|field| field.parse::<u64>().ok());
+    let pages = pages.ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("/proc/{pid}/statm is malformed"),
+        )
+    })?;
+    Ok(pages.saturating_mul(rustix::param::page_size() as u64))
+}
+
+/// Raises the soft limit of open descriptors to the hard one and returns both, soft first;
+/// `u64::MAX` stands for no limit.
+pub fn raise_nofile() -> io::Result<(u64, u64)> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: limit.maximum,
+                maximum: limit.maximum,
+            },
+        )?;
+    }
+    let now = getrlimit(Resource::Nofile);
+    Ok((
+        now.current.unwrap_or(u64::MAX),
+        now.maximum.unwrap_or(u64::MAX),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_pid() -> i32 {
+        i32::try_from(std::process::id()).expect("a pid")
+    }
+
+    #[test]
+    fn facts_of_the_own_process_are_plausible() {
+        assert!(pid_namespace(own_pid()).expect("own namespace") > 0);
+        let resident = resident_bytes(own_pid()).expect("own memory");
+        assert!((100_000..1 << 40).contains(&resident), "{resident}");
+    }
+
+    #[test]
+    fn the_soft_limit_of_descriptors_reaches_the_hard_one() {
+        let (soft, hard) = raise_nofile().expect("raising to the hard limit is always allowed");
+        assert_eq!(soft, hard);
+    }
+}
