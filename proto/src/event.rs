@@ -46,6 +46,9 @@ pub enum EventKind {
     PreemptFinished,
     /// The preemption notice was withdrawn, or an operator admitted sessions again.
     NodeReadmitted,
+    /// Events are missing here: dropped by the journal's bound, or lost before they were durable;
+    /// the message says how many or why.
+    EventsLost,
     /// A kind that this version does not know; written by a newer one.
     #[serde(other)]
     Unknown,
@@ -74,6 +77,7 @@ impl EventKind {
             Self::PreemptStarted => "preempt_started",
             Self::PreemptFinished => "preempt_finished",
             Self::NodeReadmitted => "node_readmitted",
+            Self::EventsLost => "events_lost",
             Self::Unknown => "unknown",
         }
     }
