@@ -1,1 +1,60 @@
-fn main() {}
+//! Developer commands of conman: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`.
+//!
+//! Each does all its set-up on a fresh Debian or Ubuntu machine: packages, Docker Engine, images
+//! made on the spot from distribution packages. What a command started, it stops again.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line tool talks on standard output"
+)]
+#![expect(
+    clippy::print_stderr,
+    reason = "a command line tool reports errors on standard error"
+)]
+
+mod check;
+mod demo;
+mod process;
+mod progress;
+mod setup;
+mod suite;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of conman.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Set up this machine, start conman, open a few sessions, show what to try.
+    Demo(demo::DemoArguments),
+    /// Set up this machine for the test suite and run all of it.
+    Test(suite::TestArguments),
+    /// Formatting, lints, documentation, dependency rules.
+    Check,
+    /// Only the set-up: packages, Docker Engine, images.
+    Setup,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Test(arguments) => suite::run(&arguments),
+        Command::Check => check::run(),
+        Command::Setup => setup::for_tests().map(setup::Machine::leave_running),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A conman of the demo's own: temporary state, free ports, everything removed at the end.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{Daemon, output, target_dir, wait_until};
+use crate::setup::{BUSYBOX_IMAGE, DEMO_IMAGE};
+
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Sessions are killed at once; what takes time is Docker's removal of their containers.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+const DEFAULT_API_PORT: u16 = 7700;
+
+/// A running conman.
+pub(crate) struct Conman {
+    directory: tempfile::TempDir,
+    daemon: Daemon,
+    pub(crate) api: String,
+    pub(crate) sessions: String,
+}
+
+impl Conman {
+    pub(crate) fn start() -> Result<Self> {
+        let directory = tempfile::tempdir().context("making a temporary folder")?;
+        let [api, sessions] = ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let config = directory.path().join("conman.toml");
+        fs::write(&config, configuration(directory.path(), &api, &sessions))
+            .with_context(|| format!("writing {}", config.display()))?;
+        let log = File::create(directory.path().join("conman.log")).context("making a log file")?;
+        let mut command = Command::new(binary());
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null());
+        command
+            .stdout(log.try_clone().context("sharing the log")?)
+            .stderr(log)
+            .process_group(0);
+        let daemon = Daemon::start("conman", &mut command, STOP_PATIENCE)?;
+        let mut conman = Self {
+            directory,
+            daemon,
+            api,
+            sessions,
+        };
+        conman.wait_ready()?;
+        Ok(conman)
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let url = format!("http://{}/readyz", self.api);
+        let ready = wait_until(START_PATIENCE, || {
+            if let Some(status) = self.daemon.ended()? {
+                bail!("conman did not start ({status}): {}", self.log_tail());
+            }
+            let probe = Command::new("curl")
+                .args(["--silent", "--fail", &url])
+                .output();
+            Ok(probe.is_ok_and(|probe| probe.status.success()))
+        })?;
+        if !ready {
+            bail!(
+                "conman is not ready after {} s: {}",
+                START_PATIENCE.as_secs(),
+                self.log_tail()
+            );
+        }
+        Ok(())
+    }
+
+    /// Runs one command of conman's own command line against this daemon.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Result<Output> {
+        output(
+            Command::new(binary())
+                .arg("--socket")
+                .arg(self.socket())
+                .args(arguments),
+        )
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("conman.sock")
+    }
+
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.directory.path().join("conman.log")
+    }
+
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.daemon.ended()
+    }
+
+    /// Ends every session, then the daemon.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        let ended = if self.ended()?.is_none() {
+            self.command(&["rm", "--all", "--yes"]).map(drop)
+        } else {
+            Ok(())
+        };
+        let swept = self.wait_for_clean_up();
+        let stopped = self.daemon.stop();
+        ended.and(swept).and(stopped)
+    }
+
+    /// Docker removes containers slowly; the daemon must not be stopped before it is done.
+    fn wait_for_clean_up(&self) -> Result<()> {
+        let instance = fs::read_to_string(self.directory.path().join("state/instance"))
+            .context("reading the instance id")?;
+        let label = format!("label=dev.conman.instance={}", instance.trim());
+        let list = ["ps", "--all", "--quiet", "--filter", &label];
+        let clean = wait_until(STOP_PATIENCE, || {
+            Ok(output(Command::new("docker").args(list))?.stdout.is_empty())
+        })?;
+        if !clean {
+            bail!("containers were left behind; remove them with `docker rm` (filter: {label})");
+        }
+        Ok(())
+    }
+
+    fn log_tail(&self) -> String {
+        let text = fs::read_to_string(self.log_file()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        format!("\n{}", lines[lines.len().saturating_sub(20)..].join("\n"))
+    }
+}
+
+pub(crate) fn binary() -> PathBuf {
+    target_dir().join("debug/conman")
+}
+
+/// The documented ports where they are free, others where not.
+fn ports() -> Result<[u16; 2]> {
+    let listen = |port| TcpListener::bind(("127.0.0.1", port));
+    let held =
+        [DEFAULT_API_PORT, DEFAULT_API_PORT + 1].map(|port| listen(port).or_else(|_| listen(0)));
+    let [api, sessions] = held;
+    let port = |listener: std::io::Result<TcpListener>| -> Result<u16> {
+        Ok(listener
+            .context("finding a free port")?
+            .local_addr()
+            .context("reading a port")?
+            .port())
+    };
+    Ok([port(api)?, port(sessions)?])
+}
+
+fn configuration(directory: &Path, api: &str, sessions: &str) -> String {
+    let directory = directory.display();
+    format!(
+        r#"[node]
+state_dir = "{directory}/state"
+runtime = "docker"
+
+[listen]
+api = "{api}"
+sessions = "{sessions}"
+admin = "{directory}/conman.sock"
+
+[templates.python]
+image = "{DEMO_IMAGE}"
+command = ["python3", "-m", "http.server", "8080", "--directory", "/srv"]
+port = 8080
+memory_bytes = 268435456
+cpus = 0.5
+pids = 128
+start_on_connect = true
+
+[templates.console]
+image = "{DEMO_IMAGE}"
+command = ["websocketd", "--port=8080", "--staticdir=/srv", "--passenv=CONMAN_SESSION_ID,CONMAN_GENERATION,PATH", "/srv/console.sh"]
+port = 8080
+memory_bytes = 268435456
+pids = 128
+
+[templates.egress]
+image = "{DEMO_IMAGE}"
+command = ["python3", "-m", "http.server", "8080", "--directory", "/srv"]
+port = 8080
+network = "bridge"
+
+[templates.tiny]
+image = "{BUSYBOX_IMAGE}"
+command = ["sleep", "1000000"]
+"#
+    )
+}

@@ -1,0 +1,58 @@
+//! `cargo xtask demo`: conman on this machine, with sessions to try; `--once` tries them itself.
+
+mod daemon;
+mod tour;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use daemon::Conman;
+
+use crate::process::{cargo, interrupted, is_raised, pause};
+use crate::progress::Step;
+use crate::setup;
+
+/// How often the demo looks whether it was interrupted or its daemon died.
+const WATCH: Duration = Duration::from_millis(200);
+
+/// Arguments of `cargo xtask demo`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArguments {
+    /// Take the tour without a person, then stop with exit code 0.
+    #[arg(long)]
+    once: bool,
+}
+
+pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
+    let stop = interrupted()?;
+    let machine = setup::for_demo()?;
+    let step = Step::start("building conman");
+    step.run(cargo().args(["build", "--locked", "--package", "conman"]))?;
+    step.done();
+    let step = Step::start("starting conman");
+    let mut conman = Conman::start()?;
+    step.done();
+    let result = show(&mut conman, arguments.once, &stop);
+    println!("\nStopping: the sessions end, and nothing is left behind.");
+    let cleaned = conman.stop();
+    drop(machine);
+    result.and(cleaned)
+}
+
+fn show(conman: &mut Conman, once: bool, stop: &std::sync::atomic::AtomicBool) -> Result<()> {
+    tour::open_sessions(conman)?;
+    if once {
+        return tour::take(conman);
+    }
+    tour::explain(conman);
+    while !is_raised(stop) {
+        if let Some(status) = conman.ended()? {
+            bail!(
+                "conman ended by itself ({status}); its log is {}",
+                conman.log_file().display()
+            );
+        }
+        pause(WATCH);
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! What the demo shows: a program over HTTP, a shell over a WebSocket, a command, egress, and a
+//! preemption.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tungstenite::Message;
+
+use super::daemon::{Conman, binary};
+use crate::process::output;
+use crate::progress::Step;
+
+/// Sessions that die together at the end of the tour.
+const CROWD: usize = 20;
+/// Bound on every read of the tour, so that a failure ends it.
+const PATIENCE: Duration = Duration::from_secs(20);
+const GREETING: &str = "greetings from the host";
+
+pub(crate) fn open_sessions(conman: &Conman) -> Result<()> {
+    let sessions = [
+        ("notebook", "python"),
+        ("console", "console"),
+        ("worker", "egress"),
+    ];
+    for (id, template) in sessions {
+        let step = Step::start(format!("starting session {id} (template {template})"));
+        conman.command(&["run", id, "--template", template])?;
+        step.done();
+    }
+    Ok(())
+}
+
+pub(crate) fn explain(conman: &Conman) {
+    let tool = format!(
+        "{} --socket {}",
+        binary().display(),
+        conman.socket().display()
+    );
+    let (api, sessions) = (&conman.api, &conman.sessions);
+    println!(
+        "
+conman is running.
+
+  a shell in a browser    http://{sessions}/s/console/
+  a Python web server     http://{sessions}/s/notebook/     or  http://notebook.localhost:{port}/
+  the API                 http://{api}/v1/sessions
+
+Try:
+  curl http://{sessions}/s/notebook/
+  curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"python\"}}' http://{api}/v1/sessions/mine
+  {tool} ps
+  {tool} exec -it console -- sh
+  {tool} exec worker -- ip route          # the one session with network egress
+  {tool} why notebook
+  {tool} preempt                          # the machine is going: all sessions die at once
+  {tool} readmit                          # false alarm: take sessions again
+
+The daemon's log: {log}
+Ctrl-C ends the demo.",
+        port = sessions.rsplit(':').next().unwrap_or_default(),
+        log = conman.log_file().display(),
+    );
+}
+
+pub(crate) fn take(conman: &Conman) -> Result<()> {
+    over_http(conman)?;
+    over_websocket(conman)?;
+    a_command(conman)?;
+    egress(conman)?;
+    why(conman)?;
+    preemption(conman)
+}
+
+fn over_http(conman: &Conman) -> Result<()> {
+    let url = format!("http://{}/s/notebook/index.html", conman.sessions);
+    println!("\n$ curl {url}");
+    let page = output(Command::new("curl").args(["--silent", "--show-error", "--fail", &url]))?;
+    let page = String::from_utf8_lossy(&page.stdout).into_owned();
+    println!("{}", page.lines().take(3).collect::<Vec<_>>().join("\n"));
+    ensure!(
+        page.contains("A shell inside the session"),
+        "the session's page looks different"
+    );
+    Ok(())
+}
+
+fn over_websocket(conman: &Conman) -> Result<()> {
+    let url = format!("ws://{}/s/console/", conman.sessions);
+    println!("\n$ websocket {url}");
+    let stream = TcpStream::connect(&conman.sessions).context("connecting to conman")?;
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .context("bounding reads")?;
+    let (mut socket, _) = tungstenite::client(url.as_str(), stream)
+        .map_err(|error| anyhow::anyhow!("opening a WebSocket to the session: {error}"))?;
+    socket
+        .send(Message::text("echo $((6 * 7)) processes: $(ps | wc -l)"))
+        .context("sending")?;
+    loop {
+        let message = socket
+            .read()
+            .context("reading from the session's WebSocket")?;
+        let Message::Text(text) = message else {
+            continue;
+        };
+        println!("{text}");
+        if text.starts_with("42 processes") {
+            break;
+        }
+        ensure!(
+            !text.starts_with("[exit"),
+            "the shell in the session did not answer with 42"
+        );
+    }
+    socket.close(None).context("closing the WebSocket")?;
+    Ok(())
+}
+
+fn a_command(conman: &Conman) -> Result<()> {
+    println!("\n$ conman exec console -- hostname");
+    let answer = conman.command(&["exec", "console", "--", "hostname"])?;
+    let answer = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+    println!("{answer}");
+    ensure!(answer == "console", "the session calls itself {answer}");
+    Ok(())
+}
+
+/// The worker fetches a page from this machine over Docker's bridge; the notebook cannot.
+fn egress(conman: &Conman) -> Result<()> {
+    let gateway = conman.command(&[
+        "exec",
+        "worker",
+        "--",
+        "sh",
+        "-c",
+        "ip route | awk '/default/ {print $3}'",
+    ])?;
+    let gateway = String::from_utf8_lossy(&gateway.stdout).trim().to_owned();
+    let listener = TcpListener::bind((gateway.as_str(), 0))
+        .with_context(|| format!("listening on {gateway}, the bridge's address on this machine"))?;
+    let url = format!(
+        "http://{}/",
+        listener.local_addr().context("reading the port")?
+    );
+    println!("\n$ conman exec worker -- wget -qO- {url}");
+    let server = std::thread::spawn(move || greet_once(&listener));
+    let answer = conman.command(&["exec", "worker", "--", "wget", "-T", "10", "-qO-", &url])?;
+    let answer = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+    println!("{answer}");
+    ensure!(
+        answer == GREETING,
+        "the host answered {answer:?} to the session"
+    );
+    match server.join() {
+        Ok(served) => served.context("serving the session's request")?,
+        Err(_) => bail!("the demo's little web server panicked"),
+    }
+    println!("$ conman exec notebook -- wget -T 2 -qO- {url}");
+    match conman.command(&["exec", "notebook", "--", "wget", "-T", "2", "-qO-", &url]) {
+        Ok(_) => bail!("a session on the loopback network reached the host"),
+        Err(_) => println!("(fails, as it must: this session has no network but its own loopback)"),
+    }
+    Ok(())
+}
+
+fn greet_once(listener: &TcpListener) -> std::io::Result<()> {
+    let (mut client, _) = listener.accept()?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    let mut request = [0; 1024];
+    client.read(&mut request).map(drop)?;
+    write!(
+        client,
+        "HTTP/1.0 200 OK\r\ncontent-length: {}\r\n\r\n{GREETING}",
+        GREETING.len()
+    )
+}
+
+fn why(conman: &Conman) -> Result<()> {
+    println!("\n$ conman why notebook");
+    let answer = conman.command(&["why", "notebook"])?;
+    println!("{}", String::from_utf8_lossy(&answer.stdout).trim_end());
+    Ok(())
+}
+
+fn preemption(conman: &Conman) -> Result<()> {
+    let step = Step::start(format!("starting {CROWD} more sessions"));
+    for number in 0..CROWD {
+        let id = format!("crowd-{number}");
+        conman.command(&["run", &id, "--template", "tiny", "--no-wait"])?;
+    }
+    for number in 0..CROWD {
+        conman.command(&["run", &format!("crowd-{number}"), "--template", "tiny"])?;
+    }
+    step.done();
+    println!("\n$ conman preempt");
+    let report = conman.command(&["preempt"])?;
+    println!("{}", String::from_utf8_lossy(&report.stdout).trim_end());
+    let report = conman.command(&["preempt", "--json"])?;
+    let report: serde_json::Value =
+        serde_json::from_slice(&report.stdout).context("reading the preemption's report")?;
+    let count = |name: &str| {
+        report
+            .get(name)
+            .and_then(serde_json::Value::as_u64)
+            .unwrap_or(0)
+    };
+    let expected = u64::try_from(CROWD).context("counting sessions")? + 3;
+    ensure!(
+        count("released") == expected && count("certified") == expected,
+        "not all of the {expected} sessions were certified dead and released: {report}"
+    );
+    Ok(())
+}

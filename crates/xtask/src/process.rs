@@ -1,0 +1,178 @@
+//! Child processes that end with the command that started them.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::progress::shown;
+
+/// How often a condition is looked at while waiting for it.
+const POLL: Duration = Duration::from_millis(50);
+
+/// The repository's root.
+pub(crate) fn root() -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .ancestors()
+        .nth(2)
+        .map_or(manifest.clone(), PathBuf::from)
+}
+
+/// The cargo that runs this command.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Cargo's build folder.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// A daemon started by this command: told to stop, and then made to, when dropped.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    name: &'static str,
+    child: Child,
+    patience: Duration,
+    kept: bool,
+}
+
+impl Daemon {
+    pub(crate) fn start(
+        name: &'static str,
+        command: &mut Command,
+        patience: Duration,
+    ) -> Result<Self> {
+        let child = command
+            .spawn()
+            .with_context(|| format!("starting `{}`", shown(command)))?;
+        Ok(Self {
+            name,
+            child,
+            patience,
+            kept: false,
+        })
+    }
+
+    /// Its exit status if it has ended already.
+    pub(crate) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("looking after {}", self.name))
+    }
+
+    /// Lets it run on after this command.
+    pub(crate) fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Tells it to stop and waits; kills it when it does not.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        if self.kept || self.ended()?.is_some() {
+            return Ok(());
+        }
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM).with_context(|| format!("stopping {}", self.name))?;
+        }
+        let stopped = wait_until(self.patience, || Ok(self.child.try_wait()?.is_some()))?;
+        if !stopped {
+            self.child
+                .kill()
+                .with_context(|| format!("killing {}", self.name))?;
+            self.child
+                .wait()
+                .with_context(|| format!("waiting for {}", self.name))?;
+            bail!(
+                "{} did not stop within {} s and was killed",
+                self.name,
+                self.patience.as_secs()
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("warning: {error:#}");
+        }
+    }
+}
+
+/// Waits until `condition` holds; `false` when it does not in time.
+pub(crate) fn wait_until(
+    patience: Duration,
+    mut condition: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let deadline = Instant::now() + patience;
+    loop {
+        if condition()? {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        pause(POLL);
+    }
+}
+
+/// Runs a command and gives its output, an error when it fails.
+pub(crate) fn output(command: &mut Command) -> Result<Output> {
+    let output = command
+        .output()
+        .with_context(|| format!("starting `{}`", shown(command)))?;
+    if !output.status.success() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "`{}` failed ({}): {}",
+            shown(command),
+            output.status,
+            told.trim()
+        );
+    }
+    Ok(output)
+}
+
+/// Whether a program can be started by name.
+pub(crate) fn installed(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|paths| {
+        std::env::split_paths(&paths)
+            .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+            .any(|directory| directory.join(program).is_file())
+    })
+}
+
+/// A flag that Ctrl-C, SIGTERM and SIGHUP raise.
+pub(crate) fn interrupted() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register(signal, Arc::clone(&flag)).context("watching for Ctrl-C")?;
+    }
+    Ok(flag)
+}
+
+/// Whether the flag was raised.
+pub(crate) fn is_raised(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::Relaxed)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this program has no async runtime to hold up"
+)]
+pub(crate) fn pause(time: Duration) {
+    std::thread::sleep(time);
+}

@@ -1,0 +1,105 @@
+//! Progress of long steps: a spinner with the latest line on a terminal, plain lines elsewhere.
+
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often the spinner turns.
+const TICK: Duration = Duration::from_millis(120);
+/// Lines of output shown when a step fails.
+const LINES_ON_FAILURE: usize = 40;
+
+/// A step that takes a while.
+pub(crate) struct Step {
+    name: String,
+    started: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Step {
+    pub(crate) fn start(name: impl Into<String>) -> Self {
+        let name = name.into();
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) =
+                ProgressStyle::with_template("{spinner} {prefix} {elapsed} {msg:.dim}")
+            {
+                bar.set_style(style);
+            }
+            bar.set_prefix(name.clone());
+            bar.enable_steady_tick(TICK);
+            bar
+        });
+        if bar.is_none() {
+            eprintln!("  … {name}");
+        }
+        Self {
+            name,
+            started: Instant::now(),
+            bar,
+        }
+    }
+
+    pub(crate) fn note(&self, line: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(line.chars().take(60).collect::<String>());
+        }
+    }
+
+    pub(crate) fn done(self) {
+        let took = self.started.elapsed().as_secs_f64();
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        eprintln!("  ✓ {} ({took:.1} s)", self.name);
+    }
+
+    /// Runs a command to its end with its latest line as the note; its output is shown only when
+    /// it fails.
+    pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
+        let shown = shown(command);
+        let (reader, writer) = std::io::pipe().context("making a pipe")?;
+        command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().context("sharing a pipe")?)
+            .stderr(writer);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("starting `{shown}`; is it installed?"))?;
+        // The command's own ends of the pipe must be closed here, or reading never ends.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut last = std::collections::VecDeque::with_capacity(LINES_ON_FAILURE);
+        for line in BufReader::new(reader).split(b'\n') {
+            let line = String::from_utf8_lossy(&line.context("reading a command's output")?)
+                .trim_end()
+                .to_owned();
+            self.note(&line);
+            if last.len() == LINES_ON_FAILURE {
+                last.pop_front();
+            }
+            last.push_back(line);
+        }
+        let status = child
+            .wait()
+            .with_context(|| format!("waiting for `{shown}`"))?;
+        if !status.success() {
+            for line in last {
+                eprintln!("    {line}");
+            }
+            bail!("`{shown}` failed ({status}) while: {}", self.name);
+        }
+        Ok(())
+    }
+}
+
+/// A command as a person would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,95 @@
+//! Docker Engine: from the distribution's packages when there is none, started when none answers.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::packages;
+use crate::process::{Daemon, installed, output, target_dir, wait_until};
+use crate::progress::Step;
+
+/// Bound on a Docker daemon's start, a slow disk included.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+const DAEMON_CONFIG: &str = "/etc/docker/daemon.json";
+
+/// A Docker daemon that answers.
+#[derive(Debug)]
+pub(crate) struct Docker {
+    /// Set when this command started it.
+    started: Option<Daemon>,
+}
+
+impl Docker {
+    pub(crate) fn leave_running(self) {
+        if let Some(daemon) = self.started {
+            daemon.keep();
+        }
+    }
+}
+
+/// Gives a Docker daemon that answers, installing and starting one where needed.
+pub(crate) fn ready() -> Result<Docker> {
+    if answers() {
+        return Ok(Docker { started: None });
+    }
+    if !installed("dockerd") {
+        keep_containers_over_restarts()?;
+        packages::install(&["docker.io"])?;
+    }
+    if answers() {
+        return Ok(Docker { started: None });
+    }
+    let step = Step::start("starting the Docker daemon");
+    let started = if Path::new("/run/systemd/system").exists() {
+        step.run(Command::new("systemctl").args(["start", "docker"]))?;
+        None
+    } else {
+        Some(start_by_hand()?)
+    };
+    if !wait_until(START_PATIENCE, || Ok(answers()))? {
+        bail!(
+            "the Docker daemon did not answer within {} s; see {} or `journalctl -u docker`",
+            START_PATIENCE.as_secs(),
+            log_file().display()
+        );
+    }
+    step.done();
+    Ok(Docker { started })
+}
+
+/// Without live-restore a restarted Docker daemon stops its containers. Only written where Docker
+/// is installed by us, and never over a file that is there.
+fn keep_containers_over_restarts() -> Result<()> {
+    if Path::new(DAEMON_CONFIG).exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all("/etc/docker").context("making /etc/docker")?;
+    std::fs::write(DAEMON_CONFIG, "{ \"live-restore\": true }\n")
+        .with_context(|| format!("writing {DAEMON_CONFIG}"))
+}
+
+fn start_by_hand() -> Result<Daemon> {
+    let path = log_file();
+    std::fs::create_dir_all(target_dir()).context("making cargo's target folder")?;
+    let log = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+    let mut command = Command::new("dockerd");
+    // Its own process group: Ctrl-C on the terminal is for us, and we stop it in order.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command.stdin(std::process::Stdio::null());
+    command
+        .stdout(log.try_clone().context("sharing the log file")?)
+        .stderr(log);
+    Daemon::start("dockerd", &mut command, STOP_PATIENCE)
+}
+
+fn answers() -> bool {
+    output(Command::new("docker").args(["version", "--format", "{{.Server.Version}}"])).is_ok()
+}
+
+fn log_file() -> std::path::PathBuf {
+    target_dir().join("dockerd.log")
+}

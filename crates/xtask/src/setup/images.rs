@@ -1,0 +1,202 @@
+//! Images made on the spot from distribution packages: no image registry is asked.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::packages;
+use crate::process::{output, root};
+use crate::progress::Step;
+
+/// busybox alone: as small as an image gets.
+pub(crate) const BUSYBOX_IMAGE: &str = "conman-test:busybox";
+/// busybox, python3 with the websockets package, websocketd, and the demo's web console.
+pub(crate) const DEMO_IMAGE: &str = "conman-demo:latest";
+/// The same image under the name that the tests use.
+const PYTHON_IMAGE: &str = "conman-test:python";
+
+/// Raised whenever the way an image is made changes, so that older ones are made anew.
+const RECIPE: &str = "3";
+const RECIPE_LABEL: &str = "dev.conman.recipe";
+const SEARCH_PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+
+/// Makes the images that are missing.
+pub(crate) fn make() -> Result<()> {
+    if !is_current(BUSYBOX_IMAGE) {
+        let step = Step::start(format!("making the image {BUSYBOX_IMAGE}"));
+        make_image(&step, &["busybox-static"], &[BUSYBOX_IMAGE])?;
+        step.done();
+    }
+    if !is_current(DEMO_IMAGE) || !is_current(PYTHON_IMAGE) {
+        let step = Step::start(format!("making the image {DEMO_IMAGE}"));
+        let programs = [
+            "busybox-static",
+            "python3",
+            "python3-websockets",
+            "websocketd",
+        ];
+        make_image(&step, &programs, &[DEMO_IMAGE, PYTHON_IMAGE])?;
+        step.done();
+    }
+    Ok(())
+}
+
+fn is_current(image: &str) -> bool {
+    let format = format!("{{{{index .Config.Labels \"{RECIPE_LABEL}\"}}}}");
+    output(Command::new("docker").args(["image", "inspect", "--format", &format, image]))
+        .is_ok_and(|output| output.stdout.trim_ascii() == RECIPE.as_bytes())
+}
+
+fn make_image(step: &Step, programs: &[&str], names: &[&str]) -> Result<()> {
+    let work = tempfile::tempdir().context("making a temporary folder")?;
+    let (packages_dir, rootfs) = (work.path().join("packages"), work.path().join("rootfs"));
+    for directory in [&packages_dir, &rootfs] {
+        fs::create_dir(directory).with_context(|| format!("making {}", directory.display()))?;
+    }
+    fs::set_permissions(&rootfs, fs::Permissions::from_mode(0o755)).context("opening the root")?;
+    packages::download(step, programs, &packages_dir)?;
+    merge_usr(&rootfs)?;
+    for entry in fs::read_dir(&packages_dir).context("listing the fetched packages")? {
+        let package = entry.context("listing the fetched packages")?.path();
+        step.note(&package.file_name().unwrap_or_default().to_string_lossy());
+        unpack(&package, &rootfs)?;
+    }
+    trim(&rootfs)?;
+    furnish(&rootfs)?;
+    link_busybox(&rootfs)?;
+    step.note("importing into Docker");
+    import(&rootfs, names)
+}
+
+/// Debian and Ubuntu expect /bin, /sbin and /lib to be links into /usr; unpacking a package into
+/// an empty folder would make real folders of them.
+fn merge_usr(rootfs: &Path) -> Result<()> {
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        let real = rootfs.join("usr").join(name);
+        fs::create_dir_all(&real).with_context(|| format!("making {}", real.display()))?;
+        symlink(Path::new("usr").join(name), rootfs.join(name))
+            .with_context(|| format!("linking /{name}"))?;
+    }
+    Ok(())
+}
+
+/// `dpkg-deb --extract` would replace the links of [`merge_usr`]; tar keeps them.
+fn unpack(package: &Path, rootfs: &Path) -> Result<()> {
+    let mut contents = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting dpkg-deb")?;
+    let archive = contents.stdout.take().context("reading from dpkg-deb")?;
+    let unpacked = Command::new("tar")
+        .args(["--extract", "--keep-directory-symlink", "--directory"])
+        .arg(rootfs)
+        .stdin(archive)
+        .status()
+        .context("starting tar")?;
+    let packed = contents.wait().context("waiting for dpkg-deb")?;
+    if !unpacked.success() || !packed.success() {
+        bail!("cannot unpack {}", package.display());
+    }
+    Ok(())
+}
+
+fn trim(rootfs: &Path) -> Result<()> {
+    for name in [
+        "usr/share/doc",
+        "usr/share/man",
+        "usr/share/locale",
+        "usr/share/perl",
+    ] {
+        match fs::remove_dir_all(rootfs.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("removing {name} from the image"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn furnish(rootfs: &Path) -> Result<()> {
+    for name in [
+        "dev", "etc", "proc", "root", "run", "srv", "sys", "tmp", "var/tmp",
+    ] {
+        let path = rootfs.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+    }
+    for name in ["tmp", "var/tmp"] {
+        fs::set_permissions(rootfs.join(name), fs::Permissions::from_mode(0o1777))
+            .with_context(|| format!("opening /{name} to everybody"))?;
+    }
+    let users = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
+    fs::write(rootfs.join("etc/passwd"), users).context("writing /etc/passwd")?;
+    fs::write(rootfs.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")
+        .context("writing /etc/group")?;
+    let console = root().join("deploy/demo");
+    for name in ["index.html", "console.sh"] {
+        fs::copy(console.join(name), rootfs.join("srv").join(name))
+            .with_context(|| format!("copying deploy/demo/{name} into the image"))?;
+    }
+    fs::set_permissions(
+        rootfs.join("srv/console.sh"),
+        fs::Permissions::from_mode(0o755),
+    )
+    .context("making the console executable")
+}
+
+/// One link for each of busybox's programs that no package brought.
+fn link_busybox(rootfs: &Path) -> Result<()> {
+    let busybox = rootfs.join("usr/bin/busybox");
+    let listed = output(Command::new(&busybox).arg("--list"))?;
+    let programs = String::from_utf8(listed.stdout).context("reading busybox's list")?;
+    for program in programs.lines().filter(|name| *name != "busybox") {
+        match symlink("busybox", rootfs.join("usr/bin").join(program)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("linking {program} to busybox"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn import(rootfs: &Path, names: &[&str]) -> Result<()> {
+    let (first, others) = names.split_first().context("an image without a name")?;
+    let mut archive = Command::new("tar")
+        .args(["--create", "--numeric-owner", "--directory"])
+        .arg(rootfs)
+        .arg(".")
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting tar")?;
+    let label = format!("LABEL {RECIPE_LABEL}={RECIPE}");
+    let env = format!("ENV {SEARCH_PATH}");
+    let imported = Command::new("docker")
+        .args([
+            "import",
+            "--change",
+            &label,
+            "--change",
+            &env,
+            "--change",
+            "CMD [\"/bin/sh\"]",
+        ])
+        .args(["-", first])
+        .stdin(archive.stdout.take().context("reading from tar")?)
+        .stdout(Stdio::null())
+        .status()
+        .context("starting docker import")?;
+    let archived = archive.wait().context("waiting for tar")?;
+    if !imported.success() || !archived.success() {
+        bail!("cannot import {first} into Docker; `docker info` tells whether it is healthy");
+    }
+    for name in others {
+        output(Command::new("docker").args(["tag", first, name]))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Makes a fresh Debian or Ubuntu machine ready: packages, Docker Engine, images.
+
+mod docker;
+mod images;
+mod packages;
+
+use anyhow::{Result, bail};
+
+pub(crate) use images::{BUSYBOX_IMAGE, DEMO_IMAGE};
+
+/// A machine that is ready; dropping it stops the Docker daemon that the set-up started.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    docker: docker::Docker,
+}
+
+impl Machine {
+    /// Lets a Docker daemon that the set-up started run on.
+    pub(crate) fn leave_running(self) {
+        self.docker.leave_running();
+    }
+}
+
+/// What the demo needs.
+pub(crate) fn for_demo() -> Result<Machine> {
+    prepare(&["curl"])
+}
+
+/// What the test suite needs.
+pub(crate) fn for_tests() -> Result<Machine> {
+    prepare(&[
+        "curl",
+        "python3",
+        "python3-venv",
+        "python3-websockets",
+        "chromium",
+        "iproute2",
+        "util-linux",
+    ])
+}
+
+fn prepare(packages: &[&str]) -> Result<Machine> {
+    require_root()?;
+    packages::install(packages)?;
+    let docker = docker::ready()?;
+    images::make()?;
+    Ok(Machine { docker })
+}
+
+fn require_root() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!(
+            "conman makes namespaces and cgroups and needs root; run it as root, for example with \
+             `sudo -E env \"PATH=$PATH\" cargo xtask …`"
+        );
+    }
+    Ok(())
+}
