@@ -8,14 +8,31 @@
 //! Neither knows containers: what a runtime must find again is an opaque part of the record.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
+mod database;
+mod embedded;
+mod error;
+mod files;
+mod high_water;
+mod journal;
+mod model;
 mod record;
+mod rules;
+mod state_lock;
 
-pub use record::{
-    ContainerIdentity, Ending, Phase, RecordState, RegistryError, Release, SessionRecord,
-};
+pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
+pub use error::RegistryError;
+pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
+pub use model::ModelRegistry;
+pub use record::{ContainerIdentity, Ending, Phase, RecordState, Release, SessionRecord};
 
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
+
+/// Greatest generation that is ever given out: 2^53 - 1, so that readers of JSON that hold numbers
+/// as doubles keep it exact.
+pub const GREATEST_GENERATION: Generation =
+    Generation::new((1 << 53) - 1).expect("the number is not zero");
 
 /// Linearizable records of sessions, with fencing by generation.
 ///

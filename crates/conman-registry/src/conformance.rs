@@ -1,0 +1,555 @@
+//! What every registry must do, as one suite that runs on all of them.
+//!
+//! It is plain code and no test of its own, so that a registry in another crate can be held to
+//! it as well. A broken promise is a panic that names it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::Arc;
+
+use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use jiff::Timestamp;
+
+use crate::{
+    ContainerIdentity, Ending, Phase, RecordState, Registry, RegistryError, Release, SessionRecord,
+};
+
+/// How many callers claim one session at once.
+const RACERS: usize = 100;
+
+/// How many sessions the batched release covers.
+const BATCH: usize = 200;
+
+/// Runs every case, each on a registry that `make` makes for it: one without records.
+///
+/// # Panics
+/// When the registry breaks a promise.
+pub async fn suite<F, M>(make: M)
+where
+    M: Fn() -> F,
+    F: Future<Output = Arc<dyn Registry>>,
+{
+    a_claimed_session_has_one_owner_until_it_is_released(&*make().await).await;
+    generations_grow_through_release_and_forget(&*make().await).await;
+    whoever_acts_for_another_generation_changes_nothing(&*make().await).await;
+    what_has_ended_stays_ended(&*make().await).await;
+    notes_are_read_back_as_they_were_written(&*make().await).await;
+    states_of_other_calls_cannot_be_noted(&*make().await).await;
+    one_refused_release_does_not_hold_up_the_others(&*make().await).await;
+    an_owned_session_cannot_be_forgotten(&*make().await).await;
+    records_are_listed_by_id(&*make().await).await;
+    of_simultaneous_claims_one_wins(make().await).await;
+    changes_of_many_sessions_at_once_do_not_mix(make().await).await;
+    any_runtime_may_release(make().await);
+}
+
+async fn a_claimed_session_has_one_owner_until_it_is_released(registry: &dyn Registry) {
+    let id = id("owned");
+    assert_eq!(
+        get(registry, &id).await,
+        None,
+        "nothing is known of a session never claimed"
+    );
+    let first = claim(registry, &id).await;
+    assert_eq!(first.state, RecordState::Starting, "a claim is a start");
+    assert_eq!(first.container, None, "a claim knows no container");
+    assert_eq!(
+        get(registry, &id).await.as_ref(),
+        Some(&first),
+        "a claim is what was returned"
+    );
+
+    let refused = registry
+        .claim(&id, &spec("second"))
+        .await
+        .expect_err("the session is owned");
+    assert!(
+        matches!(&refused, RegistryError::Owned { id: named, generation }
+            if *named == id && *generation == first.generation),
+        "the owner is named: {refused}"
+    );
+    assert_eq!(
+        get(registry, &id).await,
+        Some(first.clone()),
+        "a refused claim changes nothing"
+    );
+
+    release(registry, &id, first.generation, ending("first"))
+        .await
+        .expect("its owner releases");
+    let again = registry
+        .claim(&id, &spec("third"))
+        .await
+        .expect("it is free again");
+    assert_eq!(
+        again.spec,
+        spec("third"),
+        "the spec is that of the new claim"
+    );
+    assert_eq!(
+        again.container, None,
+        "the old container does not carry over"
+    );
+}
+
+async fn generations_grow_through_release_and_forget(registry: &dyn Registry) {
+    let ids = [id("first"), id("second")];
+    let mut greatest = 0;
+    for round in 0..20 {
+        let id = &ids[round % 2];
+        let record = claim(registry, id).await;
+        assert!(
+            record.generation.get() > greatest,
+            "generation {} of round {round} is not above {greatest}",
+            record.generation
+        );
+        greatest = record.generation.get();
+        release(registry, id, record.generation, ending("over"))
+            .await
+            .expect("released");
+        if round % 3 == 0 {
+            registry
+                .forget(id, record.generation)
+                .await
+                .expect("forgotten");
+        }
+    }
+}
+
+async fn whoever_acts_for_another_generation_changes_nothing(registry: &dyn Registry) {
+    let id = id("fenced");
+    let old = claim(registry, &id).await.generation;
+    release(registry, &id, old, ending("over"))
+        .await
+        .expect("released");
+    let current = claim(registry, &id).await;
+    let newer = current
+        .generation
+        .next()
+        .expect("there are more generations");
+
+    for wrong in [old, newer] {
+        for (what, refused) in every_change(registry, &id, wrong).await {
+            assert!(
+                matches!(&refused, Err(RegistryError::Superseded { id: named, generation, current: now })
+                    if *named == id && *generation == wrong && *now == Some(current.generation)),
+                "{what} for generation {wrong} was not refused as superseded: {refused:?}"
+            );
+        }
+    }
+    assert_eq!(
+        get(registry, &id).await,
+        Some(current),
+        "nothing has changed"
+    );
+
+    let unknown = self::id("unknown");
+    for (what, refused) in every_change(registry, &unknown, old).await {
+        assert!(
+            matches!(
+                &refused,
+                Err(RegistryError::Superseded { current: None, .. })
+            ),
+            "{what} without a record was not refused as superseded: {refused:?}"
+        );
+    }
+    assert_eq!(get(registry, &unknown).await, None, "no record appears");
+}
+
+async fn what_has_ended_stays_ended(registry: &dyn Registry) {
+    let id = id("ended");
+    let generation = claim(registry, &id).await.generation;
+    release(registry, &id, generation, ending("the first one"))
+        .await
+        .expect("released");
+    let ended = get(registry, &id).await;
+
+    release(registry, &id, generation, ending("another"))
+        .await
+        .expect("releasing twice succeeds");
+    assert_eq!(get(registry, &id).await, ended, "the first ending stands");
+
+    let noted = registry.set_state(&id, generation, running()).await;
+    assert!(
+        matches!(noted, Err(RegistryError::Ended { .. })),
+        "a note was taken: {noted:?}"
+    );
+    let noted = registry.set_container(&id, generation, &container(1)).await;
+    assert!(
+        matches!(noted, Err(RegistryError::Ended { .. })),
+        "a note was taken: {noted:?}"
+    );
+    assert_eq!(get(registry, &id).await, ended, "nothing has changed");
+
+    registry.forget(&id, generation).await.expect("forgotten");
+    assert_eq!(get(registry, &id).await, None, "nothing is known any more");
+    let again = registry.forget(&id, generation).await;
+    assert!(
+        matches!(again, Err(RegistryError::Superseded { current: None, .. })),
+        "there is nothing to forget twice: {again:?}"
+    );
+}
+
+async fn notes_are_read_back_as_they_were_written(registry: &dyn Registry) {
+    let id = id("noted");
+    let claimed = registry.claim(&id, &spec("noted")).await.expect("claimed");
+    let generation = claimed.generation;
+    let mut expected = claimed;
+    expected.container = Some(container(4711));
+    registry
+        .set_container(&id, generation, &container(4711))
+        .await
+        .expect("noted");
+    assert_eq!(
+        get(registry, &id).await,
+        Some(expected.clone()),
+        "the container is noted"
+    );
+    for state in [
+        running(),
+        RecordState::Stopping {
+            reason: "asked to \"stop\"\n".to_owned(),
+        },
+        RecordState::Stuck {
+            reason: "in D state – ärgerlich".to_owned(),
+        },
+    ] {
+        expected.state = state.clone();
+        registry
+            .set_state(&id, generation, state)
+            .await
+            .expect("noted");
+        assert_eq!(
+            get(registry, &id).await,
+            Some(expected.clone()),
+            "the state is noted"
+        );
+    }
+    expected.state = RecordState::Ended(ending("over"));
+    release(registry, &id, generation, ending("over"))
+        .await
+        .expect("released");
+    assert_eq!(
+        get(registry, &id).await,
+        Some(expected),
+        "the ending is noted, the rest is kept"
+    );
+}
+
+async fn states_of_other_calls_cannot_be_noted(registry: &dyn Registry) {
+    let id = id("misuse");
+    let claimed = claim(registry, &id).await;
+    for state in [
+        RecordState::Starting,
+        RecordState::Ended(ending("by a note")),
+    ] {
+        let refused = registry.set_state(&id, claimed.generation, state).await;
+        assert!(
+            matches!(refused, Err(RegistryError::NotNotable { .. })),
+            "only claim starts and only release ends: {refused:?}"
+        );
+    }
+    assert_eq!(
+        get(registry, &id).await,
+        Some(claimed),
+        "nothing has changed"
+    );
+}
+
+async fn one_refused_release_does_not_hold_up_the_others(registry: &dyn Registry) {
+    assert!(
+        registry.release(Vec::new()).await.is_empty(),
+        "nothing asked, nothing answered"
+    );
+    let mut batch = Vec::new();
+    for index in 0..BATCH {
+        let id = id(&format!("batch-{index}"));
+        let mut generation = claim(registry, &id).await.generation;
+        if index % 10 == 3 {
+            generation = Generation::new(generation.get() + 1_000_000).expect("not zero");
+        }
+        batch.push(Release {
+            id,
+            generation,
+            ending: ending("batch"),
+        });
+    }
+    // The same session twice in a batch: the second one finds it released by this generation.
+    batch.push(batch[0].clone());
+    let results = registry.release(batch.clone()).await;
+    assert_eq!(results.len(), batch.len(), "every entry has its result");
+    for (index, result) in results.iter().enumerate() {
+        let fine = match result {
+            Ok(()) => index % 10 != 3,
+            Err(RegistryError::Superseded { id, .. }) => index % 10 == 3 && *id == batch[index].id,
+            Err(_) => false,
+        };
+        assert!(fine, "result {index} is out of order or wrong: {result:?}");
+    }
+    for record in registry.list().await.expect("listed") {
+        let refused = results
+            .iter()
+            .zip(&batch)
+            .any(|(result, release)| release.id == record.id && result.is_err());
+        assert_ne!(
+            record.state.is_ended(),
+            refused,
+            "{} is in the wrong state",
+            record.id
+        );
+    }
+}
+
+async fn an_owned_session_cannot_be_forgotten(registry: &dyn Registry) {
+    let id = id("kept");
+    let generation = claim(registry, &id).await.generation;
+    for state in [
+        running(),
+        RecordState::Stuck {
+            reason: "in D state".to_owned(),
+        },
+    ] {
+        registry
+            .set_state(&id, generation, state)
+            .await
+            .expect("noted");
+        let refused = registry.forget(&id, generation).await;
+        assert!(
+            matches!(&refused, Err(RegistryError::Owned { generation: owner, .. })
+                if *owner == generation),
+            "an owned session was forgotten: {refused:?}"
+        );
+    }
+    assert!(
+        get(registry, &id).await.is_some(),
+        "the record is still there"
+    );
+}
+
+async fn records_are_listed_by_id(registry: &dyn Registry) {
+    assert!(
+        registry.list().await.expect("listed").is_empty(),
+        "a new registry is empty"
+    );
+    let names = ["m", "z", "0", "a-b", "a", "a0", "zz", "aa"];
+    for name in names {
+        claim(registry, &id(name)).await;
+    }
+    let listed = registry.list().await.expect("listed");
+    let sorted: BTreeSet<_> = names.into_iter().map(id).collect();
+    assert!(
+        listed.iter().map(|record| &record.id).eq(&sorted),
+        "the list is ordered and whole"
+    );
+    for record in &listed {
+        assert_eq!(
+            get(registry, &record.id).await.as_ref(),
+            Some(record),
+            "get and list agree"
+        );
+    }
+}
+
+async fn of_simultaneous_claims_one_wins(registry: Arc<dyn Registry>) {
+    let racers: Vec<_> = (0..RACERS)
+        .map(|_| {
+            let registry = Arc::clone(&registry);
+            tokio::spawn(async move { registry.claim(&id("contested"), &spec("race")).await })
+        })
+        .collect();
+    let mut won = Vec::new();
+    let mut refused = Vec::new();
+    for racer in racers {
+        match racer.await.expect("a claim does not panic") {
+            Ok(record) => won.push(record.generation),
+            Err(RegistryError::Owned { generation, .. }) => refused.push(generation),
+            Err(other) => panic!("a racing claim failed otherwise: {other}"),
+        }
+    }
+    assert_eq!(won.len(), 1, "{} claims won", won.len());
+    assert!(
+        refused.iter().all(|owner| *owner == won[0]),
+        "the losers were told another owner"
+    );
+}
+
+async fn changes_of_many_sessions_at_once_do_not_mix(registry: Arc<dyn Registry>) {
+    let lives: Vec<_> = (0..RACERS)
+        .map(|index| {
+            let registry = Arc::clone(&registry);
+            let id = id(&format!("life-{index}"));
+            tokio::spawn(async move {
+                let mut generations = Vec::new();
+                for _ in 0..3 {
+                    let generation = claim(&*registry, &id).await.generation;
+                    generations.push(generation);
+                    registry
+                        .set_container(&id, generation, &container(1))
+                        .await
+                        .expect("noted");
+                    registry
+                        .set_state(&id, generation, running())
+                        .await
+                        .expect("noted");
+                    release(&*registry, &id, generation, ending("over"))
+                        .await
+                        .expect("released");
+                }
+                generations
+            })
+        })
+        .collect();
+    let mut seen = BTreeSet::new();
+    for life in lives {
+        let generations = life.await.expect("a life does not panic");
+        assert!(
+            generations.is_sorted_by(|a, b| a < b),
+            "a session's generations grow"
+        );
+        for generation in generations {
+            assert!(
+                seen.insert(generation),
+                "generation {generation} was given out twice"
+            );
+        }
+    }
+    let listed = registry.list().await.expect("listed");
+    assert_eq!(listed.len(), RACERS, "every session has its record");
+    assert!(
+        listed.iter().all(|record| record.state.is_ended()),
+        "and every one has ended"
+    );
+}
+
+/// The preemption thread drives its releases on a runtime of its own while the others may be
+/// stuck: here the runtime that runs the suite stands still meanwhile.
+fn any_runtime_may_release(registry: Arc<dyn Registry>) {
+    let released = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime
+            .expect("a runtime without timers or I/O")
+            .block_on(async {
+                let id = id("elsewhere");
+                let generation = claim(&*registry, &id).await.generation;
+                release(&*registry, &id, generation, ending("elsewhere")).await
+            })
+    });
+    released.join().expect("no panic").expect("released");
+}
+
+async fn every_change(
+    registry: &dyn Registry,
+    id: &SessionId,
+    generation: Generation,
+) -> BTreeMap<&'static str, Result<(), RegistryError>> {
+    BTreeMap::from([
+        (
+            "set_container",
+            registry.set_container(id, generation, &container(1)).await,
+        ),
+        (
+            "set_state",
+            registry.set_state(id, generation, running()).await,
+        ),
+        (
+            "release",
+            release(registry, id, generation, ending("late")).await,
+        ),
+        ("forget", registry.forget(id, generation).await),
+    ])
+}
+
+async fn claim(registry: &dyn Registry, id: &SessionId) -> SessionRecord {
+    let record = registry
+        .claim(id, &spec("suite"))
+        .await
+        .expect("the session can be claimed");
+    assert_eq!(record.id, *id, "the record is that of the session");
+    record
+}
+
+async fn release(
+    registry: &dyn Registry,
+    id: &SessionId,
+    generation: Generation,
+    ending: Ending,
+) -> Result<(), RegistryError> {
+    let batch = vec![Release {
+        id: id.clone(),
+        generation,
+        ending,
+    }];
+    let mut results = registry.release(batch).await;
+    assert_eq!(results.len(), 1, "one entry, one result");
+    results.remove(0)
+}
+
+async fn get(registry: &dyn Registry, id: &SessionId) -> Option<SessionRecord> {
+    registry.get(id).await.expect("a record can be read")
+}
+
+fn id(name: &str) -> SessionId {
+    name.parse().expect("the name is a DNS label")
+}
+
+fn spec(template: &str) -> ResolvedSpec {
+    ResolvedSpec {
+        template: Some(template.to_owned()),
+        runtime: RuntimeKind::Process,
+        image: "conformance:suite".to_owned(),
+        command: vec!["sleep".to_owned()],
+        args: vec!["infinity".to_owned()],
+        env: BTreeMap::from([("KEY".to_owned(), "value with \"quotes\" and ü".to_owned())]),
+        port: Some(8080),
+        ready_path: None,
+        ready_timeout_s: 60,
+        network: Network::Loopback,
+        memory_bytes: Some(u64::MAX),
+        cpus: Some(0.1 + 0.2),
+        pids: 128,
+        labels: BTreeMap::new(),
+        binds: Vec::new(),
+        idle_timeout_s: 0,
+        max_lifetime_s: 0,
+        preempt_signal: None,
+        preempt_grace_ms: 0,
+    }
+}
+
+fn container(pid: i32) -> ContainerIdentity {
+    ContainerIdentity {
+        container_id: format!("container-{pid}"),
+        pid,
+        start_time_ticks: u64::MAX,
+        boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
+    }
+}
+
+fn phases() -> Vec<Phase> {
+    let started_at = Timestamp::from_nanosecond(1_234_567_890_123_456_789).expect("in range");
+    vec![Phase {
+        name: "create".to_owned(),
+        started_at,
+        duration_ms: 1.0 / 3.0,
+    }]
+}
+
+fn running() -> RecordState {
+    let started_at = Timestamp::from_nanosecond(1_234_567_890_987_654_321).expect("in range");
+    RecordState::Running {
+        started_at,
+        phases: phases(),
+    }
+}
+
+fn ending(reason: &str) -> Ending {
+    let ended_at = Timestamp::from_nanosecond(1_234_567_899_000_000_001).expect("in range");
+    Ending {
+        failed: false,
+        reason: reason.to_owned(),
+        exit_code: Some(137),
+        ended_at,
+        started_at: Some(ended_at),
+        phases: phases(),
+    }
+}

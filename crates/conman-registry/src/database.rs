@@ -1,0 +1,124 @@
+//! Opening a redb file so that it is either whole and checked, or refused.
+//!
+//! Every commit of the registry is durable and in two phases (`set_two_phase_commit`): the pages
+//! and the inactive commit slot are synced first, then the byte that makes the slot current is
+//! written and synced. A crash at any point leaves the last acknowledged commit. One phase would
+//! do for that; what the second one buys is that redb never takes a *damaged* newest commit for
+//! an interrupted one and quietly serves the commit before it: it refuses. Quick repair is off:
+//! it writes the allocator's state with every commit to spare a walk through the file after a
+//! crash, and with the few MiB of a registry that walk takes about a millisecond.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use redb::{Builder, Database, WriteTransaction};
+
+use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
+
+/// redb's page cache. A registry of thousands of sessions fits, and redb's default of 1 GiB is no
+/// size for a daemon.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// Why a file could not be opened.
+#[derive(Debug)]
+pub(crate) enum OpenFailure {
+    Missing,
+    InUse,
+    /// What it holds cannot be trusted.
+    Damaged(String),
+    Failed(redb::Error),
+}
+
+impl From<redb::Error> for OpenFailure {
+    fn from(error: redb::Error) -> Self {
+        use redb::Error;
+        match error {
+            Error::DatabaseAlreadyOpen => Self::InUse,
+            Error::Io(error) if error.kind() == io::ErrorKind::NotFound => Self::Missing,
+            // redb reports a wrong magic number and an impossible layout as invalid data, and
+            // reads beyond the end of a file that was cut as an unexpected end.
+            Error::Io(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidData
+                        | io::ErrorKind::UnexpectedEof
+                        | io::ErrorKind::InvalidInput
+                ) =>
+            {
+                Self::Damaged(error.to_string())
+            }
+            error @ (Error::Corrupted(_)
+            | Error::RepairAborted
+            | Error::UpgradeRequired(_)
+            | Error::TableTypeMismatch { .. }
+            | Error::TableIsMultimap(_)
+            | Error::TableIsNotMultimap(_)
+            | Error::TypeDefinitionChanged { .. }
+            | Error::TableDoesNotExist(_)) => Self::Damaged(error.to_string()),
+            error => Self::Failed(error),
+        }
+    }
+}
+
+/// Opens an existing file and verifies every page's checksum.
+pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
+    let file = open_options()
+        .open(path)
+        .map_err(|error| OpenFailure::from(redb::Error::Io(error)))?;
+    let length = file
+        .metadata()
+        .map_err(|error| OpenFailure::Failed(error.into()))?
+        .len();
+    if length == 0 {
+        // redb would take it for a file to be made. Ours are never empty under this name.
+        return Err(OpenFailure::Damaged("it is empty".to_owned()));
+    }
+    // Damage that redb's own checks do not foresee may end in a panic inside it; that is a
+    // refusal too. Nothing outside the closure is touched by it.
+    let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, redb::Error> {
+        let mut database = Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_file(file)?;
+        let intact = database.check_integrity()?;
+        Ok((database, intact))
+    }));
+    match opened {
+        Ok(Ok((database, true))) => Ok(database),
+        // After redb's own recovery from a crash there is nothing left to repair.
+        Ok(Ok((_, false))) => Err(OpenFailure::Damaged(
+            "it fails its integrity check".to_owned(),
+        )),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(OpenFailure::Damaged(
+            "its structure makes no sense".to_owned(),
+        )),
+    }
+}
+
+/// Makes a file with its first content. It bears its name only once it is whole and durable, so
+/// that a crash in between leaves no half-made file behind.
+pub(crate) fn create(
+    path: &Path,
+    fill: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
+) -> Result<Database, redb::Error> {
+    let temporary = with_suffix(path, ".new");
+    remove_if_present(&temporary)?;
+    let file = open_options().create_new(true).open(&temporary)?;
+    let database = Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_file(file)?;
+    let transaction = begin(&database)?;
+    fill(&transaction)?;
+    transaction.commit()?;
+    std::fs::rename(&temporary, path)?;
+    sync_parent(path)?;
+    Ok(database)
+}
+
+/// Begins a transaction with the guarantees that the module's text describes.
+pub(crate) fn begin(database: &Database) -> Result<WriteTransaction, redb::Error> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_two_phase_commit(true);
+    Ok(transaction)
+}

@@ -1,0 +1,188 @@
+//! The registry in a file of this node.
+//!
+//! One OS thread writes ([`writer`]); requests reach it through a bounded queue that any tokio
+//! runtime may push into ([`queue`]), and their answers come back through one-shot channels.
+//! Reads are served from memory ([`mirror`]). The state directory holds `registry.redb`
+//! ([`schema`]), `generations` ([`generations`]) and `lock`.
+
+mod generations;
+mod mirror;
+mod opening;
+mod queue;
+mod schema;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use tokio::sync::oneshot;
+
+use self::generations::Generations;
+use self::mirror::Mirror;
+use self::queue::{Queue, Request};
+use self::writer::Writer;
+use crate::rules::Change;
+use crate::{ContainerIdentity, RecordState, Registry, RegistryError, Release, SessionRecord};
+
+/// How to open an [`EmbeddedRegistry`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EmbeddedOptions {
+    /// Every generation given out will be greater than this one. Needed once when the state
+    /// directory cannot tell which generations were used; harmless otherwise.
+    pub generation_floor: Option<Generation>,
+}
+
+/// Ownership records in a state directory that this process alone uses.
+///
+/// A request that was queued is carried out even when its future is dropped, with one exception:
+/// a claim that nobody waits for any more is undone.
+#[derive(Debug)]
+pub struct EmbeddedRegistry {
+    queue: Arc<Queue>,
+    mirror: Arc<Mirror>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl EmbeddedRegistry {
+    /// Opens the registry in `dir`, which is made when it is missing, and starts its writer.
+    /// Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`RegistryError::InUse`] at once when another process (or another registry in this one)
+    /// has the directory; [`RegistryError::Damaged`], [`RegistryError::TooNew`] and
+    /// [`RegistryError::FloorUnknown`] when going on would risk a generation used twice or
+    /// records misread.
+    pub fn open(dir: &Path, options: EmbeddedOptions) -> Result<Self, RegistryError> {
+        let opened = opening::open(dir, &options)?;
+        let queue = Arc::new(Queue::new());
+        let mirror = Arc::new(Mirror::new(opened.content.records));
+        let writer = Writer {
+            path: opened.registry_path,
+            queue: Arc::clone(&queue),
+            mirror: Arc::clone(&mirror),
+            generations: Generations::new(opened.high_water, opened.generations_path),
+            database: Some(opened.database),
+            noted_through: opened.content.reserved_through,
+            lock: opened.lock,
+        };
+        let thread = std::thread::Builder::new()
+            .name("registry".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|source| RegistryError::Io {
+                action: "start the writer of",
+                path: dir.to_owned(),
+                source: Arc::new(source),
+            })?;
+        Ok(Self {
+            queue,
+            mirror,
+            writer: Some(thread),
+        })
+    }
+
+    async fn change(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        change: Change,
+    ) -> Result<(), RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        let (id, change) = (id.clone(), Box::new(change));
+        self.queue
+            .push(Request::Change {
+                id,
+                generation,
+                change,
+                reply,
+            })
+            .await?;
+        answer.await.unwrap_or_else(|_| Err(self.queue.closed()))
+    }
+}
+
+/// Serves what is queued, closes the files and gives up the directory. Blocks for as long as a
+/// commit takes.
+impl Drop for EmbeddedRegistry {
+    fn drop(&mut self) {
+        self.queue.close("the registry was closed");
+        if let Some(writer) = self.writer.take() {
+            // A panic in it was caught and reported there.
+            let _ = writer.join();
+        }
+    }
+}
+
+#[async_trait]
+impl Registry for EmbeddedRegistry {
+    async fn claim(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        let (id, spec) = (id.clone(), Box::new(spec.clone()));
+        self.queue.push(Request::Claim { id, spec, reply }).await?;
+        let record = answer.await.unwrap_or_else(|_| Err(self.queue.closed()))?;
+        Ok(Arc::unwrap_or_clone(record))
+    }
+
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError> {
+        self.change(id, generation, Change::SetContainer(container.clone()))
+            .await
+    }
+
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError> {
+        self.change(id, generation, Change::SetState(state)).await
+    }
+
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        let asked = batch.len();
+        let (reply, answer) = oneshot::channel();
+        let answered = match self.queue.push(Request::Release { batch, reply }).await {
+            Ok(()) => answer.await.map_err(|_| self.queue.closed()),
+            Err(error) => Err(error),
+        };
+        answered.unwrap_or_else(|error| vec![Err(error); asked])
+    }
+
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        self.change(id, generation, Change::Forget).await
+    }
+
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        Ok(self.mirror.get(id).map(Arc::unwrap_or_clone))
+    }
+
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        Ok(self
+            .mirror
+            .snapshot()
+            .into_values()
+            .map(Arc::unwrap_or_clone)
+            .collect())
+    }
+}
+
+fn store_error(action: &'static str, path: &Path, error: redb::Error) -> RegistryError {
+    RegistryError::Store {
+        action,
+        path: path.to_owned(),
+        source: Arc::new(error),
+    }
+}

@@ -1,0 +1,193 @@
+//! What is found in a state directory, and what becomes of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use redb::Database;
+
+use super::schema::{self, Content, SchemaError};
+use super::{EmbeddedOptions, store_error};
+use crate::database::{self, OpenFailure};
+use crate::files::ensure_dir;
+use crate::high_water::{Found, HighWater};
+use crate::state_lock::StateLock;
+use crate::{GREATEST_GENERATION, RegistryError};
+
+const REGISTRY_FILE: &str = "registry.redb";
+const GENERATIONS_FILE: &str = "generations";
+
+/// A state directory that is whole, locked and ready.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) lock: StateLock,
+    pub(super) database: Database,
+    pub(super) content: Content,
+    pub(super) high_water: HighWater,
+    pub(super) registry_path: PathBuf,
+    pub(super) generations_path: PathBuf,
+}
+
+/// Opens the directory.
+///
+/// Both files know how far generations may have been used. Either one suffices; what is missing
+/// is made anew, above everything that the other one covers. A registry file that is there but
+/// damaged is never replaced: what it says about running containers is worth a person's look.
+pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, RegistryError> {
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| RegistryError::Io {
+            action,
+            path,
+            source: Arc::new(source),
+        }
+    };
+    ensure_dir(dir).map_err(io("make the state directory", dir))?;
+    let mut lock = StateLock::acquire(dir)?;
+    let registry_path = dir.join(REGISTRY_FILE);
+    let generations_path = dir.join(GENERATIONS_FILE);
+
+    let found = HighWater::inspect(&generations_path).map_err(io("read", &generations_path))?;
+    if let Found::TooNew(version) = found {
+        return Err(RegistryError::TooNew {
+            path: generations_path,
+            found: version,
+            known: crate::high_water::VERSION,
+        });
+    }
+    let opened = match open_database(&registry_path) {
+        Ok(opened) => Some(opened),
+        Err(DatabaseFailure::Missing) => None,
+        Err(DatabaseFailure::Refused(error)) => return Err(error),
+    };
+    let asked = options.generation_floor.map(conman_proto::Generation::get);
+    let known = known_floor(&lock, &found, opened.as_ref().map(|(_, content)| content))
+        .or(asked)
+        .ok_or_else(|| RegistryError::FloorUnknown {
+            path: generations_path.clone(),
+        })?;
+    let floor = known.max(asked.unwrap_or(0)).min(GREATEST_GENERATION.get());
+
+    let high_water =
+        HighWater::open(&generations_path, found, floor).map_err(io("write", &generations_path))?;
+    let (database, content) = match opened {
+        Some(opened) => opened,
+        None => {
+            if floor > 0 {
+                tracing::warn!(
+                    path = %registry_path.display(), floor,
+                    "the registry file is missing; beginning without records, above the \
+                     generations that were used"
+                );
+            }
+            let database = database::create(&registry_path, |transaction| {
+                schema::fill(transaction, floor)
+            })
+            .map_err(|error| store_error("make the tables", &registry_path, error))?;
+            (
+                database,
+                Content {
+                    records: schema::Records::new(),
+                    reserved_through: floor,
+                },
+            )
+        }
+    };
+    lock.mark_used()?;
+    Ok(Opened {
+        lock,
+        database,
+        content,
+        high_water,
+        registry_path,
+        generations_path,
+    })
+}
+
+/// The greatest generation that may have been used; `None` when that cannot be told.
+fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Option<u64> {
+    let stored = content.map(|content| content.reserved_through);
+    match (found, stored) {
+        (Found::Through { through, .. }, stored) => Some((*through).max(stored.unwrap_or(0))),
+        (Found::Missing | Found::Damaged | Found::TooNew(_), Some(stored)) => {
+            tracing::warn!(
+                floor = stored,
+                "the generations file is missing or damaged; made anew from the registry file"
+            );
+            Some(stored)
+        }
+        // Nothing is here, and nothing ever was.
+        (Found::Missing, None) if !lock.was_used() => Some(0),
+        (Found::Missing | Found::Damaged | Found::TooNew(_), None) => None,
+    }
+}
+
+/// Why [`open_database`] gave nothing.
+#[derive(Debug)]
+pub(super) enum DatabaseFailure {
+    Missing,
+    Refused(RegistryError),
+}
+
+impl DatabaseFailure {
+    /// For a file that was there before.
+    pub(super) fn into_error(self, path: &Path) -> RegistryError {
+        match self {
+            Self::Missing => RegistryError::Damaged {
+                path: path.to_owned(),
+                what: "it is gone".to_owned(),
+            },
+            Self::Refused(error) => error,
+        }
+    }
+}
+
+/// Opens the registry file, brings it to the present format, and reads it.
+pub(super) fn open_database(path: &Path) -> Result<(Database, Content), DatabaseFailure> {
+    let database = database::open(path).map_err(|failure| match failure {
+        OpenFailure::Missing => DatabaseFailure::Missing,
+        OpenFailure::InUse => DatabaseFailure::Refused(RegistryError::InUse {
+            path: path.to_owned(),
+            holder: None,
+        }),
+        OpenFailure::Damaged(what) => DatabaseFailure::Refused(RegistryError::Damaged {
+            path: path.to_owned(),
+            what,
+        }),
+        OpenFailure::Failed(error) => {
+            DatabaseFailure::Refused(store_error("open the tables", path, error))
+        }
+    })?;
+    let content = schema::migrate(&database)
+        .and_then(|()| schema::load(&database))
+        .map_err(|error| DatabaseFailure::Refused(schema_error(path, error)))?;
+    Ok((database, content))
+}
+
+fn schema_error(path: &Path, error: SchemaError) -> RegistryError {
+    match error {
+        SchemaError::TooNew(found) => RegistryError::TooNew {
+            path: path.to_owned(),
+            found,
+            known: schema::FORMAT,
+        },
+        SchemaError::Unreadable { id, source } => RegistryError::Corrupt {
+            id,
+            source: Arc::new(source),
+        },
+        SchemaError::Inconsistent(what) => RegistryError::Damaged {
+            path: path.to_owned(),
+            what,
+        },
+        SchemaError::Store(error) => match OpenFailure::from(error) {
+            OpenFailure::Damaged(what) => RegistryError::Damaged {
+                path: path.to_owned(),
+                what,
+            },
+            OpenFailure::Failed(error) => store_error("read the tables", path, error),
+            OpenFailure::Missing | OpenFailure::InUse => RegistryError::Damaged {
+                path: path.to_owned(),
+                what: "it vanished".to_owned(),
+            },
+        },
+    }
+}

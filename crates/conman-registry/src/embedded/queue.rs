@@ -1,0 +1,136 @@
+//! Requests on their way to the writer thread.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::rules::Change;
+use crate::{RegistryError, Release, SessionRecord};
+
+/// Most claims and notes that wait at a time; more callers wait for room. All that wait share one
+/// commit, so there is no throughput to be won beyond this, and a spec may be 128 KiB.
+const MAX_WAITING: usize = 256;
+
+/// Most releases that wait at a time. They have room of their own, so that a flood of starts
+/// never stands before a release: it is in the next commit, or in the one after.
+const MAX_WAITING_RELEASES: usize = 256;
+
+/// What the writer is asked to do, with where the answer goes.
+#[derive(Debug)]
+pub(super) enum Request {
+    Claim {
+        id: SessionId,
+        spec: Box<ResolvedSpec>,
+        reply: oneshot::Sender<Result<Arc<SessionRecord>, RegistryError>>,
+    },
+    Change {
+        id: SessionId,
+        generation: Generation,
+        change: Box<Change>,
+        reply: oneshot::Sender<Result<(), RegistryError>>,
+    },
+    Release {
+        batch: Vec<Release>,
+        reply: oneshot::Sender<Vec<Result<(), RegistryError>>>,
+    },
+}
+
+/// A request and its place in the queue; the place is free again once this is dropped.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) request: Request,
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+/// Many senders on any runtime, one receiving thread.
+///
+/// A plain mutex and condition variable, because the receiver takes everything at once and is no
+/// async task. The mutex is only ever held to push or to swap a vector.
+#[derive(Debug)]
+pub(super) struct Queue {
+    inner: Mutex<Inner>,
+    filled: Condvar,
+    places: Arc<Semaphore>,
+    release_places: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: Vec<Queued>,
+    closed: Option<String>,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            inner: Mutex::default(),
+            filled: Condvar::new(),
+            places: Arc::new(Semaphore::new(MAX_WAITING)),
+            release_places: Arc::new(Semaphore::new(MAX_WAITING_RELEASES)),
+        }
+    }
+
+    /// Queues a request, after waiting for a place. Cancelling while it waits withdraws it.
+    pub(super) async fn push(&self, request: Request) -> Result<(), RegistryError> {
+        let places = match request {
+            Request::Release { .. } => &self.release_places,
+            Request::Claim { .. } | Request::Change { .. } => &self.places,
+        };
+        let Ok(place) = Arc::clone(places).acquire_owned().await else {
+            return Err(self.closed());
+        };
+        let mut inner = self.lock();
+        if inner.closed.is_some() {
+            drop(inner);
+            return Err(self.closed());
+        }
+        inner.waiting.push(Queued { request, place });
+        drop(inner);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Everything that waits; blocks while nothing does. `None` once closed and empty.
+    pub(super) fn take(&self) -> Option<Vec<Queued>> {
+        let mut inner = self.lock();
+        while inner.waiting.is_empty() {
+            if inner.closed.is_some() {
+                return None;
+            }
+            inner = self
+                .filled
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(std::mem::take(&mut inner.waiting))
+    }
+
+    /// Refuses what comes from now on. What already waits is still served.
+    pub(super) fn close(&self, reason: &str) {
+        self.lock().closed.get_or_insert_with(|| reason.to_owned());
+        self.places.close();
+        self.release_places.close();
+        self.filled.notify_all();
+    }
+
+    /// Closes, and drops what waits: its callers learn that there will be no answer.
+    pub(super) fn abandon(&self, reason: &str) {
+        self.close(reason);
+        let waiting = std::mem::take(&mut self.lock().waiting);
+        drop(waiting);
+    }
+
+    /// The error for a request that gets no answer.
+    pub(super) fn closed(&self) -> RegistryError {
+        let reason = self.lock().closed.clone();
+        RegistryError::Closed {
+            reason: reason.unwrap_or_else(|| "it gave no answer".to_owned()),
+        }
+    }
+
+    /// No panic can happen while the lock is held, so a poisoned one is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

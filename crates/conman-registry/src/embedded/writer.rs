@@ -1,0 +1,421 @@
+//! The one thread that writes the registry file.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use jiff::Timestamp;
+use redb::Database;
+use tokio::sync::oneshot;
+
+use super::generations::Generations;
+use super::mirror::Mirror;
+use super::queue::{Queue, Queued, Request};
+use super::schema::{self, Records};
+use super::{opening, store_error};
+use crate::rules::{self, Change, Effect};
+use crate::state_lock::StateLock;
+use crate::{Ending, RecordState, RegistryError, Release, SessionRecord, database};
+
+/// Serves the queue: whatever waits becomes one transaction, and every answer is given after its
+/// durable commit.
+///
+/// After a failed commit redb refuses to go on, and the transaction may or may not have become
+/// durable. The writer then closes the file, answers the whole batch with the error, and before
+/// the next batch opens the file again and makes it equal to the mirror, that is to what was
+/// acknowledged. So a full disk costs errors while it is full and nothing afterwards.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) path: PathBuf,
+    pub(super) queue: Arc<Queue>,
+    pub(super) mirror: Arc<Mirror>,
+    pub(super) generations: Generations,
+    /// `None` after a failure.
+    pub(super) database: Option<Database>,
+    /// The mark that the registry file holds.
+    pub(super) noted_through: u64,
+    /// Released last, when the files are closed.
+    pub(super) lock: StateLock,
+}
+
+/// The changes of one transaction.
+#[derive(Debug, Default)]
+struct Stage {
+    records: BTreeMap<SessionId, Option<Arc<SessionRecord>>>,
+    writes: BTreeMap<SessionId, Write>,
+    answers: Vec<Answer>,
+}
+
+/// What a transaction does to one session's rows.
+#[derive(Debug)]
+enum Write {
+    Put {
+        session: Vec<u8>,
+        spec: Option<Vec<u8>>,
+    },
+    Remove,
+}
+
+/// A result that waits for the commit.
+#[derive(Debug)]
+enum Answer {
+    Claim(
+        oneshot::Sender<Result<Arc<SessionRecord>, RegistryError>>,
+        Result<Arc<SessionRecord>, RegistryError>,
+    ),
+    Change(
+        oneshot::Sender<Result<(), RegistryError>>,
+        Result<(), RegistryError>,
+    ),
+    Release(
+        oneshot::Sender<Vec<Result<(), RegistryError>>>,
+        Vec<Result<(), RegistryError>>,
+    ),
+}
+
+impl Writer {
+    /// Runs until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            while let Some(batch) = self.queue.take() {
+                self.serve(batch);
+            }
+        }));
+        if served.is_err() {
+            tracing::error!(path = %self.path.display(), "the registry's writer panicked");
+            queue.abandon("it panicked");
+        }
+        // Closing the file writes to it, so the directory is given up only afterwards.
+        let Self { database, lock, .. } = self;
+        drop(database);
+        drop(lock);
+    }
+
+    fn serve(&mut self, batch: Vec<Queued>) {
+        if let Err(error) = self.ensure_open() {
+            refuse(batch, &error);
+            return;
+        }
+        let mut stage = Stage::default();
+        // The places in the queue become free with the commit, which keeps memory bounded.
+        let mut places = Vec::with_capacity(batch.len());
+        for Queued { request, place } in batch {
+            self.stage(&mut stage, request);
+            places.push(place);
+        }
+        let committed = self.commit(&stage.writes);
+        drop(places);
+        let abandoned = self.conclude(stage, committed);
+        if !abandoned.is_empty() {
+            self.end_abandoned(&abandoned);
+        }
+    }
+
+    /// Publishes and answers. Returns the claims that nobody waited for any more.
+    fn conclude(
+        &mut self,
+        stage: Stage,
+        committed: Result<(), RegistryError>,
+    ) -> Vec<(SessionId, Generation)> {
+        match committed {
+            Ok(()) => {
+                self.mirror.apply(stage.records);
+                stage
+                    .answers
+                    .into_iter()
+                    .filter_map(Answer::deliver)
+                    .collect()
+            }
+            Err(error) => {
+                self.database = None;
+                tracing::warn!(
+                    path = %self.path.display(),
+                    requests = stage.answers.len(),
+                    error = &error as &dyn std::error::Error,
+                    "a registry commit failed; the file is opened anew with the next request"
+                );
+                stage
+                    .answers
+                    .into_iter()
+                    .for_each(|answer| answer.fail(&error));
+                Vec::new()
+            }
+        }
+    }
+
+    fn stage(&mut self, stage: &mut Stage, request: Request) {
+        match request {
+            Request::Claim { id, spec, reply } => {
+                // A caller that is gone would never learn that it owns the session.
+                if !reply.is_closed() {
+                    let result = self.claim(stage, &id, *spec);
+                    stage.answers.push(Answer::Claim(reply, result));
+                }
+            }
+            Request::Change {
+                id,
+                generation,
+                change,
+                reply,
+            } => {
+                let result = self.change(stage, &id, generation, &change);
+                stage.answers.push(Answer::Change(reply, result));
+            }
+            Request::Release { batch, reply } => {
+                let results = batch
+                    .into_iter()
+                    .map(
+                        |Release {
+                             id,
+                             generation,
+                             ending,
+                         }| {
+                            self.change(stage, &id, generation, &Change::Release(ending))
+                        },
+                    )
+                    .collect();
+                stage.answers.push(Answer::Release(reply, results));
+            }
+        }
+    }
+
+    fn claim(
+        &mut self,
+        stage: &mut Stage,
+        id: &SessionId,
+        spec: ResolvedSpec,
+    ) -> Result<Arc<SessionRecord>, RegistryError> {
+        rules::may_claim(id, self.current(stage, id).as_deref())?;
+        let unreadable = |source| unreadable(id, source);
+        let encoded_spec = schema::encode_spec(&spec).map_err(unreadable)?;
+        let record = SessionRecord {
+            id: id.clone(),
+            generation: self.generations.take()?,
+            state: RecordState::Starting,
+            spec,
+            container: None,
+            created_at: Timestamp::now(),
+        };
+        let session = schema::encode_session(&record).map_err(unreadable)?;
+        let record = Arc::new(record);
+        stage.records.insert(id.clone(), Some(Arc::clone(&record)));
+        stage.writes.insert(
+            id.clone(),
+            Write::Put {
+                session,
+                spec: Some(encoded_spec),
+            },
+        );
+        Ok(record)
+    }
+
+    fn change(
+        &mut self,
+        stage: &mut Stage,
+        id: &SessionId,
+        generation: Generation,
+        change: &Change,
+    ) -> Result<(), RegistryError> {
+        match rules::apply(id, generation, self.current(stage, id).as_deref(), change)? {
+            Effect::Keep => {}
+            Effect::Put(record) => {
+                let session =
+                    schema::encode_session(&record).map_err(|source| unreadable(id, source))?;
+                let spec = match stage.writes.remove(id) {
+                    Some(Write::Put { spec, .. }) => spec,
+                    Some(Write::Remove) | None => None,
+                };
+                stage.records.insert(id.clone(), Some(Arc::from(record)));
+                stage
+                    .writes
+                    .insert(id.clone(), Write::Put { session, spec });
+            }
+            Effect::Remove => {
+                stage.records.insert(id.clone(), None);
+                stage.writes.insert(id.clone(), Write::Remove);
+            }
+        }
+        Ok(())
+    }
+
+    /// The record as this transaction has it so far.
+    fn current(&self, stage: &Stage, id: &SessionId) -> Option<Arc<SessionRecord>> {
+        match stage.records.get(id) {
+            Some(staged) => staged.clone(),
+            None => self.mirror.get(id),
+        }
+    }
+
+    fn commit(&mut self, writes: &BTreeMap<SessionId, Write>) -> Result<(), RegistryError> {
+        let through = self.generations.reserved_through();
+        if writes.is_empty() && through == self.noted_through {
+            return Ok(());
+        }
+        let Some(database) = &self.database else {
+            return Err(RegistryError::Closed {
+                reason: "the file is not open".to_owned(),
+            });
+        };
+        write(
+            database,
+            writes,
+            (through != self.noted_through).then_some(through),
+        )
+        .map_err(|error| store_error("commit", &self.path, error))?;
+        self.noted_through = through;
+        Ok(())
+    }
+
+    /// Opens the file after a failure and undoes what of the failed commit had become durable:
+    /// its callers were told that it failed.
+    fn ensure_open(&mut self) -> Result<(), RegistryError> {
+        if self.database.is_some() {
+            return Ok(());
+        }
+        let (database, content) =
+            opening::open_database(&self.path).map_err(|failure| failure.into_error(&self.path))?;
+        let writes = difference(&content.records, &self.mirror.snapshot())?;
+        self.noted_through = content.reserved_through;
+        self.database = Some(database);
+        let undone = self.commit(&writes);
+        if undone.is_err() {
+            self.database = None;
+        } else {
+            tracing::info!(path = %self.path.display(), "the registry file is open again");
+        }
+        undone
+    }
+
+    /// Gives up claims whose callers went away between asking and the answer: no container can
+    /// exist for them, and nobody else would ever release them.
+    fn end_abandoned(&mut self, abandoned: &[(SessionId, Generation)]) {
+        let mut stage = Stage::default();
+        for (id, generation) in abandoned {
+            let ending = Ending {
+                failed: true,
+                reason: "the start was given up before it was recorded".to_owned(),
+                exit_code: None,
+                ended_at: Timestamp::now(),
+                started_at: None,
+                phases: Vec::new(),
+            };
+            if let Err(error) = self.change(&mut stage, id, *generation, &Change::Release(ending)) {
+                tracing::warn!(session = %id, %error, "an abandoned claim could not be released");
+            }
+        }
+        let committed = self.commit(&stage.writes);
+        self.conclude(stage, committed);
+    }
+}
+
+impl Answer {
+    /// Gives the answer; returns a claim that nobody took.
+    fn deliver(self) -> Option<(SessionId, Generation)> {
+        match self {
+            Self::Claim(reply, result) => match reply.send(result) {
+                Err(Ok(record)) => Some((record.id.clone(), record.generation)),
+                Ok(()) | Err(Err(_)) => None,
+            },
+            // A caller that went away has no use for the answer, and the change stands.
+            Self::Change(reply, result) => {
+                let _ = reply.send(result);
+                None
+            }
+            Self::Release(reply, results) => {
+                let _ = reply.send(results);
+                None
+            }
+        }
+    }
+
+    fn fail(self, error: &RegistryError) {
+        match self {
+            Self::Claim(reply, _) => drop(reply.send(Err(error.clone()))),
+            Self::Change(reply, _) => drop(reply.send(Err(error.clone()))),
+            Self::Release(reply, results) => {
+                drop(reply.send(results.iter().map(|_| Err(error.clone())).collect()));
+            }
+        }
+    }
+}
+
+fn refuse(batch: Vec<Queued>, error: &RegistryError) {
+    for Queued { request, .. } in batch {
+        match request {
+            Request::Claim { reply, .. } => Answer::Claim(reply, Err(error.clone())),
+            Request::Change { reply, .. } => Answer::Change(reply, Err(error.clone())),
+            Request::Release { batch, reply } => {
+                Answer::Release(reply, batch.iter().map(|_| Err(error.clone())).collect())
+            }
+        }
+        .deliver();
+    }
+}
+
+fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryError {
+    RegistryError::Corrupt {
+        id: id.to_string(),
+        source: Arc::new(source),
+    }
+}
+
+/// One transaction.
+fn write(
+    database: &Database,
+    writes: &BTreeMap<SessionId, Write>,
+    reserved_through: Option<u64>,
+) -> Result<(), redb::Error> {
+    let transaction = database::begin(database)?;
+    {
+        let mut sessions = transaction.open_table(schema::SESSIONS)?;
+        let mut specs = transaction.open_table(schema::SPECS)?;
+        for (id, write) in writes {
+            match write {
+                Write::Put { session, spec } => {
+                    sessions.insert(id.as_str(), session.as_slice())?;
+                    if let Some(spec) = spec {
+                        specs.insert(id.as_str(), spec.as_slice())?;
+                    }
+                }
+                Write::Remove => {
+                    sessions.remove(id.as_str())?;
+                    specs.remove(id.as_str())?;
+                }
+            }
+        }
+    }
+    if let Some(through) = reserved_through {
+        schema::write_reserved(&transaction, through)?;
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+/// What makes `found` equal to `wanted`.
+fn difference(
+    found: &Records,
+    wanted: &Records,
+) -> Result<BTreeMap<SessionId, Write>, RegistryError> {
+    let mut writes = BTreeMap::new();
+    for id in found.keys().filter(|id| !wanted.contains_key(*id)) {
+        writes.insert(id.clone(), Write::Remove);
+    }
+    for (id, record) in wanted {
+        if found.get(id) != Some(record) {
+            let (session, spec) = schema::encode_session(record)
+                .and_then(|session| Ok((session, schema::encode_spec(&record.spec)?)))
+                .map_err(|source| unreadable(id, source))?;
+            writes.insert(
+                id.clone(),
+                Write::Put {
+                    session,
+                    spec: Some(spec),
+                },
+            );
+        }
+    }
+    Ok(writes)
+}

@@ -1,0 +1,118 @@
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use conman_proto::{Generation, SessionId};
+
+/// Why the registry refused or failed. One failed commit answers many callers, hence `Clone`.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RegistryError {
+    #[error("session {id} is owned by generation {generation}, which has not ended")]
+    Owned {
+        id: SessionId,
+        generation: Generation,
+    },
+    #[error("generation {generation} of session {id} is not current{}",
+        current.map(|g| format!("; the current one is {g}")).unwrap_or_default())]
+    Superseded {
+        id: SessionId,
+        generation: Generation,
+        current: Option<Generation>,
+    },
+    #[error("generation {generation} of session {id} has ended; it can only be forgotten")]
+    Ended {
+        id: SessionId,
+        generation: Generation,
+    },
+    #[error("the state `{state}` of session {id} cannot be noted: it is set by {by} alone")]
+    NotNotable {
+        id: SessionId,
+        state: &'static str,
+        by: &'static str,
+    },
+    #[error("another conman{} already uses {path}; stop it, or give this one its own state_dir",
+        holder.map(|pid| format!(" (process {pid})")).unwrap_or_default())]
+    InUse { path: PathBuf, holder: Option<u32> },
+    #[error(
+        "the registry file {path} has format {found}, and this conman knows up to {known}; \
+        run the newer conman that wrote it"
+    )]
+    TooNew {
+        path: PathBuf,
+        found: u32,
+        known: u32,
+    },
+    #[error(
+        "{path} is missing or damaged while its counterpart exists, so used generations are \
+        unknown; restore it, or start once with --generation-floor N above every generation \
+        ever used"
+    )]
+    FloorUnknown { path: PathBuf },
+    #[error(
+        "{path} is damaged ({what}); restore it from a backup, or move it away to start \
+        without records: generations go on growing, and running containers are ended"
+    )]
+    Damaged { path: PathBuf, what: String },
+    #[error("{action} {path}")]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<io::Error>,
+    },
+    #[error("{action} in the registry file {path}")]
+    Store {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<redb::Error>,
+    },
+    #[error("the record of session {id} cannot be read")]
+    Corrupt {
+        id: String,
+        #[source]
+        source: Arc<serde_json::Error>,
+    },
+    #[error("generations are used up")]
+    Exhausted,
+    #[error("the registry's writer has stopped: {reason}; restart conman")]
+    Closed { reason: String },
+}
+
+impl RegistryError {
+    /// Whether the same call may succeed later without a change by its caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Io { .. } | Self::Store { .. } => true,
+            Self::Owned { .. }
+            | Self::Superseded { .. }
+            | Self::Ended { .. }
+            | Self::NotNotable { .. }
+            | Self::InUse { .. }
+            | Self::TooNew { .. }
+            | Self::FloorUnknown { .. }
+            | Self::Damaged { .. }
+            | Self::Corrupt { .. }
+            | Self::Exhausted
+            | Self::Closed { .. } => false,
+        }
+    }
+
+    /// Whether the disk, or the quota on it, is full.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        let kind = match self {
+            Self::Io { source, .. } => source.kind(),
+            Self::Store { source, .. } => match &**source {
+                redb::Error::Io(source) => source.kind(),
+                _ => return false,
+            },
+            _ => return false,
+        };
+        matches!(
+            kind,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+}

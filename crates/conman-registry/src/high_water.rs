@@ -1,0 +1,167 @@
+//! A number that never falls, in a file of its own: "everything up to here may have been used".
+//!
+//! Layout: two slots of 512 bytes in different 4 KiB pages. A slot is magic (8 bytes), version
+//! (4 bytes), zeros (4 bytes), the number (8 bytes), zeros, and in its last four bytes the CRC-32
+//! of all before; integers are little-endian.
+//!
+//! [`HighWater::raise`] writes and syncs one slot and then the other, and returns only when both
+//! hold the number. So whatever destroys one slot, a torn write included, the other still covers
+//! every number that was ever given out on the strength of an earlier `raise`.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
+
+const SLOT_BYTES: usize = 512;
+const SLOT_OFFSETS: [u64; 2] = [0, 4096];
+const FILE_BYTES: usize = 8192;
+const MAGIC: &[u8; 8] = b"conmanHW";
+pub(crate) const VERSION: u32 = 1;
+
+/// What the file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    Missing,
+    /// At least one slot is intact; `complete` when both are and agree.
+    Through {
+        through: u64,
+        complete: bool,
+    },
+    /// No slot is intact.
+    Damaged,
+    /// Written by a newer conman.
+    TooNew(u32),
+}
+
+/// The file, open for raising.
+#[derive(Debug)]
+pub(crate) struct HighWater {
+    file: File,
+    through: u64,
+}
+
+impl HighWater {
+    /// Reads the file without changing it.
+    pub(crate) fn inspect(path: &Path) -> io::Result<Found> {
+        let file = match open_options().open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+            Err(error) => return Err(error),
+        };
+        let mut numbers = [None; 2];
+        let mut too_new = None;
+        for (number, offset) in numbers.iter_mut().zip(SLOT_OFFSETS) {
+            match read_slot(&file, offset)? {
+                Slot::Intact(through) => *number = Some(through),
+                Slot::TooNew(version) => too_new = Some(version),
+                Slot::Damaged => {}
+            }
+        }
+        Ok(match (too_new, numbers) {
+            (Some(version), _) => Found::TooNew(version),
+            (None, [Some(one), Some(other)]) => Found::Through {
+                through: one.max(other),
+                complete: one == other,
+            },
+            (None, [Some(through), None] | [None, Some(through)]) => Found::Through {
+                through,
+                complete: false,
+            },
+            (None, [None, None]) => Found::Damaged,
+        })
+    }
+
+    /// Opens the file with both slots at `through`, making or repairing it when they are not.
+    /// `found` must be what [`Self::inspect`] just told, and `through` not below it.
+    pub(crate) fn open(path: &Path, found: Found, through: u64) -> io::Result<Self> {
+        if found
+            == (Found::Through {
+                through,
+                complete: true,
+            })
+        {
+            return Ok(Self {
+                file: open_options().open(path)?,
+                through,
+            });
+        }
+        // A whole new file under another name: whatever is wrong with the present one, its
+        // length and blocks included, the number is never held by fewer files than before.
+        let temporary = with_suffix(path, ".new");
+        remove_if_present(&temporary)?;
+        let mut content = vec![0; FILE_BYTES];
+        for offset in SLOT_OFFSETS {
+            let start = usize::try_from(offset).map_err(io::Error::other)?;
+            content[start..start + SLOT_BYTES].copy_from_slice(&encode(through));
+        }
+        let file = open_options().create_new(true).open(&temporary)?;
+        file.write_all_at(&content, 0)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        sync_parent(path)?;
+        Ok(Self { file, through })
+    }
+
+    /// The number that both slots hold.
+    pub(crate) fn through(&self) -> u64 {
+        self.through
+    }
+
+    /// Raises the number in both slots, durably. After an error the number counts as not raised,
+    /// though a slot may already hold it; raising again is safe.
+    pub(crate) fn raise(&mut self, through: u64) -> io::Result<()> {
+        if through <= self.through {
+            return Ok(());
+        }
+        let slot = encode(through);
+        for offset in SLOT_OFFSETS {
+            self.file.write_all_at(&slot, offset)?;
+            self.file.sync_data()?;
+        }
+        self.through = through;
+        Ok(())
+    }
+}
+
+enum Slot {
+    Intact(u64),
+    TooNew(u32),
+    Damaged,
+}
+
+fn encode(through: u64) -> [u8; SLOT_BYTES] {
+    let mut slot = [0; SLOT_BYTES];
+    slot[..8].copy_from_slice(MAGIC);
+    slot[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    slot[16..24].copy_from_slice(&through.to_le_bytes());
+    let (content, checksum) = slot.split_at_mut(SLOT_BYTES - 4);
+    checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
+    slot
+}
+
+fn read_slot(file: &File, offset: u64) -> io::Result<Slot> {
+    let mut slot = [0; SLOT_BYTES];
+    match file.read_exact_at(&mut slot, offset) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Slot::Damaged),
+        // A sector that the disk cannot read any more is a damaged slot; the other one decides.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
+            return Ok(Slot::Damaged);
+        }
+        Err(error) => return Err(error),
+    }
+    let (content, checksum) = slot.split_at(SLOT_BYTES - 4);
+    if !content.starts_with(MAGIC) || crc32fast::hash(content).to_le_bytes() != *checksum {
+        return Ok(Slot::Damaged);
+    }
+    let version = u32::from_le_bytes([slot[8], slot[9], slot[10], slot[11]]);
+    if version > VERSION {
+        return Ok(Slot::TooNew(version));
+    }
+    let mut number = [0; 8];
+    number.copy_from_slice(&slot[16..24]);
+    Ok(Slot::Intact(u64::from_le_bytes(number)))
+}

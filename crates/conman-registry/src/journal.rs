@@ -1,0 +1,267 @@
+//! This node's events, in a file of their own.
+//!
+//! One OS thread writes ([`writer`]); [`Journal::append`] only pushes into a bounded queue
+//! ([`queue`]). Readers see an event once it is durable: from memory while it is among the newest
+//! ([`tail`]), from the file otherwise ([`tables`]), through tokio's blocking threads.
+//!
+//! The journal is no part of ownership. A damaged file is set aside as `journal.redb.damaged`
+//! (an earlier one is replaced) with a warning, and a new journal begins. Positions grow all the
+//! same: `journal-positions` holds a mark that no position ever shown exceeds, and every opening
+//! begins above it.
+
+mod error;
+mod follow;
+mod opening;
+mod queue;
+mod tables;
+mod tail;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use conman_proto::{Event, EventKind, EventPage, Generation, SessionId, Timeline, TimelinePhase};
+use futures_util::stream::BoxStream;
+use jiff::{SignedDuration, Timestamp};
+use redb::Database;
+use tokio::sync::watch;
+
+pub use self::error::JournalError;
+use self::queue::Queue;
+use self::tables::{Extent, ReadFailure};
+use self::tail::Tail;
+use self::writer::Writer;
+
+/// Most events of a page.
+pub const MAX_EVENT_PAGE: usize = 1000;
+
+/// Most events of a timeline; a session that restarts all day long has more, and its newest count.
+const MAX_TIMELINE: usize = 2000;
+
+/// An event that has no position yet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewEvent {
+    pub at: Timestamp,
+    pub kind: EventKind,
+    pub session: Option<SessionId>,
+    pub generation: Option<Generation>,
+    /// Name of the phase that ended, with [`EventKind::SessionPhase`].
+    pub phase: Option<String>,
+    pub duration_ms: Option<f64>,
+    /// The event in words; cut at 4 KiB.
+    pub message: String,
+}
+
+/// The events of one node, the newest `max_events` of them.
+#[derive(Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+    durable: watch::Receiver<u64>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// What the writer, the readers and the followers share.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    node: String,
+    queue: Queue,
+    tail: RwLock<Tail>,
+    /// `None` after a failed write, until the file could be opened again, and when closed.
+    database: RwLock<Option<Arc<Database>>>,
+}
+
+impl Journal {
+    /// Opens the journal in `dir`, which is made when it is missing, and starts its writer.
+    /// Blocks on the disk. `max_events` of 0 counts as 1.
+    ///
+    /// # Errors
+    /// [`JournalError::InUse`] when somebody else has it open, [`JournalError::TooNew`] when a
+    /// newer conman wrote it, or what the disk says. Damage is no error: see the module's text.
+    pub fn open(dir: &Path, node: &str, max_events: u64) -> Result<Self, JournalError> {
+        let opened = opening::open(dir)?;
+        let (sender, durable) = watch::channel(opened.extent.last_seq);
+        let shared = Arc::new(Shared {
+            path: opened.path.clone(),
+            node: node.to_owned(),
+            queue: Queue::default(),
+            tail: RwLock::new(Tail::new(opened.extent)),
+            database: RwLock::new(Some(Arc::new(opened.database))),
+        });
+        let writer = Writer {
+            shared: Arc::clone(&shared),
+            path: opened.path,
+            node: node.to_owned(),
+            max_events: max_events.max(1),
+            last_seq: opened.positions.through(),
+            positions: opened.positions,
+            durable: sender,
+        };
+        let thread = std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|source| JournalError::Io {
+                action: "start the writer of",
+                path: dir.to_owned(),
+                source: Arc::new(source),
+            })?;
+        Ok(Self {
+            shared,
+            durable,
+            writer: Some(thread),
+        })
+    }
+
+    /// Notes events in this order. Never blocks and never fails: what finds no room in the queue
+    /// is counted, and the count is journalled as [`EventKind::EventsLost`] in its place.
+    pub fn append(&self, events: Vec<NewEvent>) {
+        self.shared.queue.append(events);
+    }
+
+    /// Up to `limit` durable events after a position, oldest first. `limit` is taken as 1 to
+    /// [`MAX_EVENT_PAGE`].
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub async fn page(&self, after: u64, limit: usize) -> Result<EventPage, JournalError> {
+        let limit = limit.clamp(1, MAX_EVENT_PAGE);
+        let (events, extent) = self.shared.read(after, limit).await?;
+        Ok(EventPage {
+            events,
+            last_seq: extent.last_seq,
+            truncated: after < extent.dropped_through,
+        })
+    }
+
+    /// What happened to one session, as far as the journal reaches back. Empty for a session
+    /// that it knows nothing of.
+    ///
+    /// A session is remembered as truncated for as long as events of it are left, and after that
+    /// until as many other sessions have left the journal as it holds events.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub async fn timeline(&self, id: &SessionId) -> Result<Timeline, JournalError> {
+        let wanted = id.clone();
+        let (events, truncated) = self
+            .shared
+            .with_database(move |database| tables::read_session(database, &wanted, MAX_TIMELINE))
+            .await?;
+        Ok(Timeline {
+            id: id.clone(),
+            phases: latest_phases(&events),
+            events,
+            truncated,
+        })
+    }
+
+    /// Every event after a position: those that are stored, then those that become durable,
+    /// without a gap or a repetition between them. Ends when the journal is dropped.
+    ///
+    /// A reader that resumes (`after` above 0) or lags so far that events were dropped before it
+    /// read them gets one [`EventKind::EventsLost`] in their place. Must be polled on a tokio
+    /// runtime.
+    pub fn follow(&self, after: u64) -> BoxStream<'static, Event> {
+        follow::follow(Arc::clone(&self.shared), self.durable.clone(), after)
+    }
+
+    /// Waits until everything appended before is durable, or until an attempt to make it so has
+    /// failed; it is tried again by itself then.
+    pub async fn flush(&self) {
+        // An error means that the journal closes, and closing flushes.
+        let _ = self.shared.queue.flush().await;
+    }
+}
+
+/// Writes what is queued, once, and closes the file.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        if self
+            .writer
+            .take()
+            .is_some_and(|writer| writer.join().is_err())
+        {
+            tracing::error!(path = %self.shared.path.display(), "the journal's writer panicked");
+        }
+    }
+}
+
+impl Shared {
+    /// Durable events after a position, and the extent at the moment of the read.
+    async fn read(&self, after: u64, limit: usize) -> Result<(Vec<Event>, Extent), JournalError> {
+        let recent = self
+            .tail
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .after(after, limit);
+        match recent {
+            Some(read) => Ok(read),
+            None => {
+                self.with_database(move |database| tables::read_after(database, after, limit))
+                    .await
+            }
+        }
+    }
+
+    /// Runs a read on a blocking thread.
+    async fn with_database<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Database) -> Result<T, ReadFailure> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let Some(database) = self.database() else {
+            return Err(JournalError::Unavailable {
+                path: self.path.clone(),
+            });
+        };
+        let joined = tokio::task::spawn_blocking(move || read(&database)).await;
+        let failed = |source| JournalError::Store {
+            action: "read",
+            path: self.path.clone(),
+            source: Arc::new(source),
+        };
+        match joined {
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(ReadFailure::Store(source))) => Err(failed(source)),
+            Ok(Err(ReadFailure::Unreadable { seq, source })) => Err(JournalError::Corrupt {
+                seq,
+                source: Arc::new(source),
+            }),
+            Err(panicked) => Err(failed(redb::Error::Corrupted(panicked.to_string()))),
+        }
+    }
+
+    fn database(&self) -> Option<Arc<Database>> {
+        self.database
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set_database(&self, database: Option<Arc<Database>>) {
+        *self
+            .database
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = database;
+    }
+}
+
+/// The phases of the latest generation among the events.
+fn latest_phases(events: &[Event]) -> Vec<TimelinePhase> {
+    let latest = events.iter().filter_map(|event| event.generation).max();
+    events
+        .iter()
+        .filter(|event| event.kind == EventKind::SessionPhase && event.generation == latest)
+        .filter_map(|event| {
+            let duration_ms = event.duration_ms?;
+            let duration = SignedDuration::try_from_secs_f64(duration_ms / 1000.0).ok()?;
+            Some(TimelinePhase {
+                name: event.phase.clone()?,
+                generation: event.generation?,
+                started_at: event.at.checked_sub(duration).unwrap_or(event.at),
+                duration_ms,
+            })
+        })
+        .collect()
+}

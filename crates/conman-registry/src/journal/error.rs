@@ -1,0 +1,55 @@
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Why the journal could not be opened or read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum JournalError {
+    #[error("another conman already uses {path}; stop it, or give this one its own state_dir")]
+    InUse { path: PathBuf },
+    #[error(
+        "the journal {path} has format {found}, and this conman knows up to {known}; run the \
+        newer conman that wrote it, or move the file away to begin a new journal"
+    )]
+    TooNew {
+        path: PathBuf,
+        found: u32,
+        known: u32,
+    },
+    #[error("{action} {path}")]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<io::Error>,
+    },
+    #[error("{action} the journal {path}")]
+    Store {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<redb::Error>,
+    },
+    #[error("event {seq} of the journal cannot be read")]
+    Corrupt {
+        seq: u64,
+        #[source]
+        source: Arc<serde_json::Error>,
+    },
+    #[error(
+        "the journal {path} is not open at the moment: its disk refused a write; it is tried \
+        again by itself"
+    )]
+    Unavailable { path: PathBuf },
+}
+
+impl JournalError {
+    /// Whether the same call may succeed later without a change by its caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Io { .. } | Self::Store { .. } | Self::Unavailable { .. } => true,
+            Self::InUse { .. } | Self::TooNew { .. } | Self::Corrupt { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Events as they become durable.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_proto::{Event, EventKind};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::Shared;
+
+/// Events read at a time; the follower holds so many in memory at most.
+const PAGE: usize = 256;
+
+/// How long a follower waits after a failed read, unless an event becomes durable sooner.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
+
+/// Where a follower stands. It only ever reads pages after its position, and waits when there is
+/// none, so that there is no seam between what was stored and what is live.
+struct Follower {
+    shared: Arc<Shared>,
+    durable: watch::Receiver<u64>,
+    position: u64,
+    read: VecDeque<Event>,
+    /// Whether a hole before the next event concerns the reader: one that begins at the beginning
+    /// takes what there is.
+    holes_matter: bool,
+}
+
+pub(super) fn follow(
+    shared: Arc<Shared>,
+    durable: watch::Receiver<u64>,
+    after: u64,
+) -> BoxStream<'static, Event> {
+    let follower = Follower {
+        shared,
+        durable,
+        position: after,
+        read: VecDeque::new(),
+        holes_matter: after > 0,
+    };
+    stream::unfold(follower, |mut follower| async move {
+        let event = follower.next().await?;
+        Some((event, follower))
+    })
+    .boxed()
+}
+
+impl Follower {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.read.pop_front() {
+                self.position = event.seq;
+                self.holes_matter = true;
+                return Some(event);
+            }
+            // Looked at before the read, so that what becomes durable after it is not missed.
+            self.durable.borrow_and_update();
+            match self.shared.read(self.position, PAGE).await {
+                Ok((events, extent)) => {
+                    let hole = self.position < extent.dropped_through;
+                    if hole && self.holes_matter {
+                        self.read.push_back(self.hole(extent.dropped_through));
+                    }
+                    self.read.extend(events);
+                    if self.read.is_empty() {
+                        self.durable.changed().await.ok()?;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "a follower of the journal could not read it"
+                    );
+                    // Cancelling either arm loses nothing: the position stands, and the next
+                    // round reads from it.
+                    tokio::select! {
+                        changed = self.durable.changed() => changed.ok()?,
+                        () = tokio::time::sleep(PAUSE_AFTER_FAILURE) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn hole(&self, through: u64) -> Event {
+        Event {
+            seq: through,
+            at: Timestamp::now(),
+            kind: EventKind::EventsLost,
+            node: self.shared.node.clone(),
+            session: None,
+            generation: None,
+            phase: None,
+            duration_ms: None,
+            message: format!(
+                "events after {} and up to {through} were already dropped from the journal",
+                self.position
+            ),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What is found of a journal, and what becomes of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use redb::Database;
+
+use super::JournalError;
+use super::tables::{self, Extent};
+use crate::database::{self, OpenFailure};
+use crate::files::{ensure_dir, sync_parent, with_suffix};
+use crate::high_water::{self, Found, HighWater};
+
+const JOURNAL_FILE: &str = "journal.redb";
+const POSITIONS_FILE: &str = "journal-positions";
+
+/// A journal that is ready to be written.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) database: Database,
+    pub(super) extent: Extent,
+    pub(super) positions: HighWater,
+    pub(super) path: PathBuf,
+}
+
+pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| JournalError::Io {
+            action,
+            path,
+            source: Arc::new(source),
+        }
+    };
+    ensure_dir(dir).map_err(io("make the state directory", dir))?;
+    let path = dir.join(JOURNAL_FILE);
+    let positions_path = dir.join(POSITIONS_FILE);
+
+    // The journal's own lock comes first: whoever does not get it touches nothing.
+    let opened = open_or_set_aside(&path)?;
+    let found = HighWater::inspect(&positions_path).map_err(io("read", &positions_path))?;
+    let mark = match (found, &opened) {
+        (Found::TooNew(found), _) => {
+            return Err(JournalError::TooNew {
+                path: positions_path,
+                found,
+                known: high_water::VERSION,
+            });
+        }
+        (Found::Through { through, .. }, Existing::Whole(_, extent)) => {
+            through.max(extent.last_seq)
+        }
+        (Found::Through { through, .. }, Existing::None | Existing::SetAside) => through,
+        (Found::Missing | Found::Damaged, Existing::Whole(_, extent)) => extent.last_seq,
+        (Found::Missing, Existing::None) => 0,
+        // Neither file tells. Microseconds since 1970 exceed every position of a journal that
+        // was written more slowly than an event a microsecond.
+        (Found::Missing | Found::Damaged, Existing::None | Existing::SetAside) => {
+            u64::try_from(Timestamp::now().as_microsecond()).unwrap_or(0)
+        }
+    };
+    let (database, extent) = match opened {
+        Existing::Whole(database, extent) => (database, extent),
+        Existing::None | Existing::SetAside => {
+            let database = database::create(&path, |transaction| tables::fill(transaction, mark))
+                .map_err(|error| store(&path, error))?;
+            (
+                database,
+                Extent {
+                    last_seq: mark,
+                    dropped_through: mark,
+                },
+            )
+        }
+    };
+    let positions =
+        HighWater::open(&positions_path, found, mark).map_err(io("write", &positions_path))?;
+    Ok(Opened {
+        database,
+        extent,
+        positions,
+        path,
+    })
+}
+
+enum Existing {
+    None,
+    Whole(Database, Extent),
+    SetAside,
+}
+
+fn open_or_set_aside(path: &Path) -> Result<Existing, JournalError> {
+    let damage = match database::open(path) {
+        Ok(database) => match checked(&database) {
+            Ok((Some(found), _)) if found > tables::FORMAT => {
+                let path = path.to_owned();
+                return Err(JournalError::TooNew {
+                    path,
+                    found,
+                    known: tables::FORMAT,
+                });
+            }
+            Ok((Some(_), extent)) => return Ok(Existing::Whole(database, extent)),
+            Ok((None, _)) => "it has no format number".to_owned(),
+            Err(error) => match OpenFailure::from(error) {
+                OpenFailure::Damaged(what) => what,
+                OpenFailure::Failed(error) => return Err(store(path, error)),
+                OpenFailure::Missing | OpenFailure::InUse => "it vanished".to_owned(),
+            },
+        },
+        Err(OpenFailure::Missing) => return Ok(Existing::None),
+        Err(OpenFailure::InUse) => {
+            return Err(JournalError::InUse {
+                path: path.to_owned(),
+            });
+        }
+        Err(OpenFailure::Failed(error)) => return Err(store(path, error)),
+        Err(OpenFailure::Damaged(what)) => what,
+    };
+    let aside = with_suffix(path, ".damaged");
+    std::fs::rename(path, &aside)
+        .and_then(|()| sync_parent(path))
+        .map_err(|source| JournalError::Io {
+            action: "set aside the damaged journal",
+            path: path.to_owned(),
+            source: Arc::new(source),
+        })?;
+    tracing::warn!(
+        path = %path.display(), aside = %aside.display(), damage,
+        "the journal is damaged; it was set aside and a new one begins"
+    );
+    Ok(Existing::SetAside)
+}
+
+fn checked(database: &Database) -> Result<(Option<u32>, Extent), redb::Error> {
+    Ok((tables::format(database)?, tables::extent(database)?))
+}
+
+fn store(path: &Path, error: redb::Error) -> JournalError {
+    JournalError::Store {
+        action: "open",
+        path: path.to_owned(),
+        source: Arc::new(error),
+    }
+}

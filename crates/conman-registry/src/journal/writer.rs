@@ -1,0 +1,164 @@
+//! The one thread that writes the journal.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use conman_proto::{Event, EventKind};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::queue::Taken;
+use super::tables::{self, Extent};
+use super::{NewEvent, Shared};
+use crate::database;
+use crate::high_water::HighWater;
+
+/// Positions reserved by one write of the positions file.
+const BLOCK: u64 = 1000;
+
+/// Pause after the first failed attempt to write; doubled up to the greatest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const GREATEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Longest message kept of an event, in bytes.
+const MAX_MESSAGE_BYTES: usize = 4096;
+/// Longest phase name kept, in bytes.
+const MAX_PHASE_BYTES: usize = 64;
+
+/// Takes what waits, gives it positions, writes it in one durable transaction, and only then
+/// shows it. A write that fails is tried again until it succeeds or the journal is closed.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) shared: Arc<Shared>,
+    pub(super) path: PathBuf,
+    pub(super) node: String,
+    pub(super) max_events: u64,
+    /// Positions up to its mark may have been shown.
+    pub(super) positions: HighWater,
+    pub(super) last_seq: u64,
+    /// Greatest durable position; dropped with the writer, which ends all followers.
+    pub(super) durable: watch::Sender<u64>,
+}
+
+impl Writer {
+    /// Runs until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        while let Some(Taken {
+            events,
+            lost,
+            flushes,
+        }) = self.shared.queue.take()
+        {
+            let mut batch: Vec<_> = events.into_iter().map(|new| self.number(new)).collect();
+            if lost > 0 {
+                let gap = self.number(gap(lost));
+                batch.push(gap);
+            }
+            if !batch.is_empty() {
+                self.write(batch);
+            }
+            for flush in flushes {
+                // Whoever asked may have gone.
+                let _ = flush.send(());
+            }
+        }
+        self.shared.set_database(None);
+    }
+
+    fn number(&mut self, new: NewEvent) -> Arc<Event> {
+        self.last_seq += 1;
+        Arc::new(Event {
+            seq: self.last_seq,
+            at: new.at,
+            kind: new.kind,
+            node: self.node.clone(),
+            session: new.session,
+            generation: new.generation,
+            phase: new.phase.map(|phase| cut(phase, MAX_PHASE_BYTES)),
+            duration_ms: new.duration_ms.filter(|duration| duration.is_finite()),
+            message: cut(new.message, MAX_MESSAGE_BYTES),
+        })
+    }
+
+    fn write(&mut self, batch: Vec<Arc<Event>>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.attempt(&batch) {
+                Ok(extent) => {
+                    if pause > FIRST_PAUSE {
+                        tracing::info!(path = %self.path.display(), "the journal is written again");
+                    }
+                    let mut tail = self
+                        .shared
+                        .tail
+                        .write()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    tail.extend(batch, extent);
+                    drop(tail);
+                    self.durable.send_replace(extent.last_seq);
+                    return;
+                }
+                Err(error) => {
+                    self.shared.set_database(None);
+                    if pause == FIRST_PAUSE {
+                        tracing::warn!(
+                            path = %self.path.display(),
+                            error = &error as &dyn std::error::Error,
+                            "the journal cannot be written; trying again until it can"
+                        );
+                    }
+                    if !self.shared.queue.pause(pause) {
+                        return;
+                    }
+                    pause = (pause * 2).min(GREATEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn attempt(&mut self, batch: &[Arc<Event>]) -> Result<Extent, redb::Error> {
+        if self.last_seq > self.positions.through() {
+            self.positions.raise(self.last_seq.saturating_add(BLOCK))?;
+        }
+        let database = match self.shared.database() {
+            Some(database) => database,
+            None => {
+                let reopened = Arc::new(reopen(&self.path)?);
+                self.shared.set_database(Some(Arc::clone(&reopened)));
+                let extent = tables::extent(&reopened)?;
+                // The attempt that failed had become durable after all.
+                if extent.last_seq >= self.last_seq {
+                    return Ok(extent);
+                }
+                reopened
+            }
+        };
+        tables::write(&database, batch, self.max_events)
+    }
+}
+
+fn reopen(path: &Path) -> Result<redb::Database, redb::Error> {
+    database::open(path).map_err(|failure| match failure {
+        database::OpenFailure::Failed(error) => error,
+        other => redb::Error::Corrupted(format!("{other:?}")),
+    })
+}
+
+fn gap(lost: u64) -> NewEvent {
+    NewEvent {
+        at: Timestamp::now(),
+        kind: EventKind::EventsLost,
+        session: None,
+        generation: None,
+        phase: None,
+        duration_ms: None,
+        message: format!("{lost} events were lost here: they came faster than the disk took them"),
+    }
+}
+
+/// Cuts a text to at most `bytes` bytes between two characters.
+fn cut(mut text: String, bytes: usize) -> String {
+    text.truncate(text.floor_char_boundary(bytes));
+    text
+}

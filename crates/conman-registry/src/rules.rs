@@ -1,0 +1,123 @@
+//! What each change does to a record: pure, and the same for every registry of this crate.
+
+use conman_proto::{Generation, SessionId};
+
+use crate::{ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord};
+
+/// Effect of an accepted change.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Effect {
+    /// The record already says so.
+    Keep,
+    Put(Box<SessionRecord>),
+    Remove,
+}
+
+/// A change of one generation's record.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    SetContainer(ContainerIdentity),
+    SetState(RecordState),
+    Release(Ending),
+    Forget,
+}
+
+/// Whether the session may be claimed.
+pub(crate) fn may_claim(
+    id: &SessionId,
+    current: Option<&SessionRecord>,
+) -> Result<(), RegistryError> {
+    match current {
+        Some(record) if !record.state.is_ended() => Err(RegistryError::Owned {
+            id: id.clone(),
+            generation: record.generation,
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Applies a change that acts for `generation` to the current record.
+pub(crate) fn apply(
+    id: &SessionId,
+    generation: Generation,
+    current: Option<&SessionRecord>,
+    change: &Change,
+) -> Result<Effect, RegistryError> {
+    let record = match current {
+        Some(record) if record.generation == generation => record,
+        other => {
+            let current = other.map(|record| record.generation);
+            return Err(RegistryError::Superseded {
+                id: id.clone(),
+                generation,
+                current,
+            });
+        }
+    };
+    match change {
+        Change::SetContainer(container) => {
+            refuse_ended(record)?;
+            let changed = SessionRecord {
+                container: Some(container.clone()),
+                ..record.clone()
+            };
+            Ok(keep_or_put(record, changed))
+        }
+        Change::SetState(state) => {
+            refuse_not_notable(id, state)?;
+            refuse_ended(record)?;
+            Ok(keep_or_put(
+                record,
+                SessionRecord {
+                    state: state.clone(),
+                    ..record.clone()
+                },
+            ))
+        }
+        // The first ending stands: whoever releases again knows no more than the first did.
+        Change::Release(_) if record.state.is_ended() => Ok(Effect::Keep),
+        Change::Release(ending) => {
+            let state = RecordState::Ended(ending.clone());
+            Ok(Effect::Put(Box::new(SessionRecord {
+                state,
+                ..record.clone()
+            })))
+        }
+        Change::Forget if record.state.is_ended() => Ok(Effect::Remove),
+        Change::Forget => Err(RegistryError::Owned {
+            id: id.clone(),
+            generation,
+        }),
+    }
+}
+
+fn keep_or_put(before: &SessionRecord, after: SessionRecord) -> Effect {
+    if *before == after {
+        Effect::Keep
+    } else {
+        Effect::Put(Box::new(after))
+    }
+}
+
+fn refuse_ended(record: &SessionRecord) -> Result<(), RegistryError> {
+    if record.state.is_ended() {
+        let (id, generation) = (record.id.clone(), record.generation);
+        return Err(RegistryError::Ended { id, generation });
+    }
+    Ok(())
+}
+
+fn refuse_not_notable(id: &SessionId, state: &RecordState) -> Result<(), RegistryError> {
+    let (state, by) = match state {
+        RecordState::Starting => ("starting", "claim"),
+        RecordState::Ended(_) => ("ended", "release"),
+        RecordState::Running { .. } | RecordState::Stopping { .. } | RecordState::Stuck { .. } => {
+            return Ok(());
+        }
+    };
+    Err(RegistryError::NotNotable {
+        id: id.clone(),
+        state,
+        by,
+    })
+}
