@@ -154,12 +154,12 @@ pub struct PsArgs {
     /// Show ended sessions too
     #[arg(short, long)]
     pub all: bool,
-    /// Only sessions in this state
+    /// Only sessions in this state; may be repeated
     #[arg(long, value_name = "STATE", value_parser = state_parser())]
-    pub state: Option<SessionState>,
-    /// Only sessions with this label
+    pub state: Vec<SessionState>,
+    /// Only sessions with this label; may be repeated
     #[arg(short, long, value_name = "KEY[=VALUE]")]
-    pub label: Option<String>,
+    pub label: Vec<String>,
     /// Print names only
     #[arg(short, long)]
     pub quiet: bool,

@@ -1,0 +1,116 @@
+//! Why a request got no answer, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use conman_proto::Problem;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("`{given}` is not a URL of conman: {reason}")]
+    BadUrl { given: String, reason: String },
+    #[error("cannot read the token file {path}")]
+    TokenFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the token file {path} holds no token: {reason}")]
+    BadToken { path: PathBuf, reason: &'static str },
+    #[error("conman is not running here (no socket at {path})")]
+    NoSocket { path: PathBuf },
+    #[error("this user may not use the socket {path}")]
+    NotAllowed { path: PathBuf },
+    #[error("cannot connect to {peer}")]
+    Connect {
+        peer: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{peer} took no connection within {after_s} s")]
+    ConnectTimedOut { peer: String, after_s: u64 },
+    #[error("the connection to {peer} broke off")]
+    Broken {
+        peer: String,
+        #[source]
+        source: hyper::Error,
+    },
+    #[error("{peer} was silent for {after_s} s")]
+    TimedOut { peer: String, after_s: u64 },
+    #[error("{peer} is not understood: {reason}")]
+    NotUnderstood { peer: String, reason: String },
+    #[error("the answer is larger than {max_bytes} bytes")]
+    TooLarge { max_bytes: usize },
+    /// The daemon answered with problem details.
+    #[error("{}: {}", .0.title, .0.detail)]
+    Refused(Box<Problem>),
+}
+
+/// Why a stream ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    #[error("the stream broke off")]
+    Broken(#[source] hyper::Error),
+    #[error("a piece of the stream is larger than {max_bytes} bytes")]
+    TooLarge { max_bytes: usize },
+}
+
+impl ClientError {
+    /// What the person at the terminal can do next.
+    pub(crate) fn advice(&self) -> Option<String> {
+        let advice = match self {
+            Self::BadUrl { .. } => "write for example --url http://127.0.0.1:7700",
+            Self::TokenFile { .. } | Self::BadToken { .. } => {
+                "put one token on one line of the file; `conman auth new-token` makes one"
+            }
+            Self::NoSocket { .. } => {
+                "start it with `conman serve`, or pass --socket PATH or --url URL"
+            }
+            Self::NotAllowed { .. } => {
+                "run as root, for example with sudo, or use --url with --token-file"
+            }
+            Self::Connect { .. } | Self::ConnectTimedOut { .. } => {
+                "check that `conman serve` runs there and listens at this address"
+            }
+            Self::Broken { .. } => {
+                "the daemon may have stopped or be restarting: look at its log, then try again"
+            }
+            Self::TimedOut { .. } => {
+                "the daemon may be overloaded or stuck: look at its log, then try again"
+            }
+            Self::NotUnderstood { .. } => {
+                "check that the address is conman's API, and that its version fits: `conman version`"
+            }
+            Self::TooLarge { .. } => "narrow the request down, for example with --label",
+            Self::Refused(problem) => return advice_on(problem),
+        };
+        Some(advice.to_owned())
+    }
+}
+
+/// The next step after a refusal, where the problem's kind has one.
+fn advice_on(problem: &Problem) -> Option<String> {
+    let advice = match problem.slug() {
+        "unauthenticated" => {
+            "pass --token-file FILE (or CONMAN_TOKEN_FILE) with a token that the node knows; \
+             `conman auth new-token` makes one"
+        }
+        "forbidden" => "use a token with a wider scope: read < frontend < admin",
+        "no-such-session" => "`conman ps --all` lists the sessions",
+        "no-such-image" => "build or load the image on the node first",
+        "start-failed" => "`conman why ID` tells what happened, `conman logs ID` what it printed",
+        "not-running" => {
+            "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
+        }
+        "session-stuck" => "`conman why ID` tells what keeps it; nothing else runs under its name",
+        "node-preempted" => {
+            "use another node, or `conman readmit` when this machine stays after all"
+        }
+        "runtime-unavailable" => "`conman nodes` tells why; running sessions go on",
+        _ if problem.retryable => "try again in a moment",
+        _ if problem.status == 401 => "pass --token-file FILE with a token that the node knows",
+        _ => return None,
+    };
+    Some(advice.to_owned())
+}

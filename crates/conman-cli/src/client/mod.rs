@@ -1,0 +1,267 @@
+//! A client of the HTTP API: one connection for each request, over the admin socket or TCP.
+//!
+//! No task outlives a request but the one that drives its connection, which ends when the
+//! response is read or dropped. Every wait for a peer that may be gone is bounded.
+
+mod connection;
+mod error;
+mod lines;
+mod sse;
+mod target;
+mod websocket;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_proto::Problem;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub(crate) use error::{ClientError, StreamError};
+pub(crate) use lines::Lines;
+pub(crate) use sse::SseEvents;
+pub(crate) use websocket::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
+
+use crate::args::Globals;
+use target::Target;
+
+/// Patience for the head of an answer to a request that the daemon carries out at once: longer
+/// than the daemon's own 30 s, so that it is the daemon that says what took too long.
+pub(crate) const PROMPT: Duration = Duration::from_secs(45);
+
+/// Patience for a start: the longest ready timeout that a spec may have (600 s), and the
+/// runtime's own time.
+pub(crate) const START: Duration = Duration::from_secs(15 * 60);
+
+/// Longest silence within the body of an answer that does not stream.
+const BODY_SILENCE: Duration = Duration::from_secs(30);
+
+/// Bound on an answer's body: a page of 1,000 sessions with specs of 160 KiB at most each would
+/// be larger, and is no answer that a person asked for.
+const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
+
+const USER_AGENT_VALUE: &str = concat!("conman/", env!("CARGO_PKG_VERSION"));
+
+/// An answer typed, and as the daemon wrote it: a newer one may have fields that this version
+/// does not know, and `--json` shows them.
+#[derive(Debug)]
+pub(crate) struct Answer<T> {
+    pub(crate) value: T,
+    pub(crate) raw: serde_json::Value,
+}
+
+/// How to reach a daemon, and as whom.
+#[derive(Debug)]
+pub(crate) struct Client {
+    target: Target,
+    token: Option<HeaderValue>,
+}
+
+impl Client {
+    /// From the flags and the environment; connects to nothing yet.
+    pub(crate) fn new(
+        globals: &Globals,
+        env: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, ClientError> {
+        let token = globals
+            .token_file(&env)
+            .map(|path| target::read_token(&path))
+            .transpose()?;
+        Ok(Self {
+            target: Target::new(globals.endpoint(&env))?,
+            token,
+        })
+    }
+
+    /// Asks and reads the JSON answer.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        Ok(self
+            .answer(Method::GET, path, None::<&()>, PROMPT)
+            .await?
+            .value)
+    }
+
+    /// Sends `body` and reads the JSON answer; `patience` bounds the wait for its head.
+    pub(crate) async fn answer<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        patience: Duration,
+    ) -> Result<Answer<T>, ClientError> {
+        let not_understood = |error: serde_json::Error| self.not_understood(error.to_string());
+        let response = self
+            .send(method, path, body, "application/json", patience)
+            .await?;
+        let bytes = self.read(response.into_body()).await?;
+        let raw: serde_json::Value = serde_json::from_slice(&bytes).map_err(not_understood)?;
+        let value = T::deserialize(&raw).map_err(not_understood)?;
+        Ok(Answer { value, raw })
+    }
+
+    /// Opens an answer that streams; its body may stay silent for as long as it likes.
+    pub(crate) async fn stream(
+        &self,
+        path: &str,
+        accept: &'static str,
+    ) -> Result<Response<Incoming>, ClientError> {
+        self.send(Method::GET, path, None::<&()>, accept, PROMPT)
+            .await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        accept: &'static str,
+        patience: Duration,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let body = match body {
+            Some(body) => {
+                let json = serde_json::to_vec(body);
+                Some(json.map_err(|error| self.not_understood(error.to_string()))?)
+            }
+            None => None,
+        };
+        let mut request = self.request(method, path)?;
+        request
+            .headers_mut()
+            .insert(ACCEPT, HeaderValue::from_static(accept));
+        if body.is_some() {
+            let json = HeaderValue::from_static("application/json");
+            request.headers_mut().insert(CONTENT_TYPE, json);
+        }
+        let request = request.map(|()| Full::new(Bytes::from(body.unwrap_or_default())));
+        let response = self.exchange(request, patience).await?;
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(self.refusal(response).await)
+        }
+    }
+
+    /// A request without a body that bears who asks.
+    fn request(&self, method: Method, path: &str) -> Result<Request<()>, ClientError> {
+        let mut request = Request::new(());
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().map_err(|_| ClientError::BadUrl {
+            given: path.to_owned(),
+            reason: "the request's path is not a valid URI".to_owned(),
+        })?;
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.target.host()?);
+        headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
+        if let Some(token) = &self.token {
+            headers.insert(AUTHORIZATION, token.clone());
+        }
+        Ok(request)
+    }
+
+    /// One request on a connection of its own, up to the head of the answer.
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        patience: Duration,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let broken = |source| ClientError::Broken {
+            peer: self.target.to_string(),
+            source,
+        };
+        let stream = connection::connect(&self.target).await?;
+        let exchange = async {
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                    .await
+                    .map_err(broken)?;
+            // Its error also comes out of the response or its body, which is where it is told.
+            tokio::spawn(connection.with_upgrades());
+            sender.send_request(request).await.map_err(broken)
+        };
+        tokio::time::timeout(patience, exchange)
+            .await
+            .map_err(|_| ClientError::TimedOut {
+                peer: self.target.to_string(),
+                after_s: patience.as_secs(),
+            })?
+    }
+
+    /// The problem that a response with an error status bears.
+    async fn refusal(&self, response: Response<Incoming>) -> ClientError {
+        let status = response.status();
+        match self.read(response.into_body()).await {
+            Ok(bytes) => match serde_json::from_slice::<Problem>(&bytes) {
+                Ok(problem) => ClientError::Refused(Box::new(problem)),
+                Err(_) => self.foreign(status),
+            },
+            Err(error) => error,
+        }
+    }
+
+    /// An error response that conman did not write: another program, or a gateway before it.
+    fn foreign(&self, status: StatusCode) -> ClientError {
+        self.not_understood(format!("it answered {status} without problem details"))
+    }
+
+    async fn read(&self, body: Incoming) -> Result<Bytes, ClientError> {
+        let mut body = Limited::new(body, MAX_BODY_BYTES);
+        let mut bytes = Vec::new();
+        loop {
+            let frame = tokio::time::timeout(BODY_SILENCE, body.frame())
+                .await
+                .map_err(|_| ClientError::TimedOut {
+                    peer: self.target.to_string(),
+                    after_s: BODY_SILENCE.as_secs(),
+                })?;
+            match frame {
+                Some(Ok(frame)) => {
+                    bytes.extend_from_slice(&frame.into_data().unwrap_or_default());
+                }
+                Some(Err(error)) => return Err(self.body_error(error)),
+                None => return Ok(bytes.into()),
+            }
+        }
+    }
+
+    fn body_error(&self, error: Box<dyn std::error::Error + Send + Sync>) -> ClientError {
+        match error.downcast::<hyper::Error>() {
+            Ok(source) => ClientError::Broken {
+                peer: self.target.to_string(),
+                source: *source,
+            },
+            Err(_) => ClientError::TooLarge {
+                max_bytes: MAX_BODY_BYTES,
+            },
+        }
+    }
+
+    /// The error of a stream that ended early.
+    pub(crate) fn stream_error(&self, error: StreamError) -> ClientError {
+        match error {
+            StreamError::Broken(source) => ClientError::Broken {
+                peer: self.target.to_string(),
+                source,
+            },
+            StreamError::TooLarge { max_bytes } => ClientError::TooLarge { max_bytes },
+        }
+    }
+
+    /// Something in an answer that is not as the API has it.
+    pub(crate) fn not_understood(&self, reason: impl Into<String>) -> ClientError {
+        ClientError::NotUnderstood {
+            peer: self.target.to_string(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// `value` as one component of a path or a query.
+pub(crate) fn encode(value: &str) -> percent_encoding::PercentEncode<'_> {
+    percent_encoding::utf8_percent_encode(value, percent_encoding::NON_ALPHANUMERIC)
+}

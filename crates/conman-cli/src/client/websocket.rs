@@ -1,0 +1,257 @@
+//! The WebSocket of `exec`.
+//!
+//! The handshake goes through hyper and not through tungstenite: a refusal comes with problem
+//! details, and tungstenite keeps of a refusal's body only what arrived together with its head.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_proto::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecStatus, TerminalSize};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use http::header::{
+    CONNECTION, HeaderMap, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderValue, Method, StatusCode};
+use http_body_util::Full;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocketConfig};
+
+use super::{Client, ClientError, PROMPT};
+
+/// Bound on one message of the daemon; it sends pieces of far less.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
+
+/// Patience for a clean close; nothing depends on it.
+const CLOSE: Duration = Duration::from_millis(500);
+
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// An open connection to a command.
+#[derive(Debug)]
+pub(crate) struct ExecSocket {
+    pub(crate) to_command: ToCommand,
+    pub(crate) from_command: FromCommand,
+}
+
+/// The direction to the command.
+#[derive(Debug)]
+pub(crate) struct ToCommand(SplitSink<Socket, Message>);
+
+/// The direction from the command.
+#[derive(Debug)]
+pub(crate) struct FromCommand(SplitStream<Socket>);
+
+/// What comes from the command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FromExec {
+    Stdout(Bytes),
+    Stderr(Bytes),
+    Ended(ExecStatus),
+}
+
+/// Why the connection to a command ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExecSocketError {
+    #[error("the connection broke off; the command may still be running")]
+    Broken(#[source] Option<WsError>),
+    #[error("the connection was closed: {reason} (WebSocket code {code})")]
+    Closed { code: u16, reason: String },
+    #[error("the daemon sent what the protocol {EXEC_PROTOCOL} does not have: {0}")]
+    Protocol(String),
+}
+
+impl Client {
+    /// Runs a command over a WebSocket at `path`.
+    pub(crate) async fn exec(
+        &self,
+        path: &str,
+        request: &ExecRequest,
+    ) -> Result<ExecSocket, ClientError> {
+        let not_understood = |reason: &str| self.not_understood(reason);
+        let json =
+            serde_json::to_string(request).map_err(|error| not_understood(&error.to_string()))?;
+        let path = format!("{path}?request={}", super::encode(&json));
+        let mut request = self.request(Method::GET, &path)?.map(|()| Full::default());
+        let key = generate_key();
+        ask_for_upgrade(request.headers_mut(), &key)
+            .map_err(|_| not_understood("the WebSocket key is not a header value"))?;
+        let mut response = self.exchange(request, PROMPT).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(self.refusal(response).await);
+        }
+        check_upgrade(response.headers(), &key).map_err(not_understood)?;
+        let upgraded =
+            hyper::upgrade::on(&mut response)
+                .await
+                .map_err(|source| ClientError::Broken {
+                    peer: self.target.to_string(),
+                    source,
+                })?;
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES));
+        let socket =
+            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, Some(config))
+                .await;
+        let (sink, stream) = socket.split();
+        Ok(ExecSocket {
+            to_command: ToCommand(sink),
+            from_command: FromCommand(stream),
+        })
+    }
+}
+
+impl ToCommand {
+    /// Bytes for the command's standard input; empty ends it.
+    pub(crate) async fn stdin(&mut self, bytes: &[u8]) -> Result<(), ExecSocketError> {
+        self.send(ExecChannel::Stdin, bytes).await
+    }
+
+    /// The terminal's size.
+    pub(crate) async fn resize(&mut self, size: TerminalSize) -> Result<(), ExecSocketError> {
+        let json = serde_json::to_vec(&size)
+            .map_err(|error| ExecSocketError::Protocol(error.to_string()))?;
+        self.send(ExecChannel::Resize, &json).await
+    }
+
+    async fn send(&mut self, channel: ExecChannel, payload: &[u8]) -> Result<(), ExecSocketError> {
+        let message = Message::binary([&[channel as u8], payload].concat());
+        self.0
+            .send(message)
+            .await
+            .map_err(|error| ExecSocketError::Broken(Some(error)))
+    }
+
+    /// Says goodbye, if the daemon still listens.
+    pub(crate) async fn close(mut self) {
+        // What fails or takes long here changes nothing: the command has ended.
+        let _ = tokio::time::timeout(CLOSE, self.0.close()).await;
+    }
+}
+
+impl FromCommand {
+    /// The next piece of output, or the end. Cancelling loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<FromExec, ExecSocketError> {
+        loop {
+            let bytes = match self.0.next().await {
+                Some(Ok(Message::Binary(bytes))) => bytes,
+                Some(Ok(Message::Close(Some(frame)))) => {
+                    return Err(ExecSocketError::Closed {
+                        code: frame.code.into(),
+                        reason: frame.reason.to_string(),
+                    });
+                }
+                Some(Ok(Message::Text(_))) => {
+                    return Err(ExecSocketError::Protocol("a text message".to_owned()));
+                }
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
+                Some(Ok(Message::Close(None))) | None => return Err(ExecSocketError::Broken(None)),
+                Some(Err(
+                    WsError::ConnectionClosed
+                    | WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake),
+                )) => {
+                    return Err(ExecSocketError::Broken(None));
+                }
+                Some(Err(error)) => return Err(ExecSocketError::Broken(Some(error))),
+            };
+            return decode(bytes);
+        }
+    }
+}
+
+fn decode(mut message: Bytes) -> Result<FromExec, ExecSocketError> {
+    if message.is_empty() {
+        return Err(ExecSocketError::Protocol("an empty message".to_owned()));
+    }
+    let payload = message.split_off(1);
+    match ExecChannel::try_from(message[0]) {
+        Ok(ExecChannel::Stdout) => Ok(FromExec::Stdout(payload)),
+        Ok(ExecChannel::Stderr) => Ok(FromExec::Stderr(payload)),
+        Ok(ExecChannel::Status) => serde_json::from_slice(&payload)
+            .map(FromExec::Ended)
+            .map_err(|error| ExecSocketError::Protocol(error.to_string())),
+        Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize)) => Err(ExecSocketError::Protocol(
+            format!("a message on the channel {channel:?}"),
+        )),
+        Err(byte) => Err(ExecSocketError::Protocol(format!(
+            "a message on the channel {byte}"
+        ))),
+    }
+}
+
+fn ask_for_upgrade(
+    headers: &mut HeaderMap,
+    key: &str,
+) -> Result<(), http::header::InvalidHeaderValue> {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+    headers.insert(
+        SEC_WEBSOCKET_PROTOCOL,
+        HeaderValue::from_static(EXEC_PROTOCOL),
+    );
+    headers.insert(SEC_WEBSOCKET_KEY, HeaderValue::from_str(key)?);
+    Ok(())
+}
+
+/// RFC 6455, section 4.1: what a client must check before it sends a frame.
+fn check_upgrade(headers: &HeaderMap, key: &str) -> Result<(), &'static str> {
+    let is = |name, value: &str| {
+        headers
+            .get(name)
+            .and_then(|header: &HeaderValue| header.to_str().ok())
+            .is_some_and(|header| header.eq_ignore_ascii_case(value))
+    };
+    if !is(UPGRADE, "websocket") {
+        return Err("it switched to another protocol than WebSocket");
+    }
+    if headers
+        .get(SEC_WEBSOCKET_ACCEPT)
+        .is_none_or(|accept| accept.as_bytes() != derive_accept_key(key.as_bytes()).as_bytes())
+    {
+        return Err("its WebSocket handshake does not answer ours");
+    }
+    if !is(SEC_WEBSOCKET_PROTOCOL, EXEC_PROTOCOL) {
+        return Err("it does not speak the protocol of `exec`");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_channels_that_only_a_client_uses_are_refused_from_a_daemon() {
+        for byte in [0_u8, 4, 9] {
+            let message = Bytes::from(vec![byte, b'x']);
+            assert!(
+                matches!(decode(message), Err(ExecSocketError::Protocol(_))),
+                "{byte}"
+            );
+        }
+        assert!(matches!(
+            decode(Bytes::new()),
+            Err(ExecSocketError::Protocol(_))
+        ));
+    }
+
+    #[test]
+    fn output_and_status_are_told_apart() {
+        let decoded = |bytes: &[u8]| decode(Bytes::copy_from_slice(bytes)).expect("valid");
+        assert_eq!(decoded(b"\x01out"), FromExec::Stdout("out".into()));
+        assert_eq!(decoded(b"\x02err"), FromExec::Stderr("err".into()));
+        let ended = ExecStatus {
+            exit_code: Some(3),
+            error: None,
+        };
+        assert_eq!(decoded(b"\x03{\"exit_code\":3}"), FromExec::Ended(ended));
+    }
+}

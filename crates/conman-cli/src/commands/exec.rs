@@ -1,0 +1,264 @@
+//! `conman exec`: a command in a session, its input, output and exit code passed through.
+//!
+//! Two loops run within one task: one carries input and the terminal's size to the command, one
+//! its output to the standard streams, which threads read and write (see [`crate::stdio`]).
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_proto::{ExecRequest, ExecResult, ExecStatus};
+use http::Method;
+use tokio::sync::mpsc;
+
+use super::Context;
+use crate::args::ExecArgs;
+use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
+use crate::failure::{Exit, Failure, WithSources};
+use crate::stdio::{StdWriter, Stream, read_stdin};
+use crate::terminal::{self, Interrupt, Interrupts, RawTerminal, Resizes};
+
+/// The longest that the API lets a command run that is not followed live.
+const LONGEST: Duration = Duration::from_secs(3_600);
+
+/// Time for the daemon to answer after that.
+const MARGIN: Duration = Duration::from_secs(30);
+
+/// Bound on standard input with `--json`: the API's own.
+const MAX_STDIN_BYTES: usize = 1024 * 1024;
+
+/// What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
+const NOBODY_READS: Exit = Exit::Command(141);
+
+pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
+    let result = if context.output.json {
+        collect(context, args).await
+    } else {
+        live(context, args).await
+    };
+    // Every code below 125 could be the command's own.
+    result.map_err(|failure| match (&failure, failure.exit()) {
+        (Failure::NobodyReads, _) => Failure::Quiet(NOBODY_READS),
+        (_, Exit::Command(_)) => failure,
+        _ => failure.with_exit(Exit::NOT_RUN),
+    })
+}
+
+fn request(args: &ExecArgs) -> ExecRequest {
+    ExecRequest {
+        command: args.command.clone(),
+        env: args.env.iter().cloned().collect(),
+        workdir: args.workdir.clone(),
+        user: args.user.clone(),
+        tty: args.tty,
+        ..ExecRequest::default()
+    }
+}
+
+/// One JSON value with everything that the command printed.
+async fn collect(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
+    if args.tty {
+        return Err(Failure::usage(
+            "a terminal's output is no JSON: use --tty or --json",
+        ));
+    }
+    let mut request = request(&args);
+    request.timeout_ms = u32::try_from(LONGEST.as_millis()).ok();
+    if args.interactive {
+        request.stdin = Some(whole_stdin()?);
+    }
+    let path = format!("/v1/sessions/{}/exec", args.id);
+    let answer = context
+        .client
+        .answer::<ExecResult>(Method::POST, &path, Some(&request), LONGEST + MARGIN)
+        .await?;
+    context.output.value(&answer.raw)?;
+    Ok(Exit::of_command(answer.value.exit_code))
+}
+
+fn whole_stdin() -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .take(MAX_STDIN_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_STDIN_BYTES {
+        return Err(Failure::usage(
+            "standard input is larger than 1 MiB: leave out --json",
+        ));
+    }
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::usage("standard input is not UTF-8: leave out --json"))
+}
+
+/// Output as it comes, input as it is typed.
+async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
+    if args.tty && args.interactive && !terminal::stdin_is_terminal() {
+        return Err(Failure::usage(
+            "standard input is not a terminal: leave out -t",
+        ));
+    }
+    let path = format!("/v1/sessions/{}/exec", args.id);
+    let socket = context.client.exec(&path, &request(&args)).await?;
+    let interactive_terminal = args.tty && args.interactive;
+    // Listened for before the terminal is raw, so that no signal finds it raw and unwatched. In
+    // a cooked terminal every signal has its usual effect, and there is nothing to restore.
+    let mut interrupts = interactive_terminal.then(Interrupts::listen).transpose()?;
+    let resizes = args.tty.then(Resizes::listen).transpose()?;
+    let raw = interactive_terminal.then(RawTerminal::enter).transpose()?;
+    let input = args.interactive.then(read_stdin).transpose()?;
+    tokio::select! {
+        // It ended.
+        result = converse(socket, input, resizes) => result,
+        // Cancelling the conversation lets go of the command, which is what the signal asks for.
+        signal = ending_signal(interrupts.as_mut(), raw.as_ref()) => {
+            Ok(Exit::Command(128 + signal))
+        }
+    }
+}
+
+/// The signal that ends this process; stops and goes on meanwhile as it is told to.
+async fn ending_signal(interrupts: Option<&mut Interrupts>, raw: Option<&RawTerminal>) -> u8 {
+    let Some(interrupts) = interrupts else {
+        return std::future::pending().await;
+    };
+    loop {
+        match (interrupts.next().await, raw) {
+            (Interrupt::End(signal), _) => return signal,
+            (Interrupt::Suspend, Some(raw)) => {
+                // A terminal that hung up meanwhile shows as the end of the input.
+                let _ = raw.suspend();
+            }
+            (Interrupt::Suspend, None) => {}
+        }
+    }
+}
+
+/// Passes everything through until the command ends and its last output is written.
+async fn converse(
+    socket: ExecSocket,
+    input: Option<mpsc::Receiver<Bytes>>,
+    resizes: Option<Resizes>,
+) -> Result<Exit, Failure> {
+    let ExecSocket {
+        mut to_command,
+        mut from_command,
+    } = socket;
+    let writer = StdWriter::start()?;
+    let ended = tokio::select! {
+        // The end of the output is the command's.
+        ended = pass_out(&mut from_command, &writer) => ended,
+        // What was not sent yet is for nobody once the command has ended.
+        never = pass_in(&mut to_command, input, resizes) => match never {},
+    };
+    to_command.close().await;
+    // What came before a broken connection is written before the error is told.
+    writer.finish().await?;
+    exit_of(ended)
+}
+
+/// Input and sizes; goes on for as long as it is asked to, for the command may end later.
+async fn pass_in(
+    to_command: &mut ToCommand,
+    input: Option<mpsc::Receiver<Bytes>>,
+    resizes: Option<Resizes>,
+) -> std::convert::Infallible {
+    // A connection that broke shows in the other direction, which also tells why.
+    let _ = try_pass_in(to_command, input, resizes).await;
+    std::future::pending().await
+}
+
+async fn try_pass_in(
+    to_command: &mut ToCommand,
+    mut input: Option<mpsc::Receiver<Bytes>>,
+    mut resizes: Option<Resizes>,
+) -> Result<(), ExecSocketError> {
+    if let Some(size) = resizes.as_ref().and_then(|_| terminal::size()) {
+        to_command.resize(size).await?;
+    }
+    if input.is_none() {
+        to_command.stdin(&[]).await?;
+    }
+    loop {
+        tokio::select! {
+            // `recv` loses nothing when it is cancelled.
+            piece = next_piece(&mut input) => match piece {
+                Some(piece) => to_command.stdin(&piece).await?,
+                None => {
+                    input = None;
+                    to_command.stdin(&[]).await?;
+                }
+            },
+            // A signal is kept until it is received.
+            () = next_resize(&mut resizes) => {
+                if let Some(size) = terminal::size() {
+                    to_command.resize(size).await?;
+                }
+            }
+        }
+    }
+}
+
+async fn next_piece(input: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
+    match input {
+        Some(input) => input.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_resize(resizes: &mut Option<Resizes>) {
+    match resizes {
+        Some(resizes) => resizes.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Output, until the command's status.
+async fn pass_out(
+    from_command: &mut FromCommand,
+    writer: &StdWriter,
+) -> Result<ExecStatus, ExecSocketError> {
+    loop {
+        let written = match from_command.next().await? {
+            FromExec::Stdout(bytes) => writer.write(Stream::Stdout, bytes).await,
+            FromExec::Stderr(bytes) => writer.write(Stream::Stderr, bytes).await,
+            FromExec::Ended(status) => return Ok(status),
+        };
+        if !written {
+            // The writer tells why when it is finished, before this is looked at.
+            return Ok(ExecStatus {
+                exit_code: None,
+                error: None,
+            });
+        }
+    }
+}
+
+fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit, Failure> {
+    let not_run = |exit, detail: String| {
+        Err(Failure::new(
+            exit,
+            "exec-failed",
+            "The command did not run to its end",
+            detail,
+        ))
+    };
+    match ended {
+        Ok(ExecStatus {
+            exit_code: Some(code),
+            error: None,
+        }) => Ok(Exit::of_command(code)),
+        Ok(ExecStatus {
+            exit_code: Some(code),
+            error: Some(error),
+        }) => not_run(Exit::of_command(code), error),
+        Ok(ExecStatus {
+            exit_code: None,
+            error,
+        }) => {
+            let error = error.unwrap_or_else(|| "how it ended is not known".to_owned());
+            not_run(Exit::NOT_RUN, error)
+        }
+        Err(error) => not_run(Exit::NOT_RUN, WithSources(&error).to_string()),
+    }
+}

@@ -1,0 +1,70 @@
+//! One module for each subcommand that asks the daemon.
+
+mod completions;
+mod events;
+mod exec;
+mod inspect;
+mod logs;
+mod nodes;
+mod preempt;
+mod ps;
+mod rm;
+mod run;
+mod session_pages;
+mod token;
+mod version;
+mod why;
+
+use crate::args::{ClientCommand, Globals};
+use crate::client::{Client, ClientError};
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+
+/// What every command works with.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) output: Output,
+}
+
+/// Carries out one command.
+pub(crate) async fn dispatch(
+    command: ClientCommand,
+    globals: &Globals,
+    output: Output,
+) -> Result<Exit, Failure> {
+    if let ClientCommand::Completions(args) = &command {
+        return completions::run(&output, args);
+    }
+    let client = match Client::new(globals, |name| std::env::var_os(name)) {
+        Ok(client) => client,
+        Err(error) => return Err(misconfigured(&command, error)),
+    };
+    let context = &Context { client, output };
+    // Boxed: `exec` holds a terminal's worth of state that the others need not carry.
+    match command {
+        ClientCommand::Run(args) => Box::pin(run::run(context, &args)).await,
+        ClientCommand::Ps(args) => Box::pin(ps::run(context, &args)).await,
+        ClientCommand::Inspect(args) => Box::pin(inspect::run(context, &args)).await,
+        ClientCommand::Rm(args) => Box::pin(rm::run(context, args)).await,
+        ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
+        ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
+        ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
+        ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
+        ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
+        ClientCommand::Nodes => Box::pin(nodes::run(context)).await,
+        ClientCommand::Preempt(args) => Box::pin(preempt::preempt(context, args)).await,
+        ClientCommand::Readmit => Box::pin(preempt::readmit(context)).await,
+        ClientCommand::Version => Box::pin(version::run(context)).await,
+        ClientCommand::Completions(args) => completions::run(&output, &args),
+    }
+}
+
+/// A wrong address or token file; under `exec` every failure of conman's own has one code.
+fn misconfigured(command: &ClientCommand, error: ClientError) -> Failure {
+    let failure = Failure::from(error);
+    match command {
+        ClientCommand::Exec(_) => failure.with_exit(Exit::NOT_RUN),
+        _ => failure,
+    }
+}

@@ -1,0 +1,124 @@
+//! `conman rm`: stops sessions.
+
+use std::collections::BTreeSet;
+
+use conman_proto::{SessionId, SessionState, StopReport};
+use futures_util::{StreamExt as _, stream};
+use http::Method;
+use serde_json::json;
+
+use super::Context;
+use super::session_pages::{self, Filter};
+use crate::args::RmArgs;
+use crate::client::{Answer, ClientError, PROMPT};
+use crate::failure::{Exit, Failure};
+use crate::human::{count, milliseconds};
+use crate::progress::Progress;
+
+/// Stops at a time: each holds a connection, of which the daemon serves a bounded number.
+const PARALLEL: usize = 16;
+
+type Outcome = (SessionId, Result<Answer<StopReport>, ClientError>);
+
+pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure> {
+    let ids = if args.all {
+        let (sessions, _) = session_pages::all(context, &Filter::not_ended()).await?;
+        let ids: Vec<_> = sessions.into_iter().map(|session| session.id).collect();
+        let question = format!("Stop {}?", count(ids.len() as u64, "session"));
+        if !ids.is_empty() && !args.yes && !context.output.confirm(&question)? {
+            context.output.note("nothing was stopped");
+            return Ok(Exit::Failed);
+        }
+        ids
+    } else {
+        distinct(args.id)
+    };
+    let outcomes = stop_all(context, ids).await;
+    report(context, outcomes)
+}
+
+/// Each name once, in the order given.
+fn distinct(ids: Vec<SessionId>) -> Vec<SessionId> {
+    let mut seen = BTreeSet::new();
+    ids.into_iter()
+        .filter(|id| seen.insert(id.clone()))
+        .collect()
+}
+
+async fn stop_all(context: &Context, ids: Vec<SessionId>) -> Vec<Outcome> {
+    let total = ids.len();
+    let progress = Progress::start(&context.output, format!("stopping {total}"));
+    stream::iter(ids)
+        .map(|id| async move {
+            let path = format!("/v1/sessions/{id}");
+            let answer = context
+                .client
+                .answer(Method::DELETE, &path, None::<&()>, PROMPT)
+                .await;
+            (id, answer)
+        })
+        .buffered(PARALLEL)
+        .enumerate()
+        .map(|(done, outcome)| {
+            progress.set(format!("stopped {} of {total}", done + 1));
+            outcome
+        })
+        .collect()
+        .await
+}
+
+/// Tells every outcome; the exit code is the greatest of all.
+fn report(context: &Context, outcomes: Vec<Outcome>) -> Result<Exit, Failure> {
+    let output = &context.output;
+    let (mut reports, mut failures) = (Vec::new(), Vec::new());
+    for (id, outcome) in outcomes {
+        match outcome {
+            Ok(answer) => {
+                if answer.value.state == SessionState::Stuck {
+                    failures.push(stuck(&answer.value));
+                } else if !output.json {
+                    output.line(&stopped(&answer.value))?;
+                }
+                reports.push(answer.raw);
+            }
+            Err(error) => failures.push(Failure::from(error).about(id.as_str())),
+        }
+    }
+    if output.json {
+        output.value(&json!({ "reports": reports }))?;
+    }
+    for failure in &failures {
+        output.failure(failure);
+    }
+    let worst = failures
+        .iter()
+        .map(Failure::exit)
+        .max_by_key(|exit| exit.code());
+    Ok(worst.unwrap_or(Exit::Done))
+}
+
+fn stopped(report: &StopReport) -> String {
+    match report.released_ms {
+        Some(ms) => format!(
+            "{} is {}, after {}",
+            report.id,
+            report.state,
+            milliseconds(ms)
+        ),
+        None => format!("{} is {}", report.id, report.state),
+    }
+}
+
+fn stuck(report: &StopReport) -> Failure {
+    let id = &report.id;
+    let reason = report.reason.as_deref().unwrap_or("no reason is known");
+    Failure::new(
+        Exit::Stuck,
+        "session-stuck",
+        "The session could not be killed yet",
+        format!("{id}: {reason}"),
+    )
+    .next(format!(
+        "conman goes on trying; `conman why {id}` tells more"
+    ))
+}

@@ -1,0 +1,149 @@
+//! `conman run`: ensures a session.
+
+use std::time::Duration;
+
+use conman_proto::{EnsureResponse, Session, SessionState};
+use http::Method;
+
+use super::Context;
+use crate::args::RunArgs;
+use crate::client::{Answer, ClientError, PROMPT, START};
+use crate::failure::{Exit, Failure};
+use crate::human::milliseconds;
+use crate::phases;
+use crate::progress::Progress;
+
+/// How often a person at a terminal is told what the start is doing.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+
+pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failure> {
+    let id = &args.id;
+    let path = format!("/v1/sessions/{id}");
+    let (query, patience) = if args.no_wait {
+        ("?wait=false", PROMPT)
+    } else {
+        ("", START)
+    };
+    let ensure_path = format!("{path}{query}");
+    let request = args.request();
+    let ensure = context.client.answer::<EnsureResponse>(
+        Method::PUT,
+        &ensure_path,
+        Some(&request),
+        patience,
+    );
+    let progress = Progress::start(&context.output, format!("{id}: asking for it"));
+    let answer = if progress.is_shown() {
+        tokio::select! {
+            answer = ensure => answer,
+            // Cancelled in the middle of a look at the session, which changes nothing.
+            never = watch(context, &path, &progress) => match never {},
+        }
+    } else {
+        ensure.await
+    };
+    drop(progress);
+    let answer = answer.map_err(|error| explain(error, args))?;
+    tell(context, args, &answer)
+}
+
+/// Shows which phase the start is in, for as long as it is asked to.
+async fn watch(context: &Context, path: &str, progress: &Progress) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(WATCH_INTERVAL).await;
+        // What goes wrong here goes wrong for the request that is waited for, too, and is told.
+        if let Ok(session) = context.client.get::<Session>(path).await {
+            let what = match session.state {
+                SessionState::Starting => phases::in_words(phases::present(
+                    session.phases_ms.keys().map(String::as_str),
+                )),
+                state => state.as_str(),
+            };
+            progress.set(format!("{}: {what}", session.id));
+        }
+    }
+}
+
+fn tell(
+    context: &Context,
+    args: &RunArgs,
+    answer: &Answer<EnsureResponse>,
+) -> Result<Exit, Failure> {
+    let output = &context.output;
+    let EnsureResponse {
+        session,
+        created,
+        spec_matches,
+    } = &answer.value;
+    if output.json {
+        output.value(&answer.raw)?;
+    } else {
+        // A session without a port has no URL; its name is what the other commands take.
+        output.line(
+            session
+                .url
+                .as_deref()
+                .map_or(session.id.as_str(), |url| url),
+        )?;
+    }
+    if !spec_matches {
+        output.warning(&format!(
+            "{} runs already, with another spec than this one, which was not applied; \
+             `conman rm {0}` first to change it",
+            session.id
+        ));
+    }
+    let total = session.phases_ms.values().sum::<f64>();
+    match session.state {
+        SessionState::Failed | SessionState::Stopped => return Err(ended(session)),
+        SessionState::Stuck => return Err(ended(session).with_exit(Exit::Stuck)),
+        SessionState::Running if *created => {
+            output.note(&format!("started in {}", milliseconds(total)));
+        }
+        SessionState::Running => output.note("it was running already"),
+        SessionState::Starting if args.no_wait => output.note("it is starting"),
+        SessionState::Starting | SessionState::Frozen | SessionState::Stopping => {
+            output.warning(&format!("it is {} and does not serve yet", session.state));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The session ended before it could be used.
+fn ended(session: &Session) -> Failure {
+    let id = &session.id;
+    let reason = session.reason.as_deref().unwrap_or("no reason is known");
+    Failure::new(
+        Exit::Failed,
+        "session-ended",
+        "The session does not run",
+        format!("{id} is {}: {reason}", session.state),
+    )
+    .next(format!(
+        "`conman why {id}` tells what happened, `conman logs {id}` what it printed"
+    ))
+}
+
+/// Puts the session's name into the advice.
+fn explain(error: ClientError, args: &RunArgs) -> Failure {
+    let id = &args.id;
+    let advice = match &error {
+        ClientError::Refused(problem) => match problem.slug() {
+            "start-failed" => Some(format!(
+                "`conman why {id}` tells what happened, `conman logs {id}` what it printed"
+            )),
+            "session-stuck" => Some(format!("`conman why {id}` tells what keeps it")),
+            _ => None,
+        },
+        // The daemon goes on starting it, whether anybody waits or not.
+        ClientError::TimedOut { .. } | ClientError::Broken { .. } => {
+            Some(format!("`conman inspect {id}` tells whether it started"))
+        }
+        _ => None,
+    };
+    let failure = Failure::from(error);
+    match advice {
+        Some(advice) => failure.next(advice),
+        None => failure,
+    }
+}

@@ -1,0 +1,54 @@
+//! `conman why`: a session's timeline, told.
+
+use conman_proto::{Session, Timeline};
+use http::Method;
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::Context;
+use crate::args::WhyArgs;
+use crate::client::PROMPT;
+use crate::failure::{Exit, Failure};
+use crate::story::Story;
+
+pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failure> {
+    let id = &args.id;
+    let client = &context.client;
+    let path = format!("/v1/sessions/{id}/timeline");
+    let timeline = client
+        .answer::<Timeline>(Method::GET, &path, None::<&()>, PROMPT)
+        .await?;
+    let session = match client.get::<Session>(&format!("/v1/sessions/{id}")).await {
+        Ok(session) => Some(session),
+        Err(error) => {
+            let failure = Failure::from(error);
+            // A session that was forgotten keeps its timeline for a while.
+            if failure.exit() != Exit::NotFound {
+                return Err(failure);
+            }
+            None
+        }
+    };
+    let story = Story::tell(session.as_ref(), &timeline.value, Timestamp::now());
+    let output = &context.output;
+    if output.json {
+        output.value(&json!({ "id": id, "story": story, "timeline": timeline.raw }))?;
+    } else {
+        output.line(&text(&story))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn text(story: &Story) -> String {
+    let mut lines = vec![story.headline.clone()];
+    if !story.sentences.is_empty() {
+        lines.push(String::new());
+        lines.extend(story.sentences.iter().cloned());
+    }
+    if !story.next.is_empty() {
+        lines.push(String::new());
+        lines.push("Next:".to_owned());
+        lines.extend(story.next.iter().map(|step| format!("  {step}")));
+    }
+    lines.join("\n")
+}

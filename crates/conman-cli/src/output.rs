@@ -1,0 +1,198 @@
+//! The only place that writes to standard output and standard error.
+//!
+//! Everything goes through `io::Write`, never through `println!`: a reader that went away is an
+//! ordinary end and not a panic.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use comfy_table::{Cell, Color, ContentArrangement, Table};
+use conman_proto::{Problem, SessionState};
+use serde::Serialize;
+
+use crate::args::Globals;
+use crate::failure::Failure;
+use crate::human::printable;
+
+/// How to print.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    /// Machine output: JSON on stdout, problem JSON on stderr, nothing else.
+    pub(crate) json: bool,
+    color: bool,
+    stdout_terminal: bool,
+    stderr_terminal: bool,
+}
+
+impl Output {
+    pub(crate) fn new(globals: &Globals) -> Self {
+        let stdout_terminal = io::stdout().is_terminal();
+        // https://no-color.org: set to anything but the empty string.
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            json: globals.json,
+            color: stdout_terminal && !globals.no_color && !no_color,
+            stdout_terminal,
+            stderr_terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    /// Whether a person watches while the command waits.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.stderr_terminal && !self.json
+    }
+
+    /// Text with a line end.
+    pub(crate) fn line(&self, text: &str) -> Result<(), Failure> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes())?;
+        stdout.write_all(b"\n")?;
+        Ok(stdout.flush()?)
+    }
+
+    /// The one JSON value of a command; spread over lines for a person's eyes.
+    pub(crate) fn value(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let json = if self.stdout_terminal {
+            serde_json::to_string_pretty(value)
+        } else {
+            serde_json::to_string(value)
+        };
+        self.line(&json.map_err(io::Error::from)?)
+    }
+
+    /// One line of a stream of JSON values.
+    pub(crate) fn item(&self, value: &impl Serialize) -> Result<(), Failure> {
+        self.line(&serde_json::to_string(value).map_err(io::Error::from)?)
+    }
+
+    /// Bytes of a session's program as they are, at once.
+    pub(crate) fn raw_stdout(bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// Bytes of a session's program as they are, at once.
+    pub(crate) fn raw_stderr(bytes: &[u8]) -> io::Result<()> {
+        io::stderr().lock().write_all(bytes)
+    }
+
+    /// A table without borders; columns keep their width when no person looks.
+    pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<Cell>>) -> Result<(), Failure> {
+        let mut table = Table::new();
+        table
+            .load_style(comfy_table::presets::NOTHING)
+            .force_no_tty();
+        table
+            .set_header(header.iter().map(Cell::new))
+            .add_rows(rows);
+        if self.color {
+            table.enforce_styling();
+        }
+        if let Some(columns) = self.stdout_terminal.then(terminal_columns).flatten() {
+            table
+                .set_content_arrangement(ContentArrangement::Dynamic)
+                .set_width(columns);
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        self.line(&table.trim_fmt())
+    }
+
+    /// A session's state in its colour.
+    pub(crate) fn state_cell(state: SessionState) -> Cell {
+        let cell = Cell::new(state.as_str());
+        match state {
+            SessionState::Running => cell.fg(Color::Green),
+            SessionState::Starting | SessionState::Stopping | SessionState::Frozen => {
+                cell.fg(Color::Yellow)
+            }
+            SessionState::Stuck | SessionState::Failed => cell.fg(Color::Red),
+            SessionState::Stopped => cell.fg(Color::DarkGrey),
+        }
+    }
+
+    /// Something good to know, for a person at a terminal only.
+    pub(crate) fn note(&self, text: &str) {
+        if self.shows_progress() {
+            self.stderr_line(text);
+        }
+    }
+
+    /// Something that a person should see even in a script's log.
+    pub(crate) fn warning(&self, text: &str) {
+        if !self.json {
+            self.stderr_line(&format!("warning: {text}"));
+        }
+    }
+
+    /// Tells a failure.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        let Failure::Told { problem, next, .. } = failure else {
+            return;
+        };
+        if self.json {
+            self.stderr_line(&problem_json(problem, next.as_deref()));
+            return;
+        }
+        let mut text = format!("error: {}", printable(&problem.title));
+        // The API's detail repeats the field errors, each of which has a line of its own here.
+        if problem.errors.is_empty() {
+            text.push_str(": ");
+            text.push_str(&printable(&problem.detail));
+        }
+        for error in &problem.errors {
+            text.push_str(&format!(
+                "\n  {}: {}",
+                printable(&error.field),
+                printable(&error.message)
+            ));
+        }
+        if let Some(next) = next {
+            text.push_str("\nnext: ");
+            text.push_str(next);
+        }
+        self.stderr_line(&text);
+    }
+
+    /// Asks before something that cannot be undone; only a person at a terminal can be asked.
+    pub(crate) fn confirm(&self, question: &str) -> Result<bool, Failure> {
+        if self.json || !self.stderr_terminal || !io::stdin().is_terminal() {
+            return Err(Failure::usage(format!(
+                "{question} There is nobody to ask: pass --yes to go ahead"
+            )));
+        }
+        let mut stderr = io::stderr().lock();
+        write!(stderr, "{question} [y/N] ")?;
+        stderr.flush()?;
+        let mut answer = String::new();
+        io::stdin().read_line(&mut answer)?;
+        Ok(matches!(
+            answer.trim().to_ascii_lowercase().as_str(),
+            "y" | "yes"
+        ))
+    }
+
+    fn stderr_line(&self, text: &str) {
+        // Nobody is left to be told that standard error cannot be written.
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+}
+
+/// The problem as the API would write it, with the next step as an extension member (RFC 9457,
+/// section 3.2).
+fn problem_json(problem: &Problem, next: Option<&str>) -> String {
+    #[derive(Serialize)]
+    struct WithNext<'a> {
+        #[serde(flatten)]
+        problem: &'a Problem,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<&'a str>,
+    }
+    serde_json::to_string(&WithNext { problem, next }).unwrap_or_default()
+}
+
+fn terminal_columns() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
+}

@@ -1,0 +1,73 @@
+//! The phases of a start, in words.
+
+/// Every phase in order, what happens in it, and whose time it is.
+pub(crate) const PHASES: [(&str, &str, Whose); 9] = [
+    ("admit", "being admitted", Whose::Conman),
+    ("claim", "recording the ownership", Whose::Conman),
+    ("prepare", "preparing files and binds", Whose::Conman),
+    ("create", "creating the container", Whose::Runtime),
+    ("start", "starting the container", Whose::Runtime),
+    ("verify", "verifying the process", Whose::Conman),
+    ("record", "recording the process", Whose::Conman),
+    (
+        "ready",
+        "waiting for the program to be ready",
+        Whose::Program,
+    ),
+    ("publish", "publishing the route", Whose::Conman),
+];
+
+/// Who decides how long a phase takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Conman,
+    Runtime,
+    Program,
+}
+
+/// What happens in a phase; a phase of a newer daemon is its own name.
+pub(crate) fn in_words(name: &str) -> &str {
+    PHASES
+        .iter()
+        .find(|(known, ..)| *known == name)
+        .map_or(name, |(_, words, _)| words)
+}
+
+/// Whose time a phase is.
+pub(crate) fn whose(name: &str) -> Option<Whose> {
+    PHASES
+        .iter()
+        .find(|(known, ..)| *known == name)
+        .map(|(.., whose)| *whose)
+}
+
+/// The phase that a start is in, when the phases in `ended` are over.
+pub(crate) fn present<'a>(ended: impl Iterator<Item = &'a str>) -> &'static str {
+    let position = |name: &str| PHASES.iter().position(|(known, ..)| *known == name);
+    let next = ended.filter_map(position).max().map_or(0, |last| last + 1);
+    PHASES[next.min(PHASES.len() - 1)].0
+}
+
+/// Place of a phase in a start, for sorting; unknown ones come last.
+pub(crate) fn order(name: &str) -> usize {
+    PHASES
+        .iter()
+        .position(|(known, ..)| *known == name)
+        .unwrap_or(PHASES.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_present_phase_is_the_one_behind_the_last_that_ended() {
+        assert_eq!(present([].into_iter()), "admit");
+        assert_eq!(
+            present(["create", "admit", "claim", "prepare"].into_iter()),
+            "start"
+        );
+        assert_eq!(present(["publish"].into_iter()), "publish");
+        assert_eq!(present(["from_the_future"].into_iter()), "admit");
+    }
+}

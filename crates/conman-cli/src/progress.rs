@@ -1,0 +1,50 @@
+//! The line that tells a person what is being waited for.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output::Output;
+
+/// How often the spinner turns.
+const TICK: Duration = Duration::from_millis(120);
+
+/// A line on standard error, gone when this is dropped; nothing where no person watches.
+///
+/// indicatif turns it on a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    pub(crate) fn start(output: &Output, text: String) -> Self {
+        if !output.shows_progress() {
+            return Self(None);
+        }
+        let bar = ProgressBar::new_spinner();
+        // The template is a constant; the default style is as good if it ever is not valid.
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+            bar.set_style(style);
+        }
+        bar.set_message(text);
+        bar.enable_steady_tick(TICK);
+        Self(Some(bar))
+    }
+
+    pub(crate) fn set(&self, text: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(text);
+        }
+    }
+
+    pub(crate) fn is_shown(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

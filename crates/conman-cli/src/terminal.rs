@@ -1,0 +1,144 @@
+//! The person's terminal while a session's program has it.
+//!
+//! Whatever way a command ends, the terminal gets its settings back: [`RawTerminal`] restores
+//! them when it is dropped, and the signals that would end the process without a drop are
+//! awaited instead ([`Interrupts`]).
+
+use std::io::{self, IsTerminal as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use conman_proto::TerminalSize;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Standard input in raw mode.
+#[derive(Debug)]
+pub(crate) struct RawTerminal {
+    /// A descriptor of its own: standard input may be closed before the settings are restored.
+    terminal: OwnedFd,
+    cooked: Termios,
+}
+
+impl RawTerminal {
+    /// Every key goes to the program as it is, Ctrl-C and Ctrl-Z included.
+    pub(crate) fn enter() -> io::Result<Self> {
+        let terminal = io::stdin().as_fd().try_clone_to_owned()?;
+        let cooked = tcgetattr(&terminal)?;
+        let entered = Self { terminal, cooked };
+        entered.set_raw()?;
+        Ok(entered)
+    }
+
+    /// Stops this process as Ctrl-Z does a program in a cooked terminal, and goes on in raw mode
+    /// when it is continued.
+    pub(crate) fn suspend(&self) -> io::Result<()> {
+        self.restore();
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP)?;
+        self.set_raw()
+    }
+
+    fn set_raw(&self) -> io::Result<()> {
+        let mut raw = self.cooked.clone();
+        raw.make_raw();
+        Ok(tcsetattr(&self.terminal, OptionalActions::Now, &raw)?)
+    }
+
+    fn restore(&self) {
+        // A terminal that hung up has no settings to restore. `Drain` would wait for output that
+        // a paused terminal never takes.
+        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.cooked);
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+/// The terminal's size; none when neither output nor input is one that knows it.
+pub(crate) fn size() -> Option<TerminalSize> {
+    let (stdin, stdout) = (io::stdin(), io::stdout());
+    [stdout.as_fd(), stdin.as_fd()]
+        .into_iter()
+        .find_map(|descriptor| {
+            let size = tcgetwinsize(descriptor).ok()?;
+            (size.ws_col > 0 && size.ws_row > 0).then_some(TerminalSize {
+                columns: size.ws_col,
+                rows: size.ws_row,
+            })
+        })
+}
+
+/// Whether a person types here.
+pub(crate) fn stdin_is_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// Tells when the terminal was resized.
+#[derive(Debug)]
+pub(crate) struct Resizes(Signal);
+
+impl Resizes {
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self(signal(SignalKind::window_change())?))
+    }
+
+    /// The next resize. Cancelling loses nothing.
+    pub(crate) async fn next(&mut self) {
+        // `None` only comes when the runtime shuts down, and this future with it.
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What another process may ask of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interrupt {
+    /// To end, by the signal with this number.
+    End(u8),
+    /// To stop until it is continued.
+    Suspend,
+}
+
+/// The signals that end or stop a process; from a terminal in raw mode none comes by a key.
+#[derive(Debug)]
+pub(crate) struct Interrupts {
+    hangup: Signal,
+    interrupt: Signal,
+    quit: Signal,
+    terminate: Signal,
+    suspend: Signal,
+}
+
+impl Interrupts {
+    pub(crate) fn listen() -> io::Result<Self> {
+        use nix::sys::signal::Signal::SIGTSTP;
+
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
+            terminate: signal(SignalKind::terminate())?,
+            suspend: signal(SignalKind::from_raw(SIGTSTP as i32))?,
+        })
+    }
+
+    /// The next signal. Cancelling loses nothing: each is kept until it is received.
+    pub(crate) async fn next(&mut self) -> Interrupt {
+        const fn number(signal: nix::sys::signal::Signal) -> u8 {
+            signal as u8
+        }
+        use nix::sys::signal::Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+        // Every arm is cancel safe, as above.
+        tokio::select! {
+            _ = self.hangup.recv() => Interrupt::End(number(SIGHUP)),
+            _ = self.interrupt.recv() => Interrupt::End(number(SIGINT)),
+            _ = self.quit.recv() => Interrupt::End(number(SIGQUIT)),
+            _ = self.terminate.recv() => Interrupt::End(number(SIGTERM)),
+            _ = self.suspend.recv() => Interrupt::Suspend,
+        }
+    }
+}
