@@ -15,7 +15,9 @@ impl Activity {
     pub fn begin(self: &Arc<Self>) -> ActivityGuard {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        ActivityGuard { activity: Arc::clone(self) }
+        ActivityGuard {
+            activity: Arc::clone(self),
+        }
     }
 
     /// Tunnels and requests that have begun and not ended.

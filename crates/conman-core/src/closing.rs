@@ -29,7 +29,10 @@ impl Closing {
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
-        Self { code, reason: reason[..end].to_owned() }
+        Self {
+            code,
+            reason: reason[..end].to_owned(),
+        }
     }
 
     /// In words.

@@ -1,8 +1,33 @@
-//! Pure decisions: no I/O, no clock, no randomness, no tokio.
+//! Pure decisions: how a request becomes a spec, what things are called, how a session's life
+//! goes on, what a preemption will do, which sessions a listing shows.
+//!
+//! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
+//! in, and destructive work comes out as data for somebody else to execute. No task runs here;
+//! [`Activity`] alone is shared between tasks, and is a pair of atomic counters.
 #![forbid(unsafe_code)]
 
 mod activity;
+mod bind;
 mod closing;
+mod image_reference;
+pub mod listing;
+pub mod naming;
+mod nearest;
+pub mod preempt;
+mod preempt_signal;
+mod resolve;
+mod spec_policy;
 
 pub use activity::{Activity, ActivityGuard};
+pub use bind::{Bind, BindError, bind_root};
 pub use closing::Closing;
+pub use naming::{CgroupDriver, CgroupParent, Instance};
+pub use nearest::nearest;
+pub use resolve::{
+    MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
+    MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
+    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, resolve,
+};
+pub use spec_policy::{
+    HIGHEST_MAX_CPUS, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_MEMORY_BYTES, SpecPolicy, Template,
+};

@@ -1,0 +1,286 @@
+//! The names of everything that conman makes for a session.
+//!
+//! Each is a function of the instance, the session and the generation alone, so that a container
+//! whose creation was answered by nobody can still be found, and no two generations ever share a
+//! name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use conman_proto::{Generation, SessionId};
+use serde::{Deserialize, Serialize};
+
+/// Container label with the instance that made it.
+pub const LABEL_INSTANCE: &str = "dev.conman.instance";
+/// Container label with the session's id.
+pub const LABEL_SESSION: &str = "dev.conman.session";
+/// Container label with the generation.
+pub const LABEL_GENERATION: &str = "dev.conman.generation";
+
+/// Length of an instance id in characters.
+const INSTANCE_CHARS: usize = 8;
+
+/// One installation of conman on a host: 8 lower-case hexadecimal digits, drawn at random when
+/// its state directory is made.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Instance(Box<str>);
+
+/// Why a text is no instance id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an instance id is {INSTANCE_CHARS} digits of 0-9 and a-f")]
+pub struct InstanceError;
+
+impl Instance {
+    /// From random bytes.
+    #[must_use]
+    pub fn new(random: [u8; 4]) -> Self {
+        Self(format!("{:08x}", u32::from_be_bytes(random)).into())
+    }
+
+    /// Reads an id that [`Instance::new`] made.
+    pub fn parse(text: &str) -> Result<Self, InstanceError> {
+        let valid = text.len() == INSTANCE_CHARS
+            && text
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        if valid {
+            Ok(Self(text.into()))
+        } else {
+            Err(InstanceError)
+        }
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Instance {
+    type Err = InstanceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text)
+    }
+}
+
+impl TryFrom<String> for Instance {
+    type Error = InstanceError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text)
+    }
+}
+
+impl From<Instance> for String {
+    fn from(instance: Instance) -> Self {
+        instance.0.into()
+    }
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Instance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// Who makes cgroups on this host, as Docker calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CgroupDriver {
+    /// Whoever needs one makes a directory.
+    Cgroupfs,
+    /// systemd makes slices and scopes.
+    Systemd,
+}
+
+/// Where a generation's container puts its own cgroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupParent {
+    /// What a runtime is told: a path with cgroupfs, the name of a slice with systemd.
+    pub name: String,
+    /// The path in every hierarchy, as `/proc/PID/cgroup` shows it.
+    pub path: String,
+}
+
+/// `conman-<instance>-<id>-<generation>`.
+#[must_use]
+pub fn container_name(instance: &Instance, id: &SessionId, generation: Generation) -> String {
+    format!("conman-{instance}-{id}-{generation}")
+}
+
+/// The exact inverse of [`container_name`]: `None` for every other text.
+#[must_use]
+pub fn parse_container_name(name: &str) -> Option<(Instance, SessionId, Generation)> {
+    let rest = name.strip_prefix("conman-")?;
+    let (instance, rest) = rest.split_at_checked(INSTANCE_CHARS)?;
+    let (id, generation) = rest.strip_prefix('-')?.rsplit_once('-')?;
+    let parsed = (
+        Instance::parse(instance).ok()?,
+        id.parse::<SessionId>().ok()?,
+        Generation::new(generation.parse().ok()?)?,
+    );
+    // Numbers have more than one spelling, such as 07 and +7.
+    (container_name(&parsed.0, &parsed.1, parsed.2) == name).then_some(parsed)
+}
+
+/// The cgroup of one generation, below that of the instance.
+#[must_use]
+pub fn cgroup_parent(
+    instance: &Instance,
+    id: &SessionId,
+    generation: Generation,
+    driver: CgroupDriver,
+) -> CgroupParent {
+    let above = instance_cgroup(instance, driver);
+    match driver {
+        CgroupDriver::Cgroupfs => {
+            let path = format!("{above}/{id}.{generation}");
+            CgroupParent {
+                name: path.clone(),
+                path,
+            }
+        }
+        CgroupDriver::Systemd => {
+            // systemd nests a slice below another at each '-' (systemd.slice(5)); the id's own
+            // become '_', which no id holds.
+            let id = id.as_str().replace('-', "_");
+            let name = format!("conman_{instance}-{id}_{generation}.slice");
+            CgroupParent {
+                path: format!("{above}/{name}"),
+                name,
+            }
+        }
+    }
+}
+
+/// The path of the cgroup that holds everything of an instance.
+#[must_use]
+pub fn instance_cgroup(instance: &Instance, driver: CgroupDriver) -> String {
+    match driver {
+        CgroupDriver::Cgroupfs => format!("/conman-{instance}"),
+        CgroupDriver::Systemd => format!("/conman_{instance}.slice"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ids() -> impl Strategy<Value = SessionId> {
+        // Few different characters, so that near misses come up.
+        "[a1]([a1-]{0,4}[a1])?".prop_map(|text| text.parse().expect("a session id"))
+    }
+
+    fn generations() -> impl Strategy<Value = Generation> {
+        prop_oneof![1_u64..30, 1_u64..=u64::MAX]
+            .prop_map(|value| Generation::new(value).expect("not zero"))
+    }
+
+    const DRIVERS: [CgroupDriver; 2] = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
+
+    #[test]
+    fn names_have_their_documented_form() {
+        let instance = Instance::new([0x1a, 0x2b, 0x3c, 0x4d]);
+        let id: SessionId = "alice-b".parse().expect("a session id");
+        let generation = Generation::new(7).expect("not zero");
+        assert_eq!(
+            container_name(&instance, &id, generation),
+            "conman-1a2b3c4d-alice-b-7"
+        );
+        assert_eq!(
+            cgroup_parent(&instance, &id, generation, CgroupDriver::Cgroupfs).path,
+            "/conman-1a2b3c4d/alice-b.7"
+        );
+        assert_eq!(
+            cgroup_parent(&instance, &id, generation, CgroupDriver::Systemd),
+            CgroupParent {
+                name: "conman_1a2b3c4d-alice_b_7.slice".to_owned(),
+                path: "/conman_1a2b3c4d.slice/conman_1a2b3c4d-alice_b_7.slice".to_owned(),
+            }
+        );
+    }
+
+    #[test]
+    fn what_only_looks_like_an_instance_id_is_refused() {
+        for text in [
+            "",
+            "1a2b3c4",
+            "1a2b3c4d5",
+            "1A2B3C4D",
+            "1a2b3c4g",
+            "ääää",
+            "1a2b 34d",
+        ] {
+            assert_eq!(Instance::parse(text), Err(InstanceError), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_a_container_name_gives_back_what_it_was_made_of(
+            random: [u8; 4], id in ids(), generation in generations(),
+        ) {
+            let instance = Instance::new(random);
+            prop_assert_eq!(Instance::parse(instance.as_str()), Ok(instance.clone()));
+            let name = container_name(&instance, &id, generation);
+            prop_assert_eq!(parse_container_name(&name), Some((instance, id, generation)));
+        }
+
+        #[test]
+        fn whatever_is_parsed_is_the_name_of_what_came_out(
+            name in "conman-[0-9a-f]{7,8}(-[a1-]{0,5}){0,2}-[+0-9]{0,3}",
+        ) {
+            if let Some((instance, id, generation)) = parse_container_name(&name) {
+                prop_assert_eq!(container_name(&instance, &id, generation), name);
+            }
+        }
+
+        #[test]
+        fn no_text_makes_parsing_panic(name in "\\PC{0,40}", tail in "\\PC{0,20}") {
+            let _ = parse_container_name(&name);
+            let _ = parse_container_name(&format!("conman-{tail}"));
+        }
+
+        #[test]
+        fn two_generations_never_share_a_name_a_cgroup_or_a_slice(
+            one in (ids(), generations()), other in (ids(), generations()),
+        ) {
+            prop_assume!(one != other);
+            let instance = Instance::new([1; 4]);
+            prop_assert_ne!(
+                container_name(&instance, &one.0, one.1),
+                container_name(&instance, &other.0, other.1)
+            );
+            for driver in DRIVERS {
+                let one = cgroup_parent(&instance, &one.0, one.1, driver);
+                let other = cgroup_parent(&instance, &other.0, other.1, driver);
+                prop_assert_ne!(&one.name, &other.name);
+                prop_assert_ne!(one.path, other.path);
+            }
+        }
+
+        #[test]
+        fn a_generation_lies_below_its_instance_and_no_other(
+            random: [u8; 4], other: [u8; 4], id in ids(), generation in generations(),
+        ) {
+            prop_assume!(random != other);
+            for driver in DRIVERS {
+                let path = cgroup_parent(&Instance::new(random), &id, generation, driver).path;
+                let own = format!("{}/", instance_cgroup(&Instance::new(random), driver));
+                let foreign = format!("{}/", instance_cgroup(&Instance::new(other), driver));
+                prop_assert!(path.starts_with(&own));
+                prop_assert!(!path.starts_with(&foreign));
+            }
+        }
+    }
+}

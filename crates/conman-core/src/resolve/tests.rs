@@ -1,0 +1,521 @@
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::spec_policy::HIGHEST_MAX_CPUS;
+
+fn id() -> SessionId {
+    "alice".parse().expect("a session id")
+}
+
+fn policy() -> SpecPolicy {
+    let python = SessionRequest {
+        image: Some("python:demo".to_owned()),
+        command: Some(vec!["python3".to_owned()]),
+        env: Some(BTreeMap::from([
+            ("A".to_owned(), "template".to_owned()),
+            ("B".to_owned(), "template".to_owned()),
+        ])),
+        port: Some(Some(8_080)),
+        ready_path: Some("/health".to_owned()),
+        binds: Some(vec!["/srv/work/{id}:/work".to_owned()]),
+        preempt_signal: Some("term".to_owned()),
+        preempt_grace_ms: Some(500),
+        ..SessionRequest::default()
+    };
+    SpecPolicy {
+        templates: BTreeMap::from([
+            (
+                "python".to_owned(),
+                Template {
+                    request: python,
+                    ..Template::default()
+                },
+            ),
+            (
+                "bare".to_owned(),
+                Template {
+                    runtime: Some(RuntimeKind::Process),
+                    ..Template::default()
+                },
+            ),
+        ]),
+        bind_roots: vec![PathBuf::from("/srv/work")],
+        max_memory_bytes: Some(1 << 30),
+        default_memory_bytes: Some(256 << 20),
+        max_cpus: Some(2.0),
+        max_pids: 1_000,
+        ..SpecPolicy::default()
+    }
+}
+
+fn named(template: &str) -> SessionRequest {
+    SessionRequest {
+        template: Some(template.to_owned()),
+        ..SessionRequest::default()
+    }
+}
+
+fn fields(mistakes: &[FieldError]) -> Vec<&str> {
+    mistakes
+        .iter()
+        .map(|mistake| mistake.field.as_str())
+        .collect()
+}
+
+#[test]
+fn an_empty_request_for_a_template_is_the_template_with_every_default() {
+    let spec = resolve(&policy(), &id(), &named("python")).expect("a spec");
+    assert_eq!(spec.image, "python:demo");
+    assert_eq!(spec.port, Some(8_080));
+    assert_eq!(spec.ready_path.as_deref(), Some("/health"));
+    assert_eq!((spec.ready_timeout_s, spec.pids), (60, 256));
+    assert_eq!((spec.memory_bytes, spec.cpus), (Some(256 << 20), Some(2.0)));
+    assert_eq!(spec.network, Network::Loopback);
+    assert_eq!(spec.binds, ["/srv/work/alice:/work"]);
+    assert_eq!(
+        (spec.preempt_signal.as_deref(), spec.preempt_grace_ms),
+        (Some("SIGTERM"), 500)
+    );
+    assert_eq!(spec.runtime, RuntimeKind::Docker);
+}
+
+#[test]
+fn a_request_merges_maps_and_replaces_everything_else() {
+    let request = SessionRequest {
+        env: Some(BTreeMap::from([("B".to_owned(), "own".to_owned())])),
+        command: Some(Vec::new()),
+        args: Some(vec!["x".to_owned()]),
+        port: Some(None),
+        binds: Some(Vec::new()),
+        ..named("python")
+    };
+    let spec = resolve(&policy(), &id(), &request).expect("a spec");
+    let env: Vec<_> = spec
+        .env
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    assert_eq!(env, [("A", "template"), ("B", "own")]);
+    assert!(spec.command.is_empty() && spec.binds.is_empty());
+    // Without a port there is nothing to ask the template's path on.
+    assert_eq!((spec.port, spec.ready_path), (None, None));
+}
+
+#[test]
+fn every_mistake_is_told_at_once_by_its_field() {
+    let request = SessionRequest {
+        template: Some("pyton".to_owned()),
+        image: Some("Not An Image".to_owned()),
+        command: Some(vec![String::new(), "a\0b".to_owned()]),
+        env: Some(BTreeMap::from([
+            ("CONMAN_ID".to_owned(), String::new()),
+            ("A=B".to_owned(), String::new()),
+            ("C".to_owned(), "\0".to_owned()),
+        ])),
+        port: Some(Some(0)),
+        ready_path: Some("health".to_owned()),
+        ready_timeout_s: Some(0),
+        memory_bytes: Some(1),
+        cpus: Some(f64::NAN),
+        pids: Some(1_001),
+        labels: Some(BTreeMap::from([("Team".to_owned(), "x".to_owned())])),
+        binds: Some(vec!["/etc:/etc".to_owned()]),
+        preempt_signal: Some("SIGNOPE".to_owned()),
+        preempt_grace_ms: Some(60_001),
+        ..SessionRequest::default()
+    };
+    let mistakes = resolve(&policy(), &id(), &request).expect_err("many mistakes");
+    let mut found = fields(&mistakes);
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            "binds[0]",
+            "command[0]",
+            "command[1]",
+            "cpus",
+            "env.A=B",
+            "env.C",
+            "env.CONMAN_ID",
+            "image",
+            "labels.Team",
+            "memory_bytes",
+            "pids",
+            "port",
+            "preempt_grace_ms",
+            "preempt_signal",
+            "ready_path",
+            "ready_timeout_s",
+            "template",
+        ]
+    );
+    let told = |field: &str| {
+        let found = mistakes.iter().find(|mistake| mistake.field == field);
+        found
+            .map(|mistake| mistake.message.as_str())
+            .unwrap_or_default()
+    };
+    assert_eq!(
+        told("template"),
+        "there is no template `pyton`; did you mean `python`? This node's templates are: bare, \
+         python"
+    );
+    assert_eq!(told("pids"), "is 1001; must be 1 to 1000");
+    assert_eq!(
+        told("memory_bytes"),
+        "is 1; must be 6291456 (6 MiB) to 1073741824"
+    );
+    assert_eq!(told("cpus"), "is NaN; must be 0.01 to 2");
+    assert!(
+        told("binds[0]").contains("must lie below /srv/work"),
+        "{}",
+        told("binds[0]")
+    );
+    assert!(
+        told("preempt_signal").contains("SIGTERM"),
+        "{}",
+        told("preempt_signal")
+    );
+}
+
+#[test]
+fn an_unknown_template_like_none_of_the_known_lists_them() {
+    let mistakes = resolve(&policy(), &id(), &named("zzz")).expect_err("no such template");
+    assert_eq!(
+        mistakes[0].message,
+        "there is no template `zzz`. This node's templates are: bare, python"
+    );
+    // What the template would have supplied is not reported as missing.
+    assert_eq!(fields(&mistakes), ["template"]);
+}
+
+#[test]
+fn a_session_without_an_image_is_refused_unless_its_runtime_needs_none() {
+    let mistakes = resolve(&policy(), &id(), &SessionRequest::default()).expect_err("no image");
+    assert_eq!(fields(&mistakes), ["image"]);
+    let spec = resolve(&policy(), &id(), &named("bare")).expect("a spec");
+    assert_eq!(spec.runtime, RuntimeKind::Process);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let image = || SessionRequest {
+        image: Some("a".to_owned()),
+        ..SessionRequest::default()
+    };
+    let path = SessionRequest {
+        ready_path: Some("/".to_owned()),
+        ..image()
+    };
+    assert_eq!(
+        fields(&resolve(&policy(), &id(), &path).expect_err("no port")),
+        ["ready_path"]
+    );
+    let grace = SessionRequest {
+        preempt_grace_ms: Some(1),
+        ..image()
+    };
+    assert_eq!(
+        fields(&resolve(&policy(), &id(), &grace).expect_err("no signal")),
+        ["preempt_grace_ms"]
+    );
+    let bridge = SessionRequest {
+        network: Some(Network::Bridge),
+        ..named("bare")
+    };
+    assert_eq!(
+        fields(&resolve(&policy(), &id(), &bridge).expect_err("no bridge")),
+        ["network"]
+    );
+    let twice = SessionRequest {
+        binds: Some(vec![
+            "/srv/work/a:/w".to_owned(),
+            "/srv/work/b:/w:ro".to_owned(),
+        ]),
+        ..image()
+    };
+    assert_eq!(
+        fields(&resolve(&policy(), &id(), &twice).expect_err("same target")),
+        ["binds[1]"]
+    );
+}
+
+#[test]
+fn without_a_limit_of_the_node_a_session_may_go_without_one() {
+    let policy = SpecPolicy::default();
+    let request = SessionRequest {
+        image: Some("a".to_owned()),
+        ..SessionRequest::default()
+    };
+    let spec = resolve(&policy, &id(), &request).expect("a spec");
+    assert_eq!((spec.memory_bytes, spec.cpus), (None, None));
+}
+
+#[test]
+fn a_flood_of_mistakes_is_counted_instead_of_told() {
+    let labels = (0..300)
+        .map(|n| (format!("UPPER{n}"), "x".to_owned()))
+        .collect();
+    let request = SessionRequest {
+        labels: Some(labels),
+        ..named("python")
+    };
+    let mistakes = resolve(&policy(), &id(), &request).expect_err("300 mistakes");
+    assert_eq!(mistakes.len(), MAX_MISTAKES + 1);
+    assert_eq!(
+        mistakes[MAX_MISTAKES].message,
+        "251 more mistakes are not listed"
+    );
+}
+
+#[test]
+fn the_same_outcome_matches_whatever_template_it_came_from() {
+    let spec = resolve(&policy(), &id(), &named("python")).expect("a spec");
+    let other = ResolvedSpec {
+        template: None,
+        ..spec.clone()
+    };
+    assert!(matches(&spec, &other));
+    assert!(!matches(
+        &spec,
+        &ResolvedSpec {
+            port: None,
+            ..other
+        }
+    ));
+}
+
+#[test]
+fn a_good_policy_has_no_mistakes_and_a_bad_one_names_them_all() {
+    assert_eq!(policy().mistakes(), []);
+    let mut bad = policy();
+    bad.default_ready_timeout_s = 601;
+    bad.default_memory_bytes = Some(2 << 30);
+    let broken = SessionRequest {
+        template: Some("python".to_owned()),
+        image: Some("?".to_owned()),
+        cpus: Some(3.0),
+        pids: Some(1),
+        memory_bytes: Some(6 << 20),
+        ..SessionRequest::default()
+    };
+    bad.templates.insert(
+        "bad".to_owned(),
+        Template {
+            request: broken,
+            ..Template::default()
+        },
+    );
+    bad.templates.remove("bare");
+    bad.templates.remove("python");
+    assert_eq!(
+        fields(&bad.mistakes()),
+        [
+            "default_ready_timeout_s",
+            "default_memory_bytes",
+            "templates.bad.template",
+            "templates.bad.image",
+            "templates.bad.cpus",
+        ]
+    );
+
+    let wrong_bounds = SpecPolicy {
+        bind_roots: vec![
+            PathBuf::from("/"),
+            PathBuf::from("a"),
+            PathBuf::from("/a/../b"),
+        ],
+        max_cpus: Some(f64::INFINITY),
+        max_pids: 0,
+        max_memory_bytes: Some(1),
+        ..SpecPolicy::default()
+    };
+    assert_eq!(
+        fields(&wrong_bounds.mistakes()),
+        [
+            "bind_roots[0]",
+            "bind_roots[1]",
+            "bind_roots[2]",
+            "max_memory_bytes",
+            "max_cpus",
+            "max_pids"
+        ]
+    );
+}
+
+/// A number near the bounds or anywhere.
+fn numbers() -> impl Strategy<Value = Option<u32>> {
+    proptest::option::weighted(0.6, prop_oneof![0_u32..1_200, any::<u32>()])
+}
+
+fn texts() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z0-9./:_-]{0,12}", "\\PC{0,8}", "[\\x00-\\x20=]{0,4}"]
+}
+
+fn maps() -> impl Strategy<Value = Option<BTreeMap<String, String>>> {
+    proptest::option::of(prop_oneof![
+        4 => proptest::collection::btree_map("[a-z/._-]{1,6}", "[a-z]{0,6}", 0..4),
+        1 => proptest::collection::btree_map(texts(), texts(), 0..4),
+    ])
+}
+
+prop_compose! {
+    fn programs()(
+        template in proptest::option::of(prop_oneof![
+            Just("python".to_owned()), Just("bare".to_owned()), texts()
+        ]),
+        image in proptest::option::of(prop_oneof![Just("a:b".to_owned()), texts()]),
+        command in proptest::option::of(proptest::collection::vec(texts(), 0..4)),
+        args in proptest::option::of(proptest::collection::vec(texts(), 0..4)),
+        env in maps(),
+        labels in maps(),
+        port in proptest::option::of(proptest::option::of(prop_oneof![0_u16..3, any::<u16>()])),
+        ready_path in proptest::option::weighted(0.2, prop_oneof![Just("/x".to_owned()), texts()]),
+        binds in proptest::option::weighted(0.3, proptest::collection::vec(
+            "(/srv/work|/etc)?(/(\\{id\\}|\\.\\.|a)){0,2}:/[a-z]{0,4}(:ro)?", 0..3
+        )),
+        signal in proptest::option::weighted(0.3, prop_oneof![Just("15".to_owned()), texts()]),
+    ) -> SessionRequest {
+        SessionRequest {
+            template, image, command, args, env, labels, port, ready_path, binds,
+            preempt_signal: signal,
+            ..SessionRequest::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn requests()(
+        program in programs(),
+        ready_timeout_s in numbers(),
+        pids in numbers(),
+        idle_timeout_s in numbers(),
+        max_lifetime_s in numbers(),
+        preempt_grace_ms in proptest::option::weighted(0.2, 0_u32..70_000),
+        memory_bytes in proptest::option::weighted(
+            0.4, prop_oneof![(5_u64 << 20)..(2 << 30), any::<u64>()]
+        ),
+        cpus in proptest::option::weighted(0.4, prop_oneof![0.0_f64..3.0, any::<f64>()]),
+        bridge in proptest::option::of(any::<bool>()),
+    ) -> SessionRequest {
+        SessionRequest {
+            ready_timeout_s, pids, idle_timeout_s, max_lifetime_s, preempt_grace_ms,
+            memory_bytes, cpus,
+            network: bridge.map(|yes| if yes { Network::Bridge } else { Network::Loopback }),
+            ..program
+        }
+    }
+}
+
+/// Every bound, written down a second time.
+fn assert_within_bounds(spec: &ResolvedSpec) {
+    assert_eq!(image_reference::fault(&spec.image), None, "{}", spec.image);
+    assert!(spec.port != Some(0));
+    assert!(
+        spec.ready_path
+            .as_ref()
+            .is_none_or(|path| path.starts_with('/'))
+    );
+    assert!(spec.ready_path.is_none() || spec.port.is_some());
+    assert!((1..=600).contains(&spec.ready_timeout_s));
+    assert!((1..=1_000).contains(&spec.pids));
+    assert!(
+        spec.memory_bytes
+            .is_some_and(|bytes| (6 << 20..=1 << 30).contains(&bytes))
+    );
+    assert!(spec.cpus.is_some_and(|cpus| (0.01..=2.0).contains(&cpus)));
+    assert!(
+        spec.command
+            .iter()
+            .chain(&spec.args)
+            .all(|item| !item.contains('\0'))
+    );
+    for (name, value) in &spec.env {
+        assert!(!name.is_empty() && !name.contains(['=', '\0']), "{name:?}");
+        assert!(
+            !name.starts_with("CONMAN_") && !value.contains('\0'),
+            "{name:?}"
+        );
+    }
+    for (key, value) in &spec.labels {
+        assert!(
+            (1..=63).contains(&key.len()) && value.len() <= 253,
+            "{key:?}"
+        );
+        assert!(!has_control(value), "{value:?}");
+    }
+    for text in &spec.binds {
+        let bind = Bind::parse(text).expect("a resolved bind reads back");
+        let root = Path::new("/srv/work");
+        assert!(
+            bind.source.starts_with(root) && bind.source != root,
+            "{text}"
+        );
+        assert!(!text.contains("..") && !text.contains('{'), "{text}");
+    }
+    assert!(
+        spec.preempt_signal
+            .as_ref()
+            .is_none_or(|name| name.starts_with("SIG"))
+    );
+    assert!(spec.preempt_grace_ms <= 60_000);
+    assert!(spec.preempt_grace_ms == 0 || spec.preempt_signal.is_some());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn whatever_is_asked_nothing_panics_and_what_is_accepted_keeps_all_bounds(
+        request in requests(),
+    ) {
+        match resolve(&policy(), &id(), &request) {
+            Ok(spec) => {
+                assert_within_bounds(&spec);
+                prop_assert!(matches(&spec, &spec));
+            }
+            Err(mistakes) => {
+                prop_assert!(!mistakes.is_empty());
+                for mistake in mistakes {
+                    prop_assert!(!mistake.message.is_empty());
+                    prop_assert!(!has_control(&mistake.field) && !has_control(&mistake.message));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_at_the_bounds_are_accepted_and_beyond_them_refused(over: bool) {
+        let extra = usize::from(over);
+        let checks: [SessionRequest; 5] = [
+            SessionRequest { args: Some(vec![String::new(); 255 + extra]), ..named("python") },
+            SessionRequest {
+                // The template's program takes 8 bytes, the NUL one.
+                args: Some(vec!["a".repeat(MAX_ARGUMENT_BYTES - 9 + extra)]),
+                ..named("python")
+            },
+            SessionRequest {
+                // The template's two variables take 22 bytes.
+                env: Some(BTreeMap::from([(
+                    "X".to_owned(),
+                    "v".repeat(MAX_ENV_BYTES - 22 - 3 + extra),
+                )])),
+                ..named("python")
+            },
+            SessionRequest {
+                env: Some((0..254 + extra).map(|n| (format!("N{n}"), String::new())).collect()),
+                ..named("python")
+            },
+            SessionRequest {
+                labels: Some((0..64 + extra).map(|n| (format!("n{n}"), String::new())).collect()),
+                ..named("python")
+            },
+        ];
+        for request in checks {
+            prop_assert_eq!(resolve(&policy(), &id(), &request).is_err(), over);
+        }
+        prop_assert!(HIGHEST_MAX_CPUS > 1.0);
+    }
+}

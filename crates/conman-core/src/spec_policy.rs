@@ -1,0 +1,153 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use conman_proto::{FieldError, RuntimeKind, SessionRequest};
+
+use crate::bind::is_plain;
+use crate::resolve::resolve_template;
+
+/// Least memory limit in bytes: below it Docker refuses to make a container.
+pub const MIN_MEMORY_BYTES: u64 = 6 << 20;
+/// Least CPU limit in cores: the kernel's least quota, 1 ms in each period of 100 ms.
+pub const MIN_CPUS: f64 = 0.01;
+/// Greatest CPU limit that a node may allow.
+pub const HIGHEST_MAX_CPUS: f64 = 4_096.0;
+/// Greatest number of processes that a node may allow (the kernel's `PID_MAX_LIMIT`).
+pub const HIGHEST_MAX_PIDS: u32 = 4_194_304;
+
+/// A named starting point for specs, from the node's configuration.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Template {
+    /// What a request that names the template starts from; its own `template` stays empty.
+    pub request: SessionRequest,
+    /// The node's default when absent.
+    pub runtime: Option<RuntimeKind>,
+    /// Whether a connection to a session that does not run may start it.
+    pub start_on_connect: bool,
+}
+
+/// What a node adds to specs and demands of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpecPolicy {
+    pub default_runtime: RuntimeKind,
+    pub templates: BTreeMap<String, Template>,
+    /// Directories of the host below which binds may lie; empty for no binds at all.
+    pub bind_roots: Vec<PathBuf>,
+    /// Memory limit of a spec that names none; `max_memory_bytes` when absent.
+    pub default_memory_bytes: Option<u64>,
+    /// Greatest memory limit; specs may go without one only when this is absent.
+    pub max_memory_bytes: Option<u64>,
+    /// CPU limit of a spec that names none; `max_cpus` when absent.
+    pub default_cpus: Option<f64>,
+    /// Greatest CPU limit; specs may go without one only when this is absent.
+    pub max_cpus: Option<f64>,
+    /// Cut to `max_pids`.
+    pub default_pids: u32,
+    pub max_pids: u32,
+    pub default_ready_timeout_s: u32,
+    /// 0 for never.
+    pub default_idle_timeout_s: u32,
+    /// 0 for never.
+    pub default_max_lifetime_s: u32,
+}
+
+impl Default for SpecPolicy {
+    fn default() -> Self {
+        Self {
+            default_runtime: RuntimeKind::Docker,
+            templates: BTreeMap::new(),
+            bind_roots: Vec::new(),
+            default_memory_bytes: None,
+            max_memory_bytes: None,
+            default_cpus: None,
+            max_cpus: None,
+            default_pids: 256,
+            max_pids: 32_768,
+            default_ready_timeout_s: 60,
+            default_idle_timeout_s: 0,
+            default_max_lifetime_s: 0,
+        }
+    }
+}
+
+impl SpecPolicy {
+    /// Every mistake of the policy itself, templates included, so that a configuration is refused
+    /// whole and no session is the first to notice. Fields are named as here, templates' as
+    /// `templates.<name>.<field>`.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<FieldError> {
+        let mut mistakes = Vec::new();
+        let mut add = |field: &str, message: String| {
+            mistakes.push(FieldError {
+                field: field.to_owned(),
+                message,
+            });
+        };
+        for (index, root) in self.bind_roots.iter().enumerate() {
+            let plain = root
+                .to_str()
+                .map(|text| text.strip_suffix('/').unwrap_or(text));
+            if !plain.is_some_and(is_plain) {
+                add(
+                    &format!("bind_roots[{index}]"),
+                    "must be an absolute path other than `/`, without `.`, `..` or `//`".to_owned(),
+                );
+            }
+        }
+        if let Some(max) = self.max_memory_bytes.filter(|max| *max < MIN_MEMORY_BYTES) {
+            add(
+                "max_memory_bytes",
+                format!("is {max}; must be at least {MIN_MEMORY_BYTES}"),
+            );
+        }
+        if let Some(max) = self
+            .max_cpus
+            .filter(|max| !(MIN_CPUS..=HIGHEST_MAX_CPUS).contains(max))
+        {
+            add(
+                "max_cpus",
+                format!("is {max}; must be {MIN_CPUS} to {HIGHEST_MAX_CPUS}"),
+            );
+        }
+        if !(1..=HIGHEST_MAX_PIDS).contains(&self.max_pids) {
+            add(
+                "max_pids",
+                format!("is {}; must be 1 to {HIGHEST_MAX_PIDS}", self.max_pids),
+            );
+        }
+        if !mistakes.is_empty() {
+            // Templates would be held against bounds that are wrong themselves.
+            return mistakes;
+        }
+        self.default_mistakes(&mut mistakes);
+        for (name, template) in &self.templates {
+            mistakes.extend(resolve_template(self, name, template));
+        }
+        mistakes
+    }
+
+    /// The defaults must be what a request could ask for.
+    fn default_mistakes(&self, mistakes: &mut Vec<FieldError>) {
+        let defaults = SessionRequest {
+            memory_bytes: self.default_memory_bytes,
+            cpus: self.default_cpus,
+            ready_timeout_s: Some(self.default_ready_timeout_s),
+            ..SessionRequest::default()
+        };
+        let template = Template {
+            request: defaults,
+            ..Template::default()
+        };
+        mistakes.extend(
+            resolve_template(self, "", &template)
+                .into_iter()
+                .map(|mistake| {
+                    let field = mistake.field.rsplit('.').next().unwrap_or_default();
+                    FieldError {
+                        field: format!("default_{field}"),
+                        message: mistake.message,
+                    }
+                }),
+        );
+    }
+}
