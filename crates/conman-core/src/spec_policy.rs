@@ -120,8 +120,15 @@ impl SpecPolicy {
             return mistakes;
         }
         self.default_mistakes(&mut mistakes);
+        // A wrong default is one mistake, not one for each template that leaves it alone.
+        let plain = Self {
+            default_memory_bytes: None,
+            default_cpus: None,
+            default_ready_timeout_s: Self::default().default_ready_timeout_s,
+            ..self.clone()
+        };
         for (name, template) in &self.templates {
-            mistakes.extend(resolve_template(self, name, template));
+            mistakes.extend(resolve_template(&plain, name, template));
         }
         mistakes
     }
