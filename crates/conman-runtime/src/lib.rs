@@ -7,8 +7,14 @@
 //! kernel's business (`conman-linux`), so that no daemon can stand in its way.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
+mod container_files;
+mod exec_channels;
+mod kernel_view;
+mod process;
 mod runtime;
 
+pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
     ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
     OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,

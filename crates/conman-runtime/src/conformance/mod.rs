@@ -1,0 +1,96 @@
+//! What every [`Runtime`] must do, as tests that run on real containers.
+//!
+//! A crate that has a runtime implements [`Harness`] and calls
+//! [`runtime_conformance!`](crate::runtime_conformance) in a test file. Every check gets a
+//! [`Stage`]: a random instance and a directory, both of which it leaves empty again, even when
+//! it panics. So checks run in parallel and beside whatever else is on the host.
+
+mod commands;
+mod life;
+mod logs;
+mod stage;
+mod surroundings;
+
+use std::sync::Arc;
+
+use crate::Runtime;
+use conman_core::naming::Instance;
+
+pub use commands::*;
+pub use life::*;
+pub use logs::*;
+pub use stage::{Running, Stage};
+pub use surroundings::*;
+
+/// How the checks get the runtime that they are about.
+pub trait Harness: Send + Sync + 'static {
+    /// A runtime of this instance, as a restarted daemon would make it.
+    fn runtime(&self, instance: &Instance) -> Arc<dyn Runtime>;
+
+    /// A runtime whose `start` is carried out but never answered in time.
+    fn runtime_that_loses_answers_of_start(&self, instance: &Instance) -> Arc<dyn Runtime>;
+
+    /// An image with `/bin/sh` and the usual small programs.
+    fn image(&self) -> String;
+}
+
+/// Makes a test of each check. `$harness` is an expression of type `Result<H, String>` where `H`
+/// is a [`Harness`]; the error tells why the host cannot run the tests, which is then printed.
+#[macro_export]
+macro_rules! runtime_conformance {
+    ($harness:expr) => {
+        $crate::runtime_conformance! { @each $harness;
+            a_created_container_has_no_process
+            a_started_container_has_an_init_that_the_kernel_knows_as_its_own
+            a_second_create_of_a_key_is_refused
+            starting_what_does_not_exist_is_refused
+            containers_are_found_in_every_state_and_by_a_new_daemon
+            a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_code
+            the_exit_code_of_the_program_is_told
+            a_program_that_does_not_exist_is_told_by_its_exit_code
+            signals_reach_the_program
+            removal_leaves_nothing_behind_and_may_be_repeated
+            a_live_container_is_not_removed
+            a_container_that_never_started_is_removed
+            instances_do_not_see_each_other
+            a_start_without_an_answer_is_found_by_its_processes
+            commands_have_their_outputs_apart_and_their_exit_code
+            commands_read_their_standard_input_to_its_end
+            commands_run_where_and_with_what_was_asked
+            commands_have_a_terminal_of_the_size_that_was_asked
+            commands_are_slowed_by_a_reader_that_does_not_read
+            a_command_that_does_not_exist_says_so
+            a_command_dies_with_its_container
+            a_command_needs_a_running_container
+            logs_hold_both_outputs_and_their_tail
+            a_followed_log_goes_on_until_the_container_ends
+            log_lines_bear_the_time_when_asked
+            only_lo_is_there_and_it_is_up
+            names_are_told_by_files_that_cannot_be_changed
+            the_generation_is_told_by_files_and_environment
+            limits_are_set
+            binds_are_mounted_as_asked
+        }
+    };
+    (@each $harness:expr; $($check:ident)+) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $check() {
+            match $harness {
+                Ok(harness) => $crate::conformance::$check(
+                    &$crate::conformance::Stage::new(harness),
+                )
+                .await,
+                Err(why) => $crate::conformance::say_skipped(&why),
+            }
+        }
+    )+};
+}
+
+/// Says that a test could not be made, and why.
+#[expect(
+    clippy::print_stdout,
+    reason = "how tests report what they could not try"
+)]
+pub fn say_skipped(why: &str) {
+    println!("skipped: {why}");
+}

@@ -1,0 +1,325 @@
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_linux::{Cgroups, PidFd};
+use conman_proto::{Generation, Network, ResolvedSpec};
+
+use super::Harness;
+use crate::{ContainerKey, ContainerPlan, ExecPlan, OutputStream, Runtime};
+use conman_core::naming::{self, CgroupDriver, Instance};
+
+/// Longest that anything may take on a busy host before a check fails.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at that nothing announces.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// One check's own instance and directory.
+#[expect(
+    missing_debug_implementations,
+    reason = "the harness need not have one"
+)]
+pub struct Stage {
+    harness: Box<dyn Harness>,
+    instance: Instance,
+    runtime: Arc<dyn Runtime>,
+    dir: PathBuf,
+}
+
+/// A started container.
+#[derive(Debug)]
+pub struct Running {
+    pub key: ContainerKey,
+    pub container_id: String,
+    pub pidfd: PidFd,
+    pub pid: i32,
+}
+
+/// All that a command said, and how it ended.
+pub(super) struct Outcome {
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+    pub(super) exit_code: Option<i32>,
+    pub(super) error: Option<String>,
+}
+
+impl Stage {
+    #[must_use]
+    pub fn new(harness: impl Harness) -> Self {
+        let instance = random_instance();
+        let dir = std::env::temp_dir().join(format!("conman-conformance-{instance}"));
+        std::fs::create_dir(&dir).expect("the directory is new");
+        let runtime = harness.runtime(&instance);
+        Self {
+            harness: Box::new(harness),
+            instance,
+            runtime,
+            dir,
+        }
+    }
+
+    #[must_use]
+    pub fn runtime(&self) -> &dyn Runtime {
+        &*self.runtime
+    }
+
+    #[must_use]
+    pub fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
+    /// The runtime as a new daemon would have it.
+    #[must_use]
+    pub fn another_runtime(&self) -> Arc<dyn Runtime> {
+        self.harness.runtime(&self.instance)
+    }
+
+    pub(super) fn forgetful_runtime(&self) -> Arc<dyn Runtime> {
+        self.harness
+            .runtime_that_loses_answers_of_start(&self.instance)
+    }
+
+    pub(super) fn runtime_of(&self, instance: &Instance) -> Arc<dyn Runtime> {
+        self.harness.runtime(instance)
+    }
+
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A plan for a container that runs `command`.
+    #[must_use]
+    pub fn plan(&self, session: &str, command: &[&str]) -> ContainerPlan {
+        let key = ContainerKey {
+            session: session.parse().expect("a valid session id"),
+            generation: Generation::new(7).expect("not zero"),
+        };
+        let spec = ResolvedSpec {
+            template: None,
+            runtime: self.runtime.kind(),
+            image: self.harness.image(),
+            command: command.iter().copied().map(str::to_owned).collect(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            port: None,
+            ready_path: None,
+            ready_timeout_s: 60,
+            network: Network::Loopback,
+            memory_bytes: None,
+            cpus: None,
+            pids: 64,
+            labels: BTreeMap::new(),
+            binds: Vec::new(),
+            idle_timeout_s: 0,
+            max_lifetime_s: 0,
+            preempt_signal: None,
+            preempt_grace_ms: 0,
+        };
+        let files_dir = self.dir.join(session);
+        ContainerPlan {
+            key,
+            spec,
+            files_dir,
+            binds: Vec::new(),
+        }
+    }
+
+    /// Creates and starts.
+    pub async fn run(&self, plan: &ContainerPlan) -> Running {
+        self.runtime
+            .create(plan)
+            .await
+            .expect("the container is created");
+        let started = self
+            .runtime
+            .start(&plan.key)
+            .await
+            .expect("the container starts");
+        let pidfd = PidFd::open(started.pid).expect("its init lives");
+        assert!(
+            self.runtime.owns_pid(&plan.key, started.pid),
+            "the init is its own"
+        );
+        Running {
+            key: plan.key.clone(),
+            container_id: started.container_id,
+            pidfd,
+            pid: started.pid,
+        }
+    }
+
+    /// A container that does nothing until it is killed.
+    pub async fn run_idle(&self, session: &str) -> Running {
+        self.run(&self.plan(session, &["sleep", "1000"])).await
+    }
+
+    /// A command's outputs until its end.
+    pub(super) async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Outcome {
+        self.exec_with_input(key, plan, &[]).await
+    }
+
+    pub(super) async fn sh(&self, key: &ContainerKey, script: &str) -> Outcome {
+        self.exec(key, command(&["sh", "-c", script])).await
+    }
+
+    pub(super) async fn exec_with_input(
+        &self,
+        key: &ContainerKey,
+        plan: ExecPlan,
+        input: &[&str],
+    ) -> Outcome {
+        let io = self
+            .runtime
+            .exec(key, plan)
+            .await
+            .expect("the command is run");
+        let crate::ExecIo {
+            stdin,
+            mut output,
+            resize,
+            status,
+        } = io;
+        for piece in input {
+            let piece = Bytes::copy_from_slice(piece.as_bytes());
+            stdin.send(piece).await.expect("the command reads");
+        }
+        drop(stdin);
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let reading = async {
+            while let Some((stream, bytes)) = output.recv().await {
+                match stream {
+                    OutputStream::Stdout => stdout.extend_from_slice(&bytes),
+                    OutputStream::Stderr => stderr.extend_from_slice(&bytes),
+                }
+            }
+            status.await.expect("the end is told")
+        };
+        let status = within(PATIENCE, "the command's end", reading).await;
+        drop(resize);
+        Outcome {
+            stdout: String::from_utf8(stdout).expect("text"),
+            stderr: String::from_utf8(stderr).expect("text"),
+            exit_code: status.exit_code,
+            error: status.error,
+        }
+    }
+
+    /// The cgroup that the container's processes are below.
+    pub(super) fn cgroups_left(&self, key: &ContainerKey) -> Vec<PathBuf> {
+        let bases = std::fs::read_dir("/sys/fs/cgroup").expect("cgroups are mounted");
+        let bases = bases.flatten().map(|entry| entry.path());
+        let bases: Vec<_> = bases.chain([PathBuf::from("/sys/fs/cgroup")]).collect();
+        [CgroupDriver::Cgroupfs, CgroupDriver::Systemd]
+            .map(|driver| {
+                naming::cgroup_parent(&self.instance, &key.session, key.generation, driver).path
+            })
+            .iter()
+            .flat_map(|path| {
+                bases
+                    .iter()
+                    .map(|base| base.join(path.trim_start_matches('/')))
+            })
+            .filter(|path| path.exists())
+            .collect()
+    }
+
+    /// Kills and removes whatever the instance still has.
+    async fn clear(&self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        // Everything, whatever trouble the check made for its own runtime.
+        let runtime = self.harness.runtime(&self.instance);
+        while tokio::time::Instant::now() < deadline {
+            let Ok(found) = runtime.list().await else {
+                break;
+            };
+            if found.is_empty() {
+                break;
+            }
+            let keys: Vec<_> = found.into_iter().map(|container| container.key).collect();
+            for key in &keys {
+                for pid in runtime.pids(key) {
+                    if let Ok(pidfd) = PidFd::open(pid)
+                        && runtime.owns_pid(key, pid)
+                    {
+                        let _ = pidfd.kill();
+                    }
+                }
+            }
+            runtime.remove(&keys).await;
+            tokio::time::sleep(INTERVAL).await;
+        }
+        if let Ok(cgroups) = Cgroups::detect() {
+            for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
+                let _ = cgroups.remove_tree(&naming::instance_cgroup(&self.instance, driver));
+            }
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime
+                    .expect("a runtime to clean up with")
+                    .block_on(self.clear());
+            });
+        });
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Running {
+    /// Kills the init and waits until nothing of the container lives.
+    pub fn kill(&self) {
+        self.pidfd.kill().expect("the signal is sent");
+        assert!(
+            self.pidfd.wait_dead(PATIENCE).expect("poll works"),
+            "it dies of SIGKILL"
+        );
+    }
+}
+
+/// Another instance than that of any other check.
+#[must_use]
+pub(super) fn random_instance() -> Instance {
+    let [a, b, c, d, ..] = RandomState::new().hash_one(()).to_ne_bytes();
+    Instance::new([a, b, c, d])
+}
+
+pub(super) fn command(command: &[&str]) -> ExecPlan {
+    let command = command.iter().copied().map(str::to_owned).collect();
+    ExecPlan {
+        command,
+        ..ExecPlan::default()
+    }
+}
+
+/// Fails the check when `what` does not happen in time.
+pub(super) async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(limit, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not come within {limit:?}"),
+    }
+}
+
+/// Waits for something that nothing announces.
+pub(super) async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, async {
+        loop {
+            if let Some(value) = look() {
+                return value;
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    })
+    .await
+}

@@ -1,0 +1,139 @@
+use super::stage::Stage;
+
+pub async fn only_lo_is_there_and_it_is_up(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let interfaces = stage.sh(&container.key, "cat /proc/net/dev").await.stdout;
+    let lines = interfaces.lines().filter_map(|line| line.split_once(':'));
+    let names: Vec<_> = lines.map(|(name, _)| name.trim()).collect();
+    assert_eq!(names, ["lo"], "{interfaces}");
+    let addresses = stage.sh(&container.key, "ip addr show dev lo").await.stdout;
+    assert!(
+        addresses.contains("UP") && addresses.contains("127.0.0.1/8"),
+        "{addresses}"
+    );
+    let routes = stage
+        .sh(&container.key, "tail -n +2 /proc/net/route")
+        .await
+        .stdout;
+    assert_eq!(routes, "", "no route leads out");
+}
+
+pub async fn names_are_told_by_files_that_cannot_be_changed(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let hosts = stage.sh(&container.key, "cat /etc/hosts").await.stdout;
+    for (address, name) in [
+        ("127.0.0.1", "localhost"),
+        ("127.0.0.1", "alice"),
+        ("::1", "localhost"),
+    ] {
+        let known = hosts
+            .lines()
+            .map(str::split_ascii_whitespace)
+            .any(|mut words| words.next() == Some(address) && words.any(|word| word == name));
+        assert!(known, "{name} is not {address}: {hosts}");
+    }
+    assert_eq!(
+        stage
+            .sh(&container.key, "hostname; cat /etc/hostname")
+            .await
+            .stdout,
+        "alice\nalice\n"
+    );
+    let resolver = stage
+        .sh(&container.key, "cat /etc/resolv.conf")
+        .await
+        .stdout;
+    assert!(!resolver.contains("nameserver"), "{resolver}");
+    for file in [
+        "/etc/hosts",
+        "/etc/hostname",
+        "/etc/resolv.conf",
+        "/run/conman/generation",
+    ] {
+        let outcome = stage.sh(&container.key, &format!("echo x >>{file}")).await;
+        assert_ne!(outcome.exit_code, Some(0), "{file}");
+        assert!(
+            outcome.stderr.contains("Read-only"),
+            "{file}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+pub async fn the_generation_is_told_by_files_and_environment(stage: &Stage) {
+    let mut plan = stage.plan("alice", &["sh", "-c", "env; sleep 1000"]);
+    plan.spec
+        .env
+        .insert("GREETING".to_owned(), "hello there = 'you'".to_owned());
+    let container = stage.run(&plan).await;
+    let files = stage
+        .sh(
+            &container.key,
+            "cd /run/conman && ls && cat session generation",
+        )
+        .await;
+    assert_eq!(
+        files.stdout, "generation\nsession\nalice\n7\n",
+        "{}",
+        files.stderr
+    );
+    super::logs::until_logged(stage, &container.key, "CONMAN_SESSION_ID=alice\n").await;
+    super::logs::until_logged(stage, &container.key, "CONMAN_GENERATION=7\n").await;
+    super::logs::until_logged(stage, &container.key, "GREETING=hello there = 'you'\n").await;
+}
+
+pub async fn limits_are_set(stage: &Stage) {
+    let mut plan = stage.plan("alice", &["sleep", "1000"]);
+    plan.spec.memory_bytes = Some(64 << 20);
+    plan.spec.pids = 12;
+    let container = stage.run(&plan).await;
+    // The container may see its own cgroup or the host's whole tree, of either version.
+    let script = r#"
+        limit() { # controller, file of v1, file of v2
+            own=$(grep ":$1:" /proc/self/cgroup | cut -d: -f3)
+            unified=$(grep '^0::' /proc/self/cgroup | cut -d: -f3)
+            for path in "/sys/fs/cgroup/$1$own/$2" "/sys/fs/cgroup/$1/$2" \
+                "/sys/fs/cgroup$unified/$3" "/sys/fs/cgroup/$3"; do
+                [ -e "$path" ] && cat "$path" && return
+            done
+        }
+        limit memory memory.limit_in_bytes memory.max
+        limit pids pids.max pids.max"#;
+    let limits = stage.sh(&container.key, script).await;
+    assert_eq!(limits.stdout, "67108864\n12\n", "{}", limits.stderr);
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do sleep 5 & done; wait";
+    let refused = stage.sh(&container.key, script).await;
+    assert!(
+        refused.stderr.to_lowercase().contains("fork"),
+        "{}",
+        refused.stderr
+    );
+}
+
+pub async fn binds_are_mounted_as_asked(stage: &Stage) {
+    let shared = stage.dir().join("shared");
+    std::fs::create_dir(&shared).expect("a new directory");
+    std::fs::write(shared.join("from-host"), "hello\n").expect("written");
+    let mut plan = stage.plan("alice", &["sleep", "1000"]);
+    plan.binds = vec![
+        (shared.clone(), "/run/writable".to_owned(), false),
+        (shared.clone(), "/run/fixed".to_owned(), true),
+    ];
+    let container = stage.run(&plan).await;
+    let outcome = stage
+        .sh(
+            &container.key,
+            "cat /run/fixed/from-host && echo back >/run/writable/from-container",
+        )
+        .await;
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.exit_code),
+        ("hello\n", Some(0))
+    );
+    let back = std::fs::read_to_string(shared.join("from-container"));
+    assert_eq!(back.expect("written by the container"), "back\n");
+    let refused = stage
+        .sh(&container.key, "echo x >/run/fixed/from-container")
+        .await;
+    assert!(refused.stderr.contains("Read-only"), "{}", refused.stderr);
+}

@@ -1,0 +1,175 @@
+//! A container's own small files on the host: `hosts`, `resolv.conf` and `hostname`, which Docker
+//! does not supply when its networking is off, and what tells the program its generation.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::{ContainerKey, RuntimeError};
+
+/// Where a container finds the directory with `session` and `generation`.
+pub(crate) const GENERATION_TARGET: &str = "/run/conman";
+
+/// Readable by the container's unprivileged users, writable by nobody in there (mounted
+/// read-only).
+const FILE_MODE: u32 = 0o644;
+const DIR_MODE: u32 = 0o755;
+
+const HOSTS: &str = "hosts";
+const RESOLV_CONF: &str = "resolv.conf";
+const HOSTNAME: &str = "hostname";
+const GENERATION_DIR: &str = "run";
+const GENERATION_FILES: [&str; 2] = ["session", "generation"];
+
+/// The files below one `files_dir`.
+#[derive(Debug, Clone)]
+pub(crate) struct ContainerFiles {
+    dir: PathBuf,
+}
+
+impl ContainerFiles {
+    pub(crate) fn at(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_owned(),
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn hosts(&self) -> PathBuf {
+        self.dir.join(HOSTS)
+    }
+
+    pub(crate) fn resolv_conf(&self) -> PathBuf {
+        self.dir.join(RESOLV_CONF)
+    }
+
+    pub(crate) fn hostname(&self) -> PathBuf {
+        self.dir.join(HOSTNAME)
+    }
+
+    /// Mounted at [`GENERATION_TARGET`].
+    pub(crate) fn generation_dir(&self) -> PathBuf {
+        self.dir.join(GENERATION_DIR)
+    }
+
+    /// Writes every file, replacing what an earlier attempt left.
+    pub(crate) fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        let session = &key.session;
+        let hosts =
+            format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+        // Without a name server resolvers ask 127.0.0.1, which refuses at once unless the session
+        // itself serves names; the options bound the wait when it does and does not answer.
+        let resolv_conf = "# no network beyond this container\noptions attempts:1 timeout:1\n";
+        let generation_dir = self.generation_dir();
+        let files = [
+            (self.hosts(), hosts),
+            (self.resolv_conf(), resolv_conf.to_owned()),
+            (self.hostname(), format!("{session}\n")),
+            (
+                generation_dir.join(GENERATION_FILES[0]),
+                format!("{session}\n"),
+            ),
+            (
+                generation_dir.join(GENERATION_FILES[1]),
+                format!("{}\n", key.generation),
+            ),
+        ];
+        DirBuilder::new()
+            .recursive(true)
+            .mode(DIR_MODE)
+            .create(&generation_dir)
+            .map_err(|source| host_error("make", &generation_dir, source))?;
+        for (path, text) in files {
+            // The mode is set apart from the creation so that no umask narrows it.
+            fs::write(&path, text)
+                .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)))
+                .map_err(|source| host_error("write", &path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the files by their names and then the directories, so that a wrong path can never
+    /// take anything else along. What is gone already is fine.
+    pub(crate) fn remove(&self) -> Result<(), RuntimeError> {
+        let generation_dir = self.generation_dir();
+        let files = [self.hosts(), self.resolv_conf(), self.hostname()]
+            .into_iter()
+            .chain(GENERATION_FILES.map(|name| generation_dir.join(name)));
+        for path in files {
+            tolerate_absence(fs::remove_file(&path))
+                .map_err(|source| host_error("remove", &path, source))?;
+        }
+        for path in [&generation_dir, &self.dir] {
+            tolerate_absence(fs::remove_dir(path))
+                .map_err(|source| host_error("remove", path, source))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a container's environment says of its generation, besides the files.
+pub(crate) fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
+    [
+        ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),
+        ("CONMAN_GENERATION".to_owned(), key.generation.to_string()),
+    ]
+}
+
+fn tolerate_absence(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+pub(crate) fn host_error(action: &'static str, path: &Path, source: io::Error) -> RuntimeError {
+    RuntimeError::Host {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_proto::Generation;
+
+    use super::*;
+
+    fn key() -> ContainerKey {
+        ContainerKey {
+            session: "alice".parse().expect("a valid id"),
+            generation: Generation::new(7).expect("not zero"),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_removed_again_and_removing_it_twice_is_fine() {
+        let root = tempfile::tempdir().expect("a directory");
+        let files = ContainerFiles::at(&root.path().join("alice.7"));
+        files.write(&key()).expect("written");
+        files
+            .write(&key())
+            .expect("written again after a failed attempt");
+        let generation = fs::read_to_string(files.generation_dir().join("generation"));
+        assert_eq!(generation.expect("a generation file"), "7\n");
+        files.remove().expect("removed");
+        files.remove().expect("nothing left to remove");
+        assert_eq!(fs::read_dir(root.path()).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_holds_something_else_is_left_with_it() {
+        let root = tempfile::tempdir().expect("a directory");
+        let files = ContainerFiles::at(root.path());
+        files.write(&key()).expect("written");
+        fs::write(root.path().join("precious"), "x").expect("written");
+        let error = files.remove().expect_err("the directory is not empty");
+        assert!(matches!(error, RuntimeError::Host { .. }), "{error}");
+        assert!(root.path().join("precious").exists());
+    }
+}

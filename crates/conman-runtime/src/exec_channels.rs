@@ -1,0 +1,67 @@
+//! The bounded channels between whoever asked for a command and the task that runs it.
+
+use bytes::Bytes;
+use conman_proto::{ExecStatus, TerminalSize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{ExecIo, OutputStream};
+
+/// Most bytes in one piece of output.
+pub(crate) const OUTPUT_CHUNK_BYTES: usize = 16 * 1024;
+
+/// Pieces of output that wait for a slow reader before the command itself is slowed: 256 KiB.
+const OUTPUT_QUEUE: usize = 16;
+
+/// Pieces of input that wait for a command that does not read; the sender chooses their size.
+const STDIN_QUEUE: usize = 16;
+
+/// Resizes come from a person's hand, and only the latest counts.
+const RESIZE_QUEUE: usize = 4;
+
+/// The command's ends of the channels.
+pub(crate) struct ExecEnds {
+    pub(crate) stdin: mpsc::Receiver<Bytes>,
+    pub(crate) output: mpsc::Sender<(OutputStream, Bytes)>,
+    pub(crate) resize: mpsc::Receiver<TerminalSize>,
+    pub(crate) status: oneshot::Sender<ExecStatus>,
+}
+
+/// The channels of one command.
+pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
+    let (stdin_sender, stdin) = mpsc::channel(STDIN_QUEUE);
+    let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);
+    let (resize_sender, resize) = mpsc::channel(RESIZE_QUEUE);
+    let (status, status_receiver) = oneshot::channel();
+    let io = ExecIo {
+        stdin: stdin_sender,
+        output: output_receiver,
+        resize: resize_sender,
+        status: status_receiver,
+    };
+    (
+        io,
+        ExecEnds {
+            stdin,
+            output,
+            resize,
+            status,
+        },
+    )
+}
+
+/// The next size to apply: the latest of what waits; `None` once nobody can resize any more.
+pub(crate) async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Option<TerminalSize> {
+    let mut size = resize.recv().await?;
+    while let Ok(later) = resize.try_recv() {
+        size = later;
+    }
+    Some(size)
+}
+
+/// The end of a command that ran.
+pub(crate) fn exited(exit_code: i32) -> ExecStatus {
+    ExecStatus {
+        exit_code: Some(exit_code),
+        error: None,
+    }
+}

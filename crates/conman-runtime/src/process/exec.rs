@@ -1,0 +1,246 @@
+//! Commands inside a running container, through nsenter(1).
+//!
+//! One task a command: it carries bytes both ways, reaps the command's nsenter promptly (a zombie
+//! that entered a PID namespace from outside keeps its init from exiting) and reports the end.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+
+use bytes::{Bytes, BytesMut};
+use conman_proto::ExecStatus;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use super::command_line::{self, Unrunnable};
+use super::terminal::Terminal;
+use crate::container_files::host_error;
+use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
+use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+
+const ENTER: &str = include_str!("exec.sh");
+
+/// Where a command is to run.
+pub(super) struct Place {
+    pub(super) init_pid: i32,
+    pub(super) cgroup_procs: Vec<PathBuf>,
+    /// The container's own environment.
+    pub(super) environment: Vec<(String, String)>,
+}
+
+pub(super) fn exec(
+    key: &ContainerKey,
+    place: &Place,
+    plan: &ExecPlan,
+) -> Result<ExecIo, RuntimeError> {
+    let (io, ends) = exec_channels();
+    let mut environment = place.environment.clone();
+    environment.extend(plan.env.iter().cloned());
+    let program = plan.command.first().map_or("", String::as_str);
+    if let Err(unrunnable) = command_line::check_runnable(program, &environment) {
+        // Nobody to tell when the caller has gone already.
+        let _ = ends.status.send(not_run(program, &unrunnable));
+        return Ok(io);
+    }
+    let mut command = Command::new("nsenter");
+    command
+        .process_group(0)
+        .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--target"])
+        .arg(place.init_pid.to_string())
+        .args(["--", "sh", "-c", ENTER, "exec"])
+        .arg(place.cgroup_procs.len().to_string())
+        .args(&place.cgroup_procs)
+        .arg(plan.workdir.as_deref().unwrap_or("/"));
+    // A session of the container, whose PID namespace knows its leader.
+    command.arg("setsid");
+    if plan.tty.is_some() {
+        command.arg("--ctty");
+    }
+    if let Some(user) = &plan.user {
+        let (user, group) = user.split_once(':').unwrap_or((user, user));
+        command.args([
+            "setpriv",
+            "--clear-groups",
+            "--reuid",
+            user,
+            "--regid",
+            group,
+        ]);
+    }
+    command.args(["env", "-i", "--default-signal=INT,QUIT"]);
+    for (name, value) in &environment {
+        command.arg(format!("{name}={value}"));
+    }
+    command.args(&plan.command);
+
+    let spawn_error = |source| {
+        host_error(
+            "enter",
+            format!("/proc/{}/ns", place.init_pid).as_ref(),
+            source,
+        )
+    };
+    if let Some(size) = plan.tty {
+        let (terminal, slave) = Terminal::open(size).map_err(spawn_error)?;
+        let child = spawn_on_terminal(&mut command, slave).map_err(spawn_error)?;
+        tokio::spawn(run_on_terminal(child, terminal, ends));
+    } else {
+        let stdin = if plan.stdin {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        };
+        command
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = command.spawn().map_err(spawn_error)?;
+        tokio::spawn(run_on_pipes(child, ends));
+    }
+    tracing::debug!(container = %key, program, "command started");
+    Ok(io)
+}
+
+fn spawn_on_terminal(command: &mut Command, slave: OwnedFd) -> std::io::Result<Child> {
+    let stdin = Stdio::from(slave.try_clone()?);
+    let stdout = Stdio::from(slave.try_clone()?);
+    command
+        .stdin(stdin)
+        .stdout(stdout)
+        .stderr(Stdio::from(slave));
+    let child = command.spawn();
+    // The command holds copies of the terminal's other end; while any is open here, the reader
+    // never sees the end.
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    child
+}
+
+async fn run_on_pipes(mut child: Child, mut ends: ExecEnds) {
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take();
+    let stderr = child.stderr.take();
+    {
+        let outputs = async {
+            tokio::join!(
+                carry_output(stdout, OutputStream::Stdout, &ends.output),
+                carry_output(stderr, OutputStream::Stderr, &ends.output),
+            )
+        };
+        let input = async {
+            carry_input(&mut ends.stdin, stdin).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // The outputs ended. Input that was not taken yet has no reader any more.
+            _ = outputs => {}
+            // Never ends; cancelled when the outputs end.
+            () = input => {}
+            // Nobody reads any more: the connection ends, what was read and not delivered with it.
+            () = ends.output.closed() => {}
+        }
+    }
+    drop(ends.output);
+    drop(ends.stdin);
+    let status = child.wait().await;
+    let _ = ends.status.send(ended(status));
+}
+
+async fn run_on_terminal(mut child: Child, terminal: Terminal, mut ends: ExecEnds) {
+    {
+        let Terminal {
+            reader,
+            writer,
+            size,
+        } = terminal;
+        let output = carry_output(Some(reader), OutputStream::Stdout, &ends.output);
+        let input = async {
+            carry_input(&mut ends.stdin, Some(writer)).await;
+            std::future::pending::<()>().await;
+        };
+        let resizes = async {
+            while let Some(latest) = latest_size(&mut ends.resize).await {
+                size.set(latest);
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // The terminal's other end was closed. Input and sizes have no reader any more.
+            () = output => {}
+            // Never end; cancelled when the output ends.
+            () = input => {}
+            () = resizes => {}
+            // Nobody reads any more: the connection ends; the command gets a hang-up.
+            () = ends.output.closed() => {}
+        }
+    }
+    drop(ends.output);
+    drop(ends.stdin);
+    let status = child.wait().await;
+    let _ = ends.status.send(ended(status));
+}
+
+/// Ends with the stream, or when nobody reads any more.
+async fn carry_output<R: AsyncRead + Unpin>(
+    from: Option<R>,
+    stream: OutputStream,
+    to: &mpsc::Sender<(OutputStream, Bytes)>,
+) {
+    let Some(mut from) = from else { return };
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(OUTPUT_CHUNK_BYTES);
+        match (&mut from)
+            .take(OUTPUT_CHUNK_BYTES as u64)
+            .read_buf(&mut buffer)
+            .await
+        {
+            // A terminal reports its other end's closing as an error.
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                if to.send((stream, buffer.split().freeze())).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Ends when the input ends or the command reads no more; dropping `to` is the end of its input.
+async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, to: Option<W>) {
+    let Some(mut to) = to else {
+        from.close();
+        return;
+    };
+    while let Some(bytes) = from.recv().await {
+        if to.write_all(&bytes).await.is_err() {
+            from.close();
+            return;
+        }
+    }
+}
+
+fn not_run(program: &str, unrunnable: &Unrunnable) -> ExecStatus {
+    ExecStatus {
+        exit_code: Some(unrunnable.exit_code),
+        error: Some(format!("cannot run `{program}`: {}", unrunnable.reason)),
+    }
+}
+
+fn ended(status: std::io::Result<ExitStatus>) -> ExecStatus {
+    match status {
+        Ok(status) => exited(
+            status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or_default()),
+        ),
+        Err(error) => ExecStatus {
+            exit_code: None,
+            error: Some(format!("the command's end is unknown: {error}")),
+        },
+    }
+}

@@ -1,0 +1,443 @@
+//! [`ProcessRuntime`]: containers without images and without a daemon, for tests.
+//!
+//! A container is a real one to the kernel: PID, network, IPC, UTS and mount namespaces with a
+//! process 1, cgroups with limits, `/run/conman`. It sees the host's files, though, and is no
+//! place for code that is not trusted. Images and CPU limits are ignored, [`Network::Bridge`]
+//! has no egress, and binds go onto paths that exist or lie below `/run`.
+//!
+//! What is to be known of a container stands in its directory ([`store`]) and in the kernel, so a
+//! new [`ProcessRuntime`] over the same directory knows all that the previous one did. A shell
+//! script outside of the container waits for its end and writes down the exit code.
+//!
+//! Tasks: one for each running command ([`exec`]), and one for each call whose answer
+//! [`Faults`] lost.
+//!
+//! [`Network::Bridge`]: conman_proto::Network::Bridge
+
+mod command_line;
+mod exec;
+mod faults;
+mod launch;
+mod log_reader;
+mod placement;
+mod store;
+mod terminal;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_core::naming::{self, CgroupDriver, Instance};
+use conman_proto::{RuntimeKind, SessionId};
+use futures_util::stream::BoxStream;
+
+pub use faults::{Fault, Faults, Operation};
+
+use crate::container_files::ContainerFiles;
+use crate::kernel_view::KernelView;
+use crate::{
+    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions, Runtime,
+    RuntimeError, RuntimeInfo, Started,
+};
+use placement::Placement;
+use store::{ContainerDir, Store};
+
+/// How often an end that the kernel has announced is looked for in the container's directory.
+const EXIT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long the supervisor may take to write down the end of a container that died at once.
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Most bytes of a failed container's output that an error quotes.
+const QUOTED_BYTES: usize = 300;
+
+/// How a [`ProcessRuntime`] is set up.
+#[derive(Debug, Clone)]
+pub struct ProcessOptions {
+    pub instance: Instance,
+    /// Where the containers' directories are; instances may share it.
+    pub state_dir: PathBuf,
+    /// Bound on each call.
+    pub call_timeout: Duration,
+}
+
+/// Containers made of plain namespaced processes.
+#[derive(Debug)]
+pub struct ProcessRuntime {
+    inner: Arc<Inner>,
+    faults: Faults,
+    call_timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    placement: Placement,
+    kernel: KernelView,
+}
+
+impl ProcessRuntime {
+    /// Takes over what an earlier one left in the same directory.
+    pub fn open(options: ProcessOptions) -> Result<Self, RuntimeError> {
+        let inner = Inner {
+            store: Store::open(&options.state_dir, options.instance.clone())?,
+            placement: Placement::detect()?,
+            kernel: KernelView::new(options.instance)?,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+            faults: Faults::default(),
+            call_timeout: options.call_timeout,
+        })
+    }
+
+    /// Makes trouble.
+    #[must_use]
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Does `work` within the bound on a call, unless trouble befalls it.
+    async fn call<T, F>(
+        &self,
+        (operation, action): (Operation, &'static str),
+        session: Option<&SessionId>,
+        work: F,
+    ) -> Result<T, RuntimeError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RuntimeError>> + Send + 'static,
+    {
+        let fault = self.faults.strike(operation, session);
+        let subject = session.map_or_else(|| "the host".to_owned(), SessionId::to_string);
+        let timed_out = |after: Duration| RuntimeError::TimedOut {
+            runtime: RuntimeKind::Process,
+            action,
+            subject: subject.clone(),
+            after_ms: after.as_millis().try_into().unwrap_or(u64::MAX),
+        };
+        let befallen = async {
+            self.faults.answering().await;
+            match fault {
+                None => {}
+                Some(Fault::Delay(delay)) => tokio::time::sleep(delay).await,
+                Some(Fault::Hang) => std::future::pending().await,
+                Some(Fault::Refuse(reason)) => {
+                    let runtime = RuntimeKind::Process;
+                    let subject = subject.clone();
+                    return Err(RuntimeError::Refused {
+                        runtime,
+                        action,
+                        subject,
+                        reason,
+                    });
+                }
+                Some(Fault::Unavailable) => {
+                    let runtime = RuntimeKind::Process;
+                    let reason = "made unavailable by a test".to_owned();
+                    return Err(RuntimeError::Unavailable {
+                        runtime,
+                        action,
+                        reason,
+                    });
+                }
+                Some(Fault::LoseAnswer { happens_after }) => {
+                    tokio::spawn(async move {
+                        tokio::time::sleep(happens_after).await;
+                        if let Err(error) = work.await {
+                            tracing::debug!(%error, action, "what was asked failed unseen");
+                        }
+                    });
+                    return Err(timed_out(Duration::ZERO));
+                }
+            }
+            let result = work.await;
+            self.faults.answering().await;
+            result
+        };
+        tokio::time::timeout(self.call_timeout, befallen)
+            .await
+            .unwrap_or_else(|_| Err(timed_out(self.call_timeout)))
+    }
+}
+
+#[async_trait]
+impl Runtime for ProcessRuntime {
+    fn kind(&self) -> RuntimeKind {
+        RuntimeKind::Process
+    }
+
+    async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
+        let warnings = vec![
+            "sessions see the host's files; use the docker runtime outside of tests".to_owned(),
+        ];
+        let info = RuntimeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            warnings,
+        };
+        self.call((Operation::Info, "describe itself"), None, async {
+            Ok(info)
+        })
+        .await
+    }
+
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let inner = Arc::clone(&self.inner);
+        let session = plan.key.session.clone();
+        let plan = plan.clone();
+        self.call((Operation::Create, "create"), Some(&session), async move {
+            on_blocking_thread(move || inner.create(&plan)).await
+        })
+        .await
+    }
+
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        let inner = Arc::clone(&self.inner);
+        let owned = key.clone();
+        self.call(
+            (Operation::Start, "start"),
+            Some(&key.session),
+            async move { inner.start(&owned).await },
+        )
+        .await
+    }
+
+    async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
+        let inner = Arc::clone(&self.inner);
+        let owned = key.clone();
+        self.call((Operation::Find, "find"), Some(&key.session), async move {
+            on_blocking_thread(move || inner.find(&owned)).await
+        })
+        .await
+    }
+
+    async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
+        let inner = Arc::clone(&self.inner);
+        self.call((Operation::List, "list"), None, async move {
+            on_blocking_thread(move || {
+                let keys = inner.store.keys()?;
+                let found = keys.iter().map(|key| inner.find(key));
+                found.filter_map(Result::transpose).collect()
+            })
+            .await
+        })
+        .await
+    }
+
+    fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
+        self.inner.kernel.owns_pid(key, pid)
+    }
+
+    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+        self.inner.kernel.pids(key)
+    }
+
+    async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
+        let dir = self.inner.store.container(key);
+        let wait = self.call(
+            (Operation::ExitCode, "wait for"),
+            Some(&key.session),
+            async move { Ok(dir.wait_exit_code(patience).await) },
+        );
+        tokio::time::timeout(patience, wait).await.ok()?.ok()?
+    }
+
+    async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
+        let mut results = Vec::with_capacity(keys.len());
+        for key in keys {
+            let inner = Arc::clone(&self.inner);
+            let owned = key.clone();
+            let removal = async move { on_blocking_thread(move || inner.remove(&owned)).await };
+            results.push(
+                self.call((Operation::Remove, "remove"), Some(&key.session), removal)
+                    .await,
+            );
+        }
+        results
+    }
+
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        let inner = Arc::clone(&self.inner);
+        let owned = key.clone();
+        self.call(
+            (Operation::Exec, "run a command in"),
+            Some(&key.session),
+            async move { inner.exec(&owned, &plan) },
+        )
+        .await
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let logs = log_reader::logs(Arc::clone(&self.inner), key.clone(), options);
+        self.call(
+            (Operation::Logs, "read the log of"),
+            Some(&key.session),
+            logs,
+        )
+        .await
+    }
+}
+
+impl Inner {
+    fn cgroup(&self, key: &ContainerKey) -> String {
+        let instance = self.kernel.instance();
+        naming::cgroup_parent(
+            instance,
+            &key.session,
+            key.generation,
+            CgroupDriver::Cgroupfs,
+        )
+        .path
+    }
+
+    fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let dir = self.store.container(&plan.key);
+        dir.create(plan)?;
+        ContainerFiles::at(&plan.files_dir).write(&plan.key)?;
+        self.placement.make(&self.cgroup(&plan.key), &plan.spec)?;
+        Ok(self.container_id(&plan.key))
+    }
+
+    fn container_id(&self, key: &ContainerKey) -> String {
+        naming::container_name(self.kernel.instance(), &key.session, key.generation)
+    }
+
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        let dir = self.store.container(key);
+        let Some(plan) = dir.plan()? else {
+            return Err(RuntimeError::NoSuchContainer {
+                subject: key.to_string(),
+            });
+        };
+        let program = command_line::program(&plan.spec).swap_remove(0);
+        if dir.begin()? {
+            let environment = command_line::environment(key, &plan.spec);
+            command_line::check_runnable(&program, &environment)
+                .map_err(|unrunnable| no_such_command(key, &program, &unrunnable))?;
+            let procs = self.placement.procs_files(&self.cgroup(key));
+            launch::launch(key, &dir, &plan, &procs).await?;
+        }
+        match self.kernel.init_pid(key) {
+            Some(pid) => Ok(Started {
+                container_id: self.container_id(key),
+                pid,
+            }),
+            None => Err(Self::ended_at_once(key, &dir).await),
+        }
+    }
+
+    async fn ended_at_once(key: &ContainerKey, dir: &ContainerDir) -> RuntimeError {
+        let ending = match dir.wait_exit_code(EXIT_PATIENCE).await {
+            Some(exit_code) => format!("it ended with exit code {exit_code}"),
+            None => "it ended".to_owned(),
+        };
+        let mut output = std::fs::read(dir.trouble()).unwrap_or_default();
+        output.extend(std::fs::read(dir.stderr()).unwrap_or_default());
+        let quoted = String::from_utf8_lossy(&output[output.len().saturating_sub(QUOTED_BYTES)..]);
+        RuntimeError::Refused {
+            runtime: RuntimeKind::Process,
+            action: "start",
+            subject: key.to_string(),
+            reason: format!("{ending}: {}", quoted.trim()),
+        }
+    }
+
+    fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
+        let dir = self.store.container(key);
+        if dir.plan()?.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(FoundContainer {
+            key: key.clone(),
+            container_id: self.container_id(key),
+            pid: self.kernel.init_pid(key),
+            exit_code: dir.exit_code(),
+        }))
+    }
+
+    fn remove(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        self.kernel.check_dead(key)?;
+        let dir = self.store.container(key);
+        if let Some(plan) = dir.plan()? {
+            ContainerFiles::at(&plan.files_dir).remove()?;
+        }
+        self.kernel.remove_cgroups(key)?;
+        dir.remove()
+    }
+
+    fn exec(&self, key: &ContainerKey, plan: &ExecPlan) -> Result<ExecIo, RuntimeError> {
+        let Some(stored) = self.store.container(key).plan()? else {
+            return Err(RuntimeError::NoSuchContainer {
+                subject: key.to_string(),
+            });
+        };
+        let Some(init_pid) = self.kernel.init_pid(key) else {
+            return Err(RuntimeError::Refused {
+                runtime: RuntimeKind::Process,
+                action: "run a command in",
+                subject: key.to_string(),
+                reason: "it is not running".to_owned(),
+            });
+        };
+        let place = exec::Place {
+            init_pid,
+            cgroup_procs: self.placement.procs_files(&self.cgroup(key)),
+            environment: command_line::environment(key, &stored.spec),
+        };
+        exec::exec(key, &place, plan)
+    }
+}
+
+impl ContainerDir {
+    fn has_ended(&self) -> bool {
+        !self.exists() || self.exit_code().is_some()
+    }
+
+    /// `None` when there is no such container, or its exit code is not written in time.
+    async fn wait_exit_code(&self, patience: Duration) -> Option<i32> {
+        let written = async {
+            loop {
+                let exit_code = self.exit_code();
+                if exit_code.is_some() || !self.exists() {
+                    return exit_code;
+                }
+                tokio::time::sleep(EXIT_INTERVAL).await;
+            }
+        };
+        tokio::time::timeout(patience, written).await.ok()?
+    }
+}
+
+fn no_such_command(
+    key: &ContainerKey,
+    program: &str,
+    unrunnable: &command_line::Unrunnable,
+) -> RuntimeError {
+    RuntimeError::NoSuchCommand {
+        command: program.to_owned(),
+        subject: key.to_string(),
+        reason: unrunnable.reason.to_owned(),
+        exit_code: unrunnable.exit_code,
+    }
+}
+
+/// Small reads and writes of files and cgroups, away from the threads that carry tunnels.
+async fn on_blocking_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
+) -> Result<T, RuntimeError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(RuntimeError::Unavailable {
+            runtime: RuntimeKind::Process,
+            action: "look at files",
+            reason: "the daemon is shutting down".to_owned(),
+        }),
+    }
+}

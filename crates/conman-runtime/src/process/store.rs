@@ -1,0 +1,191 @@
+//! The containers' directories: what there is of a container besides its processes, so that a new
+//! daemon finds them again.
+//!
+//! ```text
+//! <state_dir>/<container name>/
+//!   plan.json       what was created; its presence makes the container exist
+//!   begun           made before the first process, so that a container starts once
+//!   stdout, stderr  its log
+//!   trouble         what kept it from being set up
+//!   exit            its exit code, written by its supervisor, which outlives the daemon
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use conman_core::naming::{self, Instance};
+use conman_proto::ResolvedSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::container_files::host_error;
+use crate::{ContainerKey, ContainerPlan, RuntimeError};
+
+const PLAN: &str = "plan.json";
+const BEGUN: &str = "begun";
+
+/// What a container was created from, as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StoredPlan {
+    pub(super) spec: ResolvedSpec,
+    pub(super) files_dir: PathBuf,
+    pub(super) binds: Vec<(PathBuf, String, bool)>,
+}
+
+/// Every container of one instance.
+#[derive(Debug)]
+pub(super) struct Store {
+    dir: PathBuf,
+    instance: Instance,
+}
+
+/// One container's directory.
+#[derive(Debug, Clone)]
+pub(super) struct ContainerDir {
+    path: PathBuf,
+}
+
+impl Store {
+    pub(super) fn open(dir: &Path, instance: Instance) -> Result<Self, RuntimeError> {
+        fs::create_dir_all(dir).map_err(|source| host_error("make", dir, source))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            instance,
+        })
+    }
+
+    pub(super) fn container(&self, key: &ContainerKey) -> ContainerDir {
+        let name = naming::container_name(&self.instance, &key.session, key.generation);
+        ContainerDir {
+            path: self.dir.join(name),
+        }
+    }
+
+    /// The containers of this instance, other instances' left aside.
+    pub(super) fn keys(&self) -> Result<Vec<ContainerKey>, RuntimeError> {
+        let error = |source| host_error("list", &self.dir, source);
+        let mut keys = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let name = entry.file_name();
+            let Some((instance, session, generation)) =
+                name.to_str().and_then(naming::parse_container_name)
+            else {
+                continue;
+            };
+            if instance == self.instance && entry.path().join(PLAN).exists() {
+                keys.push(ContainerKey {
+                    session,
+                    generation,
+                });
+            }
+        }
+        keys.sort_unstable();
+        Ok(keys)
+    }
+}
+
+impl ContainerDir {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn create(&self, plan: &ContainerPlan) -> Result<(), RuntimeError> {
+        match fs::create_dir(&self.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(RuntimeError::Exists {
+                    subject: plan.key.to_string(),
+                });
+            }
+            Err(source) => return Err(host_error("make", &self.path, source)),
+        }
+        let stored = StoredPlan {
+            spec: plan.spec.clone(),
+            files_dir: plan.files_dir.clone(),
+            binds: plan.binds.clone(),
+        };
+        let path = self.path.join(PLAN);
+        serde_json::to_vec(&stored)
+            .map_err(io::Error::from)
+            .and_then(|json| fs::write(&path, json))
+            .map_err(|source| host_error("write", &path, source))
+    }
+
+    /// `None` when there is no such container.
+    pub(super) fn plan(&self) -> Result<Option<StoredPlan>, RuntimeError> {
+        let path = self.path.join(PLAN);
+        let json = match fs::read(&path) {
+            Ok(json) => json,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(host_error("read", &path, source)),
+        };
+        serde_json::from_slice(&json)
+            .map(Some)
+            .map_err(|error| host_error("read", &path, error.into()))
+    }
+
+    /// Claims the container's only start; false when it was claimed before.
+    pub(super) fn begin(&self) -> Result<bool, RuntimeError> {
+        let path = self.path.join(BEGUN);
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(source) => Err(host_error("make", &path, source)),
+        }
+    }
+
+    pub(super) fn exists(&self) -> bool {
+        self.path.join(PLAN).exists()
+    }
+
+    pub(super) fn exit_code(&self) -> Option<i32> {
+        fs::read_to_string(self.path.join("exit"))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    }
+
+    pub(super) fn stdout(&self) -> PathBuf {
+        self.path.join("stdout")
+    }
+
+    pub(super) fn stderr(&self) -> PathBuf {
+        self.path.join("stderr")
+    }
+
+    /// What kept the container from being set up.
+    pub(super) fn trouble(&self) -> PathBuf {
+        self.path.join("trouble")
+    }
+
+    /// A log file to append to, made when it is not there.
+    pub(super) fn append_to(path: &Path) -> Result<File, RuntimeError> {
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(|source| host_error("open", path, source))
+    }
+
+    /// Removes the directory; one that is gone is fine. The plan goes last, so that a removal
+    /// that was cut short is found and done again.
+    pub(super) fn remove(&self) -> Result<(), RuntimeError> {
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(host_error("list", &self.path, source)),
+        };
+        for entry in entries.flatten().filter(|entry| entry.file_name() != PLAN) {
+            let path = entry.path();
+            fs::remove_file(&path).map_err(|source| host_error("remove", &path, source))?;
+        }
+        match fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(host_error("remove", &self.path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
