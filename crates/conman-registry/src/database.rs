@@ -8,6 +8,10 @@
 //! it writes the allocator's state with every commit to spare a walk through the file after a
 //! crash, and with the few MiB of a registry that walk takes about a millisecond.
 
+#[cfg(test)]
+pub(crate) mod faults;
+
+use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -77,9 +81,7 @@ pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
     // Damage that redb's own checks do not foresee may end in a panic inside it; that is a
     // refusal too. Nothing outside the closure is touched by it.
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, redb::Error> {
-        let mut database = Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create_file(file)?;
+        let mut database = build(file, path)?;
         let intact = database.check_integrity()?;
         Ok((database, intact))
     }));
@@ -105,15 +107,26 @@ pub(crate) fn create(
     let temporary = with_suffix(path, ".new");
     remove_if_present(&temporary)?;
     let file = open_options().create_new(true).open(&temporary)?;
-    let database = Builder::new()
-        .set_cache_size(CACHE_BYTES)
-        .create_file(file)?;
+    let database = build(file, path)?;
     let transaction = begin(&database)?;
     fill(&transaction)?;
     transaction.commit()?;
     std::fs::rename(&temporary, path)?;
     sync_parent(path)?;
     Ok(database)
+}
+
+/// `path` is the name that the file has or will have.
+fn build(file: File, path: &Path) -> Result<Database, redb::Error> {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    #[cfg(test)]
+    if let Some(backend) = faults::backend(&file, path) {
+        return Ok(builder.create_with_backend(backend)?);
+    }
+    #[cfg(not(test))]
+    let _ = path;
+    Ok(builder.create_file(file)?)
 }
 
 /// Begins a transaction with the guarantees that the module's text describes.

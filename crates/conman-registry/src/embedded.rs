@@ -5,10 +5,14 @@
 //! Reads are served from memory ([`mirror`]). The state directory holds `registry.redb`
 //! ([`schema`]), `generations` ([`generations`]) and `lock`.
 
+mod commit;
+#[cfg(test)]
+mod equivalence;
 mod generations;
 mod mirror;
 mod opening;
 mod queue;
+mod room;
 mod schema;
 mod writer;
 
@@ -23,6 +27,7 @@ use tokio::sync::oneshot;
 use self::generations::Generations;
 use self::mirror::Mirror;
 use self::queue::{Queue, Request};
+use self::room::Room;
 use self::writer::Writer;
 use crate::rules::Change;
 use crate::{ContainerIdentity, RecordState, Registry, RegistryError, Release, SessionRecord};
@@ -60,13 +65,14 @@ impl EmbeddedRegistry {
         let queue = Arc::new(Queue::new());
         let mirror = Arc::new(Mirror::new(opened.content.records));
         let writer = Writer {
-            path: opened.registry_path,
             queue: Arc::clone(&queue),
             mirror: Arc::clone(&mirror),
             generations: Generations::new(opened.high_water, opened.generations_path),
+            room: Room::new(&opened.registry_path),
             database: Some(opened.database),
             noted_through: opened.content.reserved_through,
             lock: opened.lock,
+            path: opened.registry_path,
         };
         let thread = std::thread::Builder::new()
             .name("registry".to_owned())

@@ -39,3 +39,12 @@ pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
 pub(crate) fn ensure_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
+
+/// Moves a damaged file out of the way, to the same name with `.damaged` at its end. One such
+/// file is kept; a later one replaces it.
+pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = with_suffix(path, ".damaged");
+    fs::rename(path, &aside)?;
+    sync_parent(path)?;
+    Ok(aside)
+}

@@ -38,7 +38,9 @@ pub const GREATEST_GENERATION: Generation =
 ///
 /// Every change names the generation that it acts for and is refused with
 /// [`RegistryError::Superseded`] when the record bears another, so that whoever acts late changes
-/// nothing. An `Ok` means durable. Futures may be driven from any tokio runtime, that of the
+/// nothing. An `Ok` means durable. A retryable error means that the change does not count: it may
+/// be asked for again, and nobody sees it; only after a crash in that very state may it turn up
+/// all the same, which is what every daemon must expect of its records. Futures may be driven from any tokio runtime, that of the
 /// preemption thread included, and never wait for anything but the store itself.
 #[async_trait]
 pub trait Registry: Send + Sync + std::fmt::Debug + 'static {

@@ -1,14 +1,15 @@
 //! What is found in a state directory, and what becomes of it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redb::Database;
 
-use super::schema::{self, Content, SchemaError};
-use super::{EmbeddedOptions, store_error};
+use super::schema::{self, Content, Records, SchemaError};
+use super::{EmbeddedOptions, commit, store_error};
 use crate::database::{self, OpenFailure};
-use crate::files::ensure_dir;
+use crate::files::{ensure_dir, set_aside};
 use crate::high_water::{Found, HighWater};
 use crate::state_lock::StateLock;
 use crate::{GREATEST_GENERATION, RegistryError};
@@ -57,6 +58,12 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     let opened = match open_database(&registry_path) {
         Ok(opened) => Some(opened),
         Err(DatabaseFailure::Missing) => None,
+        Err(DatabaseFailure::Damaged(what)) => {
+            return Err(RegistryError::Damaged {
+                path: registry_path,
+                what,
+            });
+        }
         Err(DatabaseFailure::Refused(error)) => return Err(error),
     };
     let asked = options.generation_floor.map(conman_proto::Generation::get);
@@ -86,7 +93,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
             (
                 database,
                 Content {
-                    records: schema::Records::new(),
+                    records: Records::new(),
                     reserved_through: floor,
                 },
             )
@@ -125,69 +132,71 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
 #[derive(Debug)]
 pub(super) enum DatabaseFailure {
     Missing,
+    Damaged(String),
     Refused(RegistryError),
-}
-
-impl DatabaseFailure {
-    /// For a file that was there before.
-    pub(super) fn into_error(self, path: &Path) -> RegistryError {
-        match self {
-            Self::Missing => RegistryError::Damaged {
-                path: path.to_owned(),
-                what: "it is gone".to_owned(),
-            },
-            Self::Refused(error) => error,
-        }
-    }
 }
 
 /// Opens the registry file, brings it to the present format, and reads it.
 pub(super) fn open_database(path: &Path) -> Result<(Database, Content), DatabaseFailure> {
-    let database = database::open(path).map_err(|failure| match failure {
-        OpenFailure::Missing => DatabaseFailure::Missing,
-        OpenFailure::InUse => DatabaseFailure::Refused(RegistryError::InUse {
-            path: path.to_owned(),
-            holder: None,
-        }),
-        OpenFailure::Damaged(what) => DatabaseFailure::Refused(RegistryError::Damaged {
-            path: path.to_owned(),
-            what,
-        }),
-        OpenFailure::Failed(error) => {
-            DatabaseFailure::Refused(store_error("open the tables", path, error))
-        }
-    })?;
+    let database = database::open(path).map_err(|failure| open_failure(path, failure))?;
     let content = schema::migrate(&database)
         .and_then(|()| schema::load(&database))
-        .map_err(|error| DatabaseFailure::Refused(schema_error(path, error)))?;
+        .map_err(|error| match error {
+            SchemaError::TooNew(found) => {
+                let (path, known) = (path.to_owned(), schema::FORMAT);
+                DatabaseFailure::Refused(RegistryError::TooNew { path, found, known })
+            }
+            SchemaError::Unreadable { id, source } => {
+                let source = Arc::new(source);
+                DatabaseFailure::Refused(RegistryError::Corrupt { id, source })
+            }
+            SchemaError::Inconsistent(what) => DatabaseFailure::Damaged(what),
+            SchemaError::Store(error) => open_failure(path, error.into()),
+        })?;
     Ok((database, content))
 }
 
-fn schema_error(path: &Path, error: SchemaError) -> RegistryError {
-    match error {
-        SchemaError::TooNew(found) => RegistryError::TooNew {
-            path: path.to_owned(),
-            found,
-            known: schema::FORMAT,
-        },
-        SchemaError::Unreadable { id, source } => RegistryError::Corrupt {
-            id,
-            source: Arc::new(source),
-        },
-        SchemaError::Inconsistent(what) => RegistryError::Damaged {
-            path: path.to_owned(),
-            what,
-        },
-        SchemaError::Store(error) => match OpenFailure::from(error) {
-            OpenFailure::Damaged(what) => RegistryError::Damaged {
-                path: path.to_owned(),
-                what,
-            },
-            OpenFailure::Failed(error) => store_error("read the tables", path, error),
-            OpenFailure::Missing | OpenFailure::InUse => RegistryError::Damaged {
-                path: path.to_owned(),
-                what: "it vanished".to_owned(),
-            },
-        },
+fn open_failure(path: &Path, failure: OpenFailure) -> DatabaseFailure {
+    match failure {
+        OpenFailure::Missing => DatabaseFailure::Missing,
+        OpenFailure::Damaged(what) => DatabaseFailure::Damaged(what),
+        OpenFailure::InUse => {
+            let path = path.to_owned();
+            DatabaseFailure::Refused(RegistryError::InUse { path, holder: None })
+        }
+        OpenFailure::Failed(error) => {
+            DatabaseFailure::Refused(store_error("open the tables", path, error))
+        }
     }
+}
+
+/// Writes the registry file anew while the daemon runs; what is left of it is set aside.
+pub(super) fn rebuild(
+    path: &Path,
+    records: &Records,
+    reserved_through: u64,
+) -> Result<Database, RegistryError> {
+    match set_aside(path) {
+        Ok(aside) => tracing::error!(
+            path = %path.display(), aside = %aside.display(),
+            "the registry file was damaged while in use; it was set aside and is written anew"
+        ),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => tracing::error!(
+            path = %path.display(),
+            "the registry file was removed while in use; it is written anew"
+        ),
+        Err(source) => {
+            return Err(RegistryError::Io {
+                action: "set aside the damaged registry file",
+                path: path.to_owned(),
+                source: Arc::new(source),
+            });
+        }
+    }
+    let writes = commit::difference(&Records::new(), records)?;
+    database::create(path, |transaction| {
+        schema::fill(transaction, reserved_through)?;
+        commit::apply(transaction, &writes)
+    })
+    .map_err(|error| store_error("write anew the tables", path, error))
 }

@@ -10,14 +10,17 @@ use jiff::Timestamp;
 use redb::Database;
 use tokio::sync::oneshot;
 
+use super::commit::{self, Write, Writes, unreadable};
 use super::generations::Generations;
 use super::mirror::Mirror;
+use super::opening::{self, DatabaseFailure};
 use super::queue::{Queue, Queued, Request};
-use super::schema::{self, Records};
-use super::{opening, store_error};
+use super::room::Room;
+use super::schema;
+use super::store_error;
 use crate::rules::{self, Change, Effect};
 use crate::state_lock::StateLock;
-use crate::{Ending, RecordState, RegistryError, Release, SessionRecord, database};
+use crate::{Ending, RecordState, RegistryError, Release, SessionRecord};
 
 /// Serves the queue: whatever waits becomes one transaction, and every answer is given after its
 /// durable commit.
@@ -36,6 +39,7 @@ pub(super) struct Writer {
     pub(super) database: Option<Database>,
     /// The mark that the registry file holds.
     pub(super) noted_through: u64,
+    pub(super) room: Room,
     /// Released last, when the files are closed.
     pub(super) lock: StateLock,
 }
@@ -44,18 +48,10 @@ pub(super) struct Writer {
 #[derive(Debug, Default)]
 struct Stage {
     records: BTreeMap<SessionId, Option<Arc<SessionRecord>>>,
-    writes: BTreeMap<SessionId, Write>,
+    writes: Writes,
     answers: Vec<Answer>,
-}
-
-/// What a transaction does to one session's rows.
-#[derive(Debug)]
-enum Write {
-    Put {
-        session: Vec<u8>,
-        spec: Option<Vec<u8>>,
-    },
-    Remove,
+    /// Why claims are refused, when they are.
+    no_room: Option<RegistryError>,
 }
 
 /// A result that waits for the commit.
@@ -83,6 +79,15 @@ impl Writer {
             while let Some(batch) = self.queue.take() {
                 self.serve(batch);
             }
+            // A failed commit that had become durable must not come to light at the next start.
+            if let Err(error) = self.ensure_open() {
+                tracing::warn!(
+                    path = %self.path.display(),
+                    error = &error as &dyn std::error::Error,
+                    "the registry closes after a failed commit that could not be undone; the \
+                     next start may find changes that were refused"
+                );
+            }
         }));
         if served.is_err() {
             tracing::error!(path = %self.path.display(), "the registry's writer panicked");
@@ -99,7 +104,12 @@ impl Writer {
             refuse(batch, &error);
             return;
         }
-        let mut stage = Stage::default();
+        // Before every batch, not only before claims: a commit may shrink the file, and the blocks
+        // beyond its end with it.
+        let mut stage = Stage {
+            no_room: self.room.ensure().err(),
+            ..Stage::default()
+        };
         // The places in the queue become free with the commit, which keeps memory bounded.
         let mut places = Vec::with_capacity(batch.len());
         for Queued { request, place } in batch {
@@ -189,6 +199,9 @@ impl Writer {
         spec: ResolvedSpec,
     ) -> Result<Arc<SessionRecord>, RegistryError> {
         rules::may_claim(id, self.current(stage, id).as_deref())?;
+        if let Some(error) = &stage.no_room {
+            return Err(error.clone());
+        }
         let unreadable = |source| unreadable(id, source);
         let encoded_spec = schema::encode_spec(&spec).map_err(unreadable)?;
         let record = SessionRecord {
@@ -249,44 +262,50 @@ impl Writer {
         }
     }
 
-    fn commit(&mut self, writes: &BTreeMap<SessionId, Write>) -> Result<(), RegistryError> {
+    fn commit(&mut self, writes: &Writes) -> Result<(), RegistryError> {
         let through = self.generations.reserved_through();
-        if writes.is_empty() && through == self.noted_through {
+        let raised = (through != self.noted_through).then_some(through);
+        if writes.is_empty() && raised.is_none() {
             return Ok(());
         }
         let Some(database) = &self.database else {
             return Err(RegistryError::Closed {
-                reason: "the file is not open".to_owned(),
+                reason: "its file is not open".to_owned(),
             });
         };
-        write(
-            database,
-            writes,
-            (through != self.noted_through).then_some(through),
-        )
-        .map_err(|error| store_error("commit", &self.path, error))?;
+        commit::commit(database, writes, raised)
+            .map_err(|error| store_error("commit", &self.path, error))?;
         self.noted_through = through;
         Ok(())
     }
 
     /// Opens the file after a failure and undoes what of the failed commit had become durable:
-    /// its callers were told that it failed.
+    /// its callers were told that it failed. A file that is lost or damaged by now is written
+    /// anew from the mirror, which holds everything that was ever acknowledged.
     fn ensure_open(&mut self) -> Result<(), RegistryError> {
         if self.database.is_some() {
             return Ok(());
         }
-        let (database, content) =
-            opening::open_database(&self.path).map_err(|failure| failure.into_error(&self.path))?;
-        let writes = difference(&content.records, &self.mirror.snapshot())?;
-        self.noted_through = content.reserved_through;
-        self.database = Some(database);
-        let undone = self.commit(&writes);
-        if undone.is_err() {
-            self.database = None;
-        } else {
-            tracing::info!(path = %self.path.display(), "the registry file is open again");
+        let records = self.mirror.snapshot();
+        match opening::open_database(&self.path) {
+            Ok((database, content)) => {
+                self.noted_through = content.reserved_through;
+                self.database = Some(database);
+                let undone = self.commit(&commit::difference(&content.records, &records)?);
+                if let Err(error) = undone {
+                    self.database = None;
+                    return Err(error);
+                }
+            }
+            Err(DatabaseFailure::Missing | DatabaseFailure::Damaged(_)) => {
+                let through = self.generations.reserved_through();
+                self.database = Some(opening::rebuild(&self.path, &records, through)?);
+                self.noted_through = through;
+            }
+            Err(DatabaseFailure::Refused(error)) => return Err(error),
         }
-        undone
+        tracing::info!(path = %self.path.display(), "the registry file is open again");
+        Ok(())
     }
 
     /// Gives up claims whose callers went away between asking and the answer: no container can
@@ -353,69 +372,4 @@ fn refuse(batch: Vec<Queued>, error: &RegistryError) {
         }
         .deliver();
     }
-}
-
-fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryError {
-    RegistryError::Corrupt {
-        id: id.to_string(),
-        source: Arc::new(source),
-    }
-}
-
-/// One transaction.
-fn write(
-    database: &Database,
-    writes: &BTreeMap<SessionId, Write>,
-    reserved_through: Option<u64>,
-) -> Result<(), redb::Error> {
-    let transaction = database::begin(database)?;
-    {
-        let mut sessions = transaction.open_table(schema::SESSIONS)?;
-        let mut specs = transaction.open_table(schema::SPECS)?;
-        for (id, write) in writes {
-            match write {
-                Write::Put { session, spec } => {
-                    sessions.insert(id.as_str(), session.as_slice())?;
-                    if let Some(spec) = spec {
-                        specs.insert(id.as_str(), spec.as_slice())?;
-                    }
-                }
-                Write::Remove => {
-                    sessions.remove(id.as_str())?;
-                    specs.remove(id.as_str())?;
-                }
-            }
-        }
-    }
-    if let Some(through) = reserved_through {
-        schema::write_reserved(&transaction, through)?;
-    }
-    transaction.commit()?;
-    Ok(())
-}
-
-/// What makes `found` equal to `wanted`.
-fn difference(
-    found: &Records,
-    wanted: &Records,
-) -> Result<BTreeMap<SessionId, Write>, RegistryError> {
-    let mut writes = BTreeMap::new();
-    for id in found.keys().filter(|id| !wanted.contains_key(*id)) {
-        writes.insert(id.clone(), Write::Remove);
-    }
-    for (id, record) in wanted {
-        if found.get(id) != Some(record) {
-            let (session, spec) = schema::encode_session(record)
-                .and_then(|session| Ok((session, schema::encode_spec(&record.spec)?)))
-                .map_err(|source| unreadable(id, source))?;
-            writes.insert(
-                id.clone(),
-                Write::Put {
-                    session,
-                    spec: Some(spec),
-                },
-            );
-        }
-    }
-    Ok(writes)
 }

@@ -9,7 +9,7 @@ use redb::Database;
 use super::JournalError;
 use super::tables::{self, Extent};
 use crate::database::{self, OpenFailure};
-use crate::files::{ensure_dir, sync_parent, with_suffix};
+use crate::files::{ensure_dir, set_aside};
 use crate::high_water::{self, Found, HighWater};
 
 const JOURNAL_FILE: &str = "journal.redb";
@@ -118,14 +118,11 @@ fn open_or_set_aside(path: &Path) -> Result<Existing, JournalError> {
         Err(OpenFailure::Failed(error)) => return Err(store(path, error)),
         Err(OpenFailure::Damaged(what)) => what,
     };
-    let aside = with_suffix(path, ".damaged");
-    std::fs::rename(path, &aside)
-        .and_then(|()| sync_parent(path))
-        .map_err(|source| JournalError::Io {
-            action: "set aside the damaged journal",
-            path: path.to_owned(),
-            source: Arc::new(source),
-        })?;
+    let aside = set_aside(path).map_err(|source| JournalError::Io {
+        action: "set aside the damaged journal",
+        path: path.to_owned(),
+        source: Arc::new(source),
+    })?;
     tracing::warn!(
         path = %path.display(), aside = %aside.display(), damage,
         "the journal is damaged; it was set aside and a new one begins"

@@ -1,0 +1,62 @@
+//! Disk space for releases, set aside before it is needed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::RegistryError;
+use crate::files::open_options;
+
+/// Least space kept beyond the end of the file, so that the first claims of a new registry are
+/// not what a full disk takes away.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// Keeps as much space allocated beyond the registry file's end as the file is long.
+///
+/// redb writes changed pages to new places and doubles its file when it runs out of them. With
+/// the blocks for one doubling already its own, the file can take every release and note of the
+/// sessions it holds while other programs have filled the disk. Only claims make it grow for
+/// good, so a claim is refused while that space cannot be had. Where the file system cannot set
+/// space aside, or writes even old blocks anew, a full disk may refuse releases too.
+#[derive(Debug)]
+pub(super) struct Room {
+    path: PathBuf,
+}
+
+impl Room {
+    pub(super) fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+        }
+    }
+
+    /// Sets the space aside, unless it already is.
+    pub(super) fn ensure(&self) -> Result<(), RegistryError> {
+        self.allocate().map_err(|source| RegistryError::Io {
+            action: "set space aside for",
+            path: self.path.clone(),
+            source: Arc::new(source),
+        })
+    }
+
+    fn allocate(&self) -> io::Result<()> {
+        let metadata = fs::metadata(&self.path)?;
+        let wanted = metadata
+            .len()
+            .saturating_add(metadata.len().max(LEAST_BYTES));
+        // `st_blocks` counts units of 512 bytes whatever the file system's block is.
+        if metadata.blocks().saturating_mul(512) >= wanted {
+            return Ok(());
+        }
+        let file = open_options().open(&self.path)?;
+        match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, wanted) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
