@@ -1,0 +1,49 @@
+//! The end-to-end benchmarks behind `conman bench`.
+//!
+//! Each runs against a conman of its own (temporary state, free ports), started from the same
+//! binary and removed at the end, so that a benchmark never touches the sessions of a machine.
+//! Results are data ([`Report`]); the command line prints them as a table or as JSON and writes
+//! the chart.
+//!
+//! What is compared is measured in one run and in alternation: figures of different runs or
+//! machines say little about each other, ratios within one run do.
+#![forbid(unsafe_code)]
+
+mod chart;
+mod daemon;
+mod docker;
+mod echo;
+mod forward;
+mod http_client;
+mod kill;
+mod load;
+mod observer;
+mod proxy;
+mod rivals;
+mod start;
+mod statistics;
+mod tunnels;
+
+pub use chart::Chart;
+pub use echo::serve_echo;
+pub use forward::serve_forward;
+pub use kill::{KillOptions, kill};
+pub use proxy::{ProxyOptions, proxy};
+pub use start::{StartOptions, start};
+pub use tunnels::{TunnelsOptions, tunnels};
+
+/// Image that the kill and start benchmarks run.
+pub const BUSYBOX_IMAGE: &str = "conman-test:busybox";
+/// Image that the proxy and tunnel benchmarks run: one with a C library.
+pub const PYTHON_IMAGE: &str = "conman-test:python";
+
+/// A benchmark's result.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// For people.
+    pub table: String,
+    /// For programs.
+    pub json: serde_json::Value,
+    /// For the eye.
+    pub chart: Chart,
+}

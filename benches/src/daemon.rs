@@ -1,0 +1,272 @@
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use conman_proto::{EnsureResponse, PreemptReport, Session, SessionId, SessionState, StopReport};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use http::Method;
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use crate::docker::Docker;
+use crate::http_client::json_over_tcp;
+use crate::{BUSYBOX_IMAGE, PYTHON_IMAGE};
+
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Docker needs most of it: its removal of hundreds of containers on a bridge is slow.
+const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A conman of the benchmark's own.
+pub(crate) struct Daemon {
+    directory: tempfile::TempDir,
+    child: Child,
+    api: String,
+    pub(crate) sessions: String,
+    pub(crate) instance: String,
+}
+
+impl Daemon {
+    /// Starts `binary` with templates `bridge` and `loopback` (busybox asleep) and `echo` and
+    /// `echo-bridge` (this binary's WebSocket echo server).
+    pub(crate) async fn start(binary: &Path) -> Result<Self> {
+        let directory = tempfile::tempdir().context("making a temporary folder")?;
+        let [api, sessions] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let config = directory.path().join("conman.toml");
+        std::fs::write(
+            &config,
+            configuration(directory.path(), binary, &api, &sessions)?,
+        )
+        .with_context(|| format!("writing {}", config.display()))?;
+        let log = std::fs::File::create(directory.path().join("log")).context("making a log")?;
+        let child = Command::new(binary)
+            .args(["serve", "--config"])
+            .arg(&config)
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("sharing the log")?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("starting {}", binary.display()))?;
+        let mut daemon = Self {
+            directory,
+            child,
+            api,
+            sessions,
+            instance: String::new(),
+        };
+        daemon.wait_ready().await?;
+        let instance = std::fs::read_to_string(daemon.directory.path().join("state/instance"))
+            .context("reading the instance id")?;
+        instance.trim().clone_into(&mut daemon.instance);
+        Ok(daemon)
+    }
+
+    async fn wait_ready(&mut self) -> Result<()> {
+        let ready = async {
+            loop {
+                if let Some(status) = self.child.try_wait().context("looking after conman")? {
+                    bail!("conman did not start ({status}): {}", self.log());
+                }
+                if json_over_tcp::<serde_json::Value>(&self.api, Method::GET, "/readyz", None)
+                    .await
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        match tokio::time::timeout(START_PATIENCE, ready).await {
+            Ok(result) => result,
+            Err(_) => bail!("conman is not ready after {} s", START_PATIENCE.as_secs()),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Result<i32> {
+        let pid = self.child.id().context("conman has ended")?;
+        i32::try_from(pid).context("reading conman's pid")
+    }
+
+    /// The cgroup below which all of this instance's containers live, with Docker's cgroupfs
+    /// driver.
+    pub(crate) fn cgroup(&self) -> String {
+        format!("/conman-{}", self.instance)
+    }
+
+    pub(crate) fn label(&self) -> String {
+        format!("dev.conman.instance={}", self.instance)
+    }
+
+    /// Starts `count` sessions `{prefix}-N` of a template, so many at a time, and waits until
+    /// each runs.
+    pub(crate) async fn open(
+        &self,
+        prefix: &str,
+        template: &str,
+        count: usize,
+        parallel: usize,
+        progress: impl Fn(usize),
+    ) -> Result<Vec<Session>> {
+        let mut sessions = Vec::with_capacity(count);
+        let mut starts = stream::iter(0..count)
+            .map(|number| self.open_one(format!("{prefix}-{number}"), template))
+            .buffer_unordered(parallel);
+        while let Some(session) = starts.try_next().await? {
+            sessions.push(session);
+            progress(sessions.len());
+        }
+        Ok(sessions)
+    }
+
+    pub(crate) async fn open_one(&self, id: String, template: &str) -> Result<Session> {
+        let path = format!("/v1/sessions/{id}");
+        let answer: EnsureResponse = json_over_tcp(
+            &self.api,
+            Method::PUT,
+            &path,
+            Some(&json!({ "template": template })),
+        )
+        .await?;
+        if answer.session.state != SessionState::Running {
+            let reason = answer.session.reason.unwrap_or_default();
+            bail!("session {id} is {}: {reason}", answer.session.state);
+        }
+        Ok(answer.session)
+    }
+
+    pub(crate) async fn preempt(&self) -> Result<PreemptReport> {
+        let body = json!({ "reason": "benchmark" });
+        json_over_tcp(
+            &self.api,
+            Method::POST,
+            "/v1/nodes/self/preempt",
+            Some(&body),
+        )
+        .await
+    }
+
+    pub(crate) async fn readmit(&self) -> Result<()> {
+        json_over_tcp::<serde_json::Value>(
+            &self.api,
+            Method::POST,
+            "/v1/nodes/self/readmit",
+            Some(&json!({})),
+        )
+        .await
+        .map(drop)
+    }
+
+    async fn delete(&self, id: &SessionId) -> Result<()> {
+        let path = format!("/v1/sessions/{id}");
+        json_over_tcp::<StopReport>(&self.api, Method::DELETE, &path, None)
+            .await
+            .map(drop)
+    }
+
+    /// Ends what still runs, waits until Docker has nothing of this instance, stops the daemon.
+    pub(crate) async fn stop(mut self, docker: &Docker) -> Result<()> {
+        let listed: Result<conman_proto::SessionList> =
+            json_over_tcp(&self.api, Method::GET, "/v1/sessions?limit=1000", None).await;
+        for session in listed?.sessions {
+            if !session.state.is_ended() {
+                self.delete(&session.id).await?;
+            }
+        }
+        let clean = async {
+            while docker.count(&self.label(), true).await? > 0 {
+                tokio::time::sleep(POLL).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(CLEAN_UP_PATIENCE, clean)
+            .await
+            .with_context(|| {
+                format!("containers with label {} were left behind", self.label())
+            })??;
+        let pid = rustix::process::Pid::from_raw(self.pid()?).context("conman has no pid")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+            .context("stopping conman")?;
+        tokio::time::timeout(START_PATIENCE, self.child.wait())
+            .await
+            .context("conman did not stop")?
+            .context("waiting for conman")?;
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+/// Ports that were free a moment ago.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let mut listeners = Vec::with_capacity(N);
+    let mut ports = [0; N];
+    for port in &mut ports {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").context("finding a port")?;
+        *port = listener.local_addr().context("reading a port")?.port();
+        listeners.push(listener);
+    }
+    Ok(ports)
+}
+
+fn configuration(directory: &Path, binary: &Path, api: &str, sessions: &str) -> Result<String> {
+    let binary: PathBuf = binary
+        .canonicalize()
+        .context("finding conman's own binary")?;
+    let folder = binary.parent().context("conman's binary has no folder")?;
+    let name = binary
+        .file_name()
+        .context("conman's binary has no name")?
+        .to_string_lossy();
+    let echo = format!(r#"["/opt/conman/{name}", "bench", "echo", "--listen", "0.0.0.0:8080"]"#);
+    let (directory, folder) = (directory.display(), folder.display());
+    Ok(format!(
+        r#"[node]
+state_dir = "{directory}/state"
+runtime = "docker"
+
+[listen]
+api = "{api}"
+sessions = "{sessions}"
+admin = "{directory}/conman.sock"
+
+[limits]
+max_sessions = 20000
+max_connections = 20000
+
+[binds]
+allow = ["{folder}"]
+
+[templates.bridge]
+image = "{BUSYBOX_IMAGE}"
+command = ["sleep", "1000000"]
+network = "bridge"
+
+[templates.loopback]
+image = "{BUSYBOX_IMAGE}"
+command = ["sleep", "1000000"]
+
+[templates.http]
+image = "{BUSYBOX_IMAGE}"
+command = ["httpd", "-f", "-p", "8080", "-h", "/"]
+port = 8080
+
+[templates.echo]
+image = "{PYTHON_IMAGE}"
+command = {echo}
+port = 8080
+binds = ["{folder}:/opt/conman:ro"]
+
+[templates.echo-bridge]
+image = "{PYTHON_IMAGE}"
+command = {echo}
+port = 8080
+network = "bridge"
+binds = ["{folder}:/opt/conman:ro"]
+"#
+    ))
+}

@@ -1,0 +1,275 @@
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::chart::shown;
+use crate::daemon::Daemon;
+use crate::docker::Docker;
+use crate::observer::Observer;
+use crate::statistics::median;
+use crate::{BUSYBOX_IMAGE, Chart, Report};
+
+/// Bound on everything that Docker does with hundreds of containers.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Session starts at a time while the benchmark is prepared.
+const PARALLEL_STARTS: usize = 8;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct KillOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    /// Containers a measurement.
+    pub count: usize,
+    /// Measurements of each way, in alternation.
+    pub rounds: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    DockerKill,
+    ConmanBridge,
+    ConmanLoopback,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::DockerKill, Self::ConmanBridge, Self::ConmanLoopback];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::DockerKill => "docker kill (bridge)",
+            Self::ConmanBridge => "conman (Docker, bridge)",
+            Self::ConmanLoopback => "conman (Docker, loopback)",
+        }
+    }
+}
+
+/// One measurement; times in milliseconds from the notice or command.
+#[derive(Debug, Clone, Serialize)]
+struct Measurement {
+    way: Way,
+    /// Processes of the containers before the kill.
+    processes: usize,
+    /// As the observer of `/proc` saw it.
+    last_dead_ms: f64,
+    /// As conman reported it; Docker has no such step.
+    last_release_ms: Option<f64>,
+    /// When Docker's API listed none of them as running any more.
+    docker_noticed_ms: f64,
+    /// When Docker's API listed none of them at all.
+    cleaned_ms: f64,
+}
+
+/// Kills `count` containers at once in each of three ways, in alternation.
+///
+/// # Errors
+/// When Docker or the image is missing, a session does not start, or something does not end
+/// within five minutes.
+pub async fn kill(options: &KillOptions) -> Result<Report> {
+    let docker = Docker::new(BUSYBOX_IMAGE).await?;
+    let daemon = Daemon::start(&options.binary).await?;
+    let measured = measure(options, &docker, &daemon).await;
+    let stopped = daemon.stop(&docker).await;
+    let measurements = measured?;
+    stopped?;
+    report(options, &measurements)
+}
+
+async fn measure(
+    options: &KillOptions,
+    docker: &Docker,
+    daemon: &Daemon,
+) -> Result<Vec<Measurement>> {
+    let mut measurements = Vec::new();
+    for round in 0..options.rounds {
+        for way in Way::ALL {
+            let bar = ProgressBar::new(options.count as u64);
+            bar.println(format!("round {}: {}", round + 1, way.name()));
+            let progress = |done: usize| bar.set_position(done as u64);
+            let measurement = match way {
+                Way::DockerKill => plain(docker, options.count, progress).await,
+                Way::ConmanBridge => {
+                    sessions(docker, daemon, way, "bridge", options.count, progress).await
+                }
+                Way::ConmanLoopback => {
+                    sessions(docker, daemon, way, "loopback", options.count, progress).await
+                }
+            };
+            bar.finish_and_clear();
+            measurements.push(measurement.with_context(|| format!("measuring {}", way.name()))?);
+        }
+    }
+    Ok(measurements)
+}
+
+async fn plain(docker: &Docker, count: usize, progress: impl Fn(usize)) -> Result<Measurement> {
+    let mark = format!("conman-bench-{}", std::process::id());
+    let label = format!("dev.conman.bench={mark}");
+    let ids = docker
+        .run_plain(&label, &format!("/{mark}"), count, progress)
+        .await;
+    let ids = match ids {
+        Ok(ids) => ids,
+        Err(error) => {
+            bail!("{error:#}; `docker rm -f $(docker ps -aq -f label={label})` removes the rest")
+        }
+    };
+    let observer = Observer::of_cgroup(&format!("/{mark}"))?;
+    let processes = observer.count();
+    let notice = Instant::now();
+    let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(PATIENCE));
+    let noticing = async {
+        docker.wait_none(&label, false, PATIENCE).await?;
+        anyhow::Ok(notice.elapsed())
+    };
+    let (killed, noticed) = tokio::join!(docker.kill(&ids), noticing);
+    killed?;
+    let dead = watching.await.context("the observer panicked")??;
+    docker.remove(&ids).await?;
+    let cleaned = notice.elapsed();
+    remove_cgroups(&mark);
+    Ok(Measurement {
+        way: Way::DockerKill,
+        processes,
+        last_dead_ms: milliseconds(dead - notice),
+        last_release_ms: None,
+        docker_noticed_ms: milliseconds(noticed?),
+        cleaned_ms: milliseconds(cleaned),
+    })
+}
+
+async fn sessions(
+    docker: &Docker,
+    daemon: &Daemon,
+    way: Way,
+    template: &str,
+    count: usize,
+    progress: impl Fn(usize),
+) -> Result<Measurement> {
+    daemon.readmit().await?;
+    daemon
+        .open(
+            &format!("kill-{template}"),
+            template,
+            count,
+            PARALLEL_STARTS,
+            progress,
+        )
+        .await?;
+    let label = daemon.label();
+    let observer = Observer::of_cgroup(&daemon.cgroup())?;
+    let processes = observer.count();
+    let notice = Instant::now();
+    let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(PATIENCE));
+    let noticing = async {
+        docker.wait_none(&label, false, PATIENCE).await?;
+        anyhow::Ok(notice.elapsed())
+    };
+    let (report, noticed) = tokio::join!(daemon.preempt(), noticing);
+    let report = report?;
+    let dead = watching.await.context("the observer panicked")??;
+    if report.released != count as u64 {
+        bail!(
+            "only {} of {count} sessions were released: {:?}",
+            report.released,
+            report.unreleased
+        );
+    }
+    docker.wait_none(&label, true, PATIENCE).await?;
+    let cleaned = notice.elapsed();
+    Ok(Measurement {
+        way,
+        processes,
+        last_dead_ms: milliseconds(dead - notice),
+        last_release_ms: report.last_release_ms,
+        docker_noticed_ms: milliseconds(noticed?),
+        cleaned_ms: milliseconds(cleaned),
+    })
+}
+
+/// Docker leaves the cgroup that it was told to use; ours is empty by now.
+fn remove_cgroups(mark: &str) {
+    if let Ok(cgroups) = conman_linux::Cgroups::detect() {
+        // What cannot be removed is an empty folder in a pseudo file system: nothing to fail for.
+        let _ = cgroups.remove_tree(&format!("/{mark}"));
+    }
+}
+
+fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report> {
+    let median_of = |way: Way, value: fn(&Measurement) -> Option<f64>| {
+        let sample: Vec<f64> = measurements
+            .iter()
+            .filter(|one| one.way == way)
+            .filter_map(value)
+            .collect();
+        median(&sample)
+    };
+    let dead = |way| median_of(way, |one| Some(one.last_dead_ms));
+    let reference = dead(Way::DockerKill).context("docker kill was not measured")?;
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "way",
+        "last process dead",
+        "sooner than docker kill",
+        "last release",
+        "dockerd noticed",
+        "cleaned up",
+    ]);
+    let mut rows = Vec::new();
+    for way in Way::ALL {
+        let last_dead = dead(way).context("a way was not measured")?;
+        let release = median_of(way, |one| one.last_release_ms);
+        let noticed = median_of(way, |one| Some(one.docker_noticed_ms));
+        let cleaned = median_of(way, |one| Some(one.cleaned_ms));
+        let ratio = reference / last_dead;
+        let cell = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        let time = |value: Option<f64>| {
+            cell(value.map_or_else(|| "–".to_owned(), |ms| format!("{} ms", shown(ms))))
+        };
+        table.add_row([
+            Cell::new(way.name()),
+            time(Some(last_dead)),
+            cell(format!("{} ×", shown(ratio))),
+            time(release),
+            time(noticed),
+            time(cleaned),
+        ]);
+        rows.push(json!({
+            "way": way, "name": way.name(), "last_dead_ms": last_dead, "times_sooner": ratio,
+            "last_release_ms": release, "docker_noticed_ms": noticed, "cleaned_ms": cleaned,
+        }));
+    }
+    let bars = Way::ALL
+        .into_iter()
+        .filter_map(|way| Some((way.name().to_owned(), dead(way)?)))
+        .collect();
+    Ok(Report {
+        table: format!(
+            "{} containers, medians of {} round(s), from the command or notice\n{table}",
+            options.count, options.rounds
+        ),
+        json: json!({
+            "benchmark": "kill", "count": options.count, "rounds": options.rounds,
+            "medians": rows, "measurements": measurements,
+        }),
+        chart: Chart {
+            title: format!(
+                "{} containers killed at once: last process dead",
+                options.count
+            ),
+            unit: "ms",
+            bars,
+        },
+    })
+}
+
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}

@@ -1,0 +1,195 @@
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::chart::shown;
+use crate::daemon::{Daemon, free_ports};
+use crate::docker::Docker;
+use crate::load::{Target, echo};
+use crate::statistics::{median, quantiles};
+use crate::{Chart, PYTHON_IMAGE, Report, rivals};
+
+/// Connections and message sizes that are measured.
+const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)];
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct ProxyOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    /// Measurements of each path, in rotation.
+    pub rounds: usize,
+    /// Length of one measurement.
+    pub duration: Duration,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Measurement {
+    path: &'static str,
+    connections: usize,
+    message_bytes: usize,
+    p50_us: f64,
+    p99_us: f64,
+    messages_per_s: f64,
+}
+
+/// WebSocket echo through conman, nginx and HAProxy in front of the same backend address, through
+/// conman's path inside the session's network namespace, and directly.
+///
+/// # Errors
+/// When Docker, the image, nginx or HAProxy is missing, or an echo fails.
+pub async fn proxy(options: &ProxyOptions) -> Result<Report> {
+    let docker = Docker::new(PYTHON_IMAGE).await?;
+    let daemon = Daemon::start(&options.binary).await?;
+    let measured = measure(options, &docker, &daemon).await;
+    let stopped = daemon.stop(&docker).await;
+    let measurements = measured?;
+    stopped?;
+    report(options, &measurements)
+}
+
+async fn measure(
+    options: &ProxyOptions,
+    docker: &Docker,
+    daemon: &Daemon,
+) -> Result<Vec<Measurement>> {
+    daemon.open_one("echo".to_owned(), "echo-bridge").await?;
+    let backend = SocketAddr::new(
+        docker
+            .address(&daemon.label())
+            .await?
+            .parse()
+            .context("reading an address")?,
+        8080,
+    );
+    let directory = tempfile::tempdir().context("making a temporary folder")?;
+    let [nginx, haproxy, conman] = free_ports()?;
+    let _rivals = [
+        rivals::nginx(directory.path(), nginx, backend).await?,
+        rivals::haproxy(directory.path(), haproxy, backend).await?,
+        rivals::conman(&options.binary, conman, backend).await?,
+    ];
+    let local = |port: u16, path: &str| Target {
+        address: SocketAddr::from(([127, 0, 0, 1], port)),
+        path: path.to_owned(),
+    };
+    let inside = Target {
+        address: daemon
+            .sessions
+            .parse()
+            .context("reading conman's address")?,
+        path: "/s/echo/".to_owned(),
+    };
+    let paths = [
+        (
+            "direct",
+            Target {
+                address: backend,
+                path: "/".to_owned(),
+            },
+        ),
+        ("nginx", local(nginx, "/")),
+        ("HAProxy", local(haproxy, "/")),
+        ("conman", local(conman, "/s/echo/")),
+        ("conman, inside the namespace", inside),
+    ];
+    let mut measurements = Vec::new();
+    for round in 0..options.rounds {
+        for (connections, bytes) in CASES {
+            // Each round begins with another path, so that none always runs after the same one.
+            for turn in 0..paths.len() {
+                let (name, target) = &paths[(turn + round) % paths.len()];
+                let measured = echo(target, connections, bytes, options.duration)
+                    .await
+                    .with_context(|| format!("measuring {name}"))?;
+                let latency = quantiles(&measured.latencies_us).context("nothing was echoed")?;
+                measurements.push(Measurement {
+                    path: name,
+                    connections,
+                    message_bytes: bytes,
+                    p50_us: latency.p50,
+                    p99_us: latency.p99,
+                    messages_per_s: measured.messages_per_s,
+                });
+            }
+        }
+    }
+    Ok(measurements)
+}
+
+fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report> {
+    let mut names: Vec<&'static str> = Vec::new();
+    for one in measurements {
+        if !names.contains(&one.path) {
+            names.push(one.path);
+        }
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "path",
+        "connections",
+        "message",
+        "p50",
+        "p99",
+        "messages a second",
+    ]);
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (connections, bytes) in CASES {
+        for name in &names {
+            let of = |value: fn(&Measurement) -> f64| {
+                let sample: Vec<f64> = measurements
+                    .iter()
+                    .filter(|one| {
+                        one.path == *name
+                            && one.connections == connections
+                            && one.message_bytes == bytes
+                    })
+                    .map(value)
+                    .collect();
+                median(&sample).context("a case was not measured")
+            };
+            let (p50, p99, rate) = (
+                of(|one| one.p50_us)?,
+                of(|one| one.p99_us)?,
+                of(|one| one.messages_per_s)?,
+            );
+            table.add_row([
+                (*name).to_owned(),
+                connections.to_string(),
+                format!("{bytes} B"),
+                format!("{} µs", shown(p50)),
+                format!("{} µs", shown(p99)),
+                shown(rate),
+            ]);
+            rows.push(json!({
+                "path": name, "connections": connections, "message_bytes": bytes,
+                "p50_us": p50, "p99_us": p99, "messages_per_s": rate,
+            }));
+            if (connections, bytes) == CASES[0] {
+                bars.push(((*name).to_owned(), p50));
+            }
+        }
+    }
+    Ok(Report {
+        table: format!(
+            "WebSocket echo, medians of {} rounds of {} s\n{table}",
+            options.rounds,
+            options.duration.as_secs_f64()
+        ),
+        json: json!({
+            "benchmark": "proxy", "rounds": options.rounds,
+            "duration_s": options.duration.as_secs_f64(), "medians": rows, "measurements": measurements,
+        }),
+        chart: Chart {
+            title: "WebSocket echo of 64 B, one connection: median".to_owned(),
+            unit: "µs",
+            bars,
+        },
+    })
+}

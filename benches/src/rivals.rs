@@ -1,0 +1,99 @@
+//! nginx and HAProxy from distribution packages, configured for the same backend address.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+const START_PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A proxy process that ends with this value.
+#[derive(Debug)]
+pub(crate) struct Rival {
+    #[expect(
+        dead_code,
+        reason = "held so that the process ends when this is dropped"
+    )]
+    child: Child,
+}
+
+pub(crate) async fn nginx(directory: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
+    let folder = directory.display();
+    let config = format!(
+        "daemon off; worker_processes auto; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n\
+         events {{ worker_connections 4096; }}\n\
+         http {{ access_log off; client_body_temp_path {folder}; proxy_temp_path {folder};\n\
+         fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};\n\
+         server {{ listen 127.0.0.1:{port} reuseport; location / {{ proxy_pass http://{backend};\n\
+         proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade;\n\
+         proxy_set_header Connection \"upgrade\"; proxy_read_timeout 1h; }} }} }}\n"
+    );
+    let path = directory.join("nginx.conf");
+    std::fs::write(&path, config).context("writing nginx's configuration")?;
+    // As root, nginx would drop to a user that cannot enter the temporary folder.
+    let globals = "user root;";
+    let mut command = Command::new("nginx");
+    command.arg("-c").arg(&path).args(["-g", globals]);
+    spawn("nginx", command, port).await
+}
+
+pub(crate) async fn haproxy(directory: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
+    let config = format!(
+        "global\n  maxconn 10000\n\
+         defaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  timeout tunnel 1h\n\
+         frontend front\n  bind 127.0.0.1:{port}\n  default_backend back\n\
+         backend back\n  server one {backend}\n"
+    );
+    let path = directory.join("haproxy.cfg");
+    std::fs::write(&path, config).context("writing HAProxy's configuration")?;
+    let mut command = Command::new("haproxy");
+    command.arg("-db").arg("-f").arg(&path);
+    spawn("haproxy", command, port).await
+}
+
+/// conman's own proxy in front of the same address.
+pub(crate) async fn conman(binary: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
+    let mut command = Command::new(binary);
+    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+    command.args(["--backend", &backend.to_string()]);
+    spawn("conman bench forward", command, port).await
+}
+
+async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Rival> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let mut child = command.spawn().with_context(|| {
+        format!("starting {name}; is it installed? (`apt-get install nginx-light haproxy`)")
+    })?;
+    let listening = async {
+        loop {
+            if let Some(status) = child
+                .try_wait()
+                .with_context(|| format!("looking after {name}"))?
+            {
+                bail!("{name} ended at once ({status}); run it by hand to see why");
+            }
+            if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    tokio::time::timeout(START_PATIENCE, listening)
+        .await
+        .with_context(|| {
+            format!(
+                "{name} does not listen after {} s",
+                START_PATIENCE.as_secs()
+            )
+        })??;
+    Ok(Rival { child })
+}

@@ -1,0 +1,126 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use conman_proto::Session;
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::chart::shown;
+use crate::daemon::Daemon;
+use crate::docker::Docker;
+use crate::statistics::{Quantiles, quantiles};
+use crate::{BUSYBOX_IMAGE, Chart, Report};
+
+/// Phases that are Docker's calls or the session's own program; all others are conman's part.
+const NOT_OURS: [&str; 3] = ["create", "start", "ready"];
+/// Waiting for a place among the concurrent starts; it depends on the load offered, so it is
+/// listed apart and counted in no part.
+const QUEUE: &str = "queue";
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct StartOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    /// Sessions to start.
+    pub count: usize,
+    /// Starts at a time.
+    pub parallel: usize,
+}
+
+/// Starts sessions of a small web server through the API and adds up conman's own part of each.
+///
+/// # Errors
+/// When Docker or the image is missing or a session does not start.
+pub async fn start(options: &StartOptions) -> Result<Report> {
+    let docker = Docker::new(BUSYBOX_IMAGE).await?;
+    let daemon = Daemon::start(&options.binary).await?;
+    let bar = ProgressBar::new(options.count as u64);
+    let begun = Instant::now();
+    let progress = |done: usize| bar.set_position(done as u64);
+    let opened = daemon
+        .open("start", "http", options.count, options.parallel, progress)
+        .await;
+    let elapsed_s = begun.elapsed().as_secs_f64();
+    bar.finish_and_clear();
+    let stopped = daemon.stop(&docker).await;
+    let sessions = opened?;
+    stopped?;
+    report(options, &sessions, elapsed_s)
+}
+
+fn report(options: &StartOptions, sessions: &[Session], elapsed_s: f64) -> Result<Report> {
+    let mut phases: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let (mut own, mut total) = (Vec::new(), Vec::new());
+    for session in sessions {
+        for (name, duration) in &session.phases_ms {
+            phases.entry(name).or_default().push(*duration);
+        }
+        let sum = |counts: &dyn Fn(&str) -> bool| {
+            session
+                .phases_ms
+                .iter()
+                .filter(|(name, _)| counts(name))
+                .map(|(_, ms)| ms)
+                .sum::<f64>()
+        };
+        own.push(sum(&|name| name != QUEUE && !NOT_OURS.contains(&name)));
+        total.push(sum(&|_| true));
+    }
+    let own = quantiles(&own).context("no session was started")?;
+    let total = quantiles(&total).context("no session was started")?;
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["phase", "whose", "p50", "p99", "max"]);
+    let mut row = |name: &str, whose: &str, q: Quantiles| {
+        let ms = |value| format!("{} ms", shown(value));
+        table.add_row([
+            name.to_owned(),
+            whose.to_owned(),
+            ms(q.p50),
+            ms(q.p99),
+            ms(q.max),
+        ]);
+    };
+    let mut by_phase = serde_json::Map::new();
+    let mut bars = Vec::new();
+    for (name, sample) in &phases {
+        let found = quantiles(sample).context("a phase without a value")?;
+        let whose = match *name {
+            QUEUE => "waiting for a place",
+            "ready" => "the program's",
+            name if NOT_OURS.contains(&name) => "Docker's",
+            _ => "conman's",
+        };
+        row(name, whose, found);
+        by_phase.insert((*name).to_owned(), json!({ "whose": whose, "ms": found }));
+        bars.push((format!("{whose} {name}"), found.p50));
+    }
+    row("conman's own part", "conman's", own);
+    row("whole start", "", total);
+    bars.push(("conman's own part".to_owned(), own.p50));
+    let rate = sessions.len() as f64 / elapsed_s;
+    Ok(Report {
+        table: format!(
+            "{} starts, {} at a time, {} starts a second\n{table}",
+            options.count,
+            options.parallel,
+            shown(rate)
+        ),
+        json: json!({
+            "benchmark": "start", "count": options.count, "parallel": options.parallel,
+            "starts_per_s": rate, "own_ms": own, "total_ms": total, "phases": by_phase,
+        }),
+        chart: Chart {
+            title: format!(
+                "Median of each phase of a start, {} at a time",
+                options.parallel
+            ),
+            unit: "ms",
+            bars,
+        },
+    })
+}

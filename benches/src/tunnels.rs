@@ -1,0 +1,109 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use conman_linux::resident_bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::chart::shown;
+use crate::daemon::Daemon;
+use crate::docker::Docker;
+use crate::load::{Client, Target};
+use crate::{Chart, PYTHON_IMAGE, Report};
+
+/// Tunnels opened at a time.
+const PARALLEL: usize = 32;
+/// Tunnels opened and closed beforehand, so that what the daemon allocates once is not counted.
+const WARM_UP: usize = 64;
+/// Time for buffers of the handshakes to be given back.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Messages on each tunnel are this small.
+const MESSAGE_BYTES: usize = 64;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct TunnelsOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    /// Tunnels to hold open.
+    pub count: usize,
+}
+
+/// Opens tunnels, echoes once on each, leaves them idle, and divides the growth of the daemon's
+/// resident memory.
+///
+/// # Errors
+/// When Docker or the image is missing, or a tunnel cannot be opened or does not echo at the end.
+pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
+    let docker = Docker::new(PYTHON_IMAGE).await?;
+    let daemon = Daemon::start(&options.binary).await?;
+    let measured = measure(options, &daemon).await;
+    let stopped = daemon.stop(&docker).await;
+    let (before, after) = measured?;
+    stopped?;
+    let each = after.saturating_sub(before) as f64 / options.count as f64 / 1024.0;
+    Ok(Report {
+        table: format!(
+            "{} idle tunnels: {} KiB of daemon memory each ({} MiB before, {} MiB with them)",
+            options.count,
+            shown(each),
+            shown(before as f64 / 1_048_576.0),
+            shown(after as f64 / 1_048_576.0),
+        ),
+        json: json!({
+            "benchmark": "tunnels", "count": options.count, "kib_each": each,
+            "resident_bytes_before": before, "resident_bytes_with_tunnels": after,
+        }),
+        chart: Chart {
+            title: format!("Daemon memory of an idle tunnel, {} open", options.count),
+            unit: "KiB",
+            bars: vec![("conman".to_owned(), each)],
+        },
+    })
+}
+
+async fn measure(options: &TunnelsOptions, daemon: &Daemon) -> Result<(u64, u64)> {
+    conman_linux::raise_nofile().context("raising the limit of open files")?;
+    daemon.open_one("echo".to_owned(), "echo").await?;
+    let target = Target {
+        address: daemon
+            .sessions
+            .parse()
+            .context("reading conman's address")?,
+        path: "/s/echo/".to_owned(),
+    };
+    drop(open(&target, WARM_UP, |_| {}).await?);
+    tokio::time::sleep(SETTLE).await;
+    let before = resident_bytes(daemon.pid()?).context("reading conman's memory")?;
+    let bar = ProgressBar::new(options.count as u64);
+    let mut clients = open(&target, options.count, |done| bar.set_position(done as u64)).await?;
+    bar.finish_and_clear();
+    tokio::time::sleep(SETTLE).await;
+    let after = resident_bytes(daemon.pid()?).context("reading conman's memory")?;
+    for client in &mut clients {
+        client.echo_once().await.context("an idle tunnel was cut")?;
+    }
+    ensure!(
+        clients.len() == options.count,
+        "not all tunnels were opened"
+    );
+    Ok((before, after))
+}
+
+async fn open(target: &Target, count: usize, progress: impl Fn(usize)) -> Result<Vec<Client>> {
+    let mut opened = Vec::with_capacity(count);
+    let mut openings = stream::iter(0..count)
+        .map(|_| async {
+            let mut client = Client::open(target, MESSAGE_BYTES).await?;
+            client.echo_once().await?;
+            anyhow::Ok(client)
+        })
+        .buffer_unordered(PARALLEL);
+    while let Some(client) = openings.try_next().await? {
+        opened.push(client);
+        progress(opened.len());
+    }
+    Ok(opened)
+}
