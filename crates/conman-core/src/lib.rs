@@ -10,6 +10,7 @@ mod activity;
 mod bind;
 mod closing;
 mod image_reference;
+pub mod lifecycle;
 pub mod listing;
 pub mod naming;
 mod nearest;

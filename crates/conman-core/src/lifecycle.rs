@@ -1,0 +1,461 @@
+//! One life of a session, from its claim to its release, as a state machine without I/O.
+//!
+//! ```text
+//!  Starting: Claiming → Creating → Launching → Holding → Recording → Probing ──ready──> Running
+//!                │          │          │           │          │         │                  │
+//!                └──────────┴──────────┴───── stop, failure, exit ──────┴──────────────────┘
+//!                                               │
+//!                                               v           late
+//!            what stands before the release: Stopping <───────────────> Stuck
+//!                                               │                         │
+//!                                               └───────released──────────┴──> Ended
+//! ```
+//!
+//! [`Lifecycle::on`] takes what happened and returns what to do. Whoever drives it carries out
+//! every [`Action`] and reports its outcome as an [`Event`]; events that come late, twice or for
+//! nothing change nothing. The driver owns pidfds, timers and calls; the machine owns the order.
+//!
+//! What holds in every order of events:
+//! - a start is sent at most once, and never after an end was decided;
+//! - ownership is released only when nothing of the session can run: the start was never sent, or
+//!   was refused for certain, or was found to have come to nothing, or the death certificate is
+//!   there;
+//! - a process that lives when an end is decided is killed before its certificate is awaited;
+//! - every state but Running and Ended has a call under way or a deadline.
+
+use conman_proto::{Generation, SessionState};
+
+mod ending;
+
+pub use ending::{Cause, Outcome, Remains, Stop};
+
+/// Bounds on waiting, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// From the container's start to readiness.
+    pub ready_timeout_ms: u64,
+    /// From the decision to end until the session counts as stuck.
+    pub stuck_after_ms: u64,
+    /// Between two tries of whatever did not work at once.
+    pub retry_ms: u64,
+}
+
+/// Where a life stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    Starting(Step),
+    Running {
+        generation: Generation,
+        pid: i32,
+    },
+    /// Its end is decided.
+    Stopping(Stop),
+    /// Like Stopping, and it takes too long.
+    Stuck(Stop),
+    /// Nothing of it runs and ownership is given up. `generation` is `None` if there never was
+    /// one.
+    Ended {
+        generation: Option<Generation>,
+        cause: Cause,
+    },
+}
+
+/// How far a start has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The registry is asked for a generation.
+    Claiming,
+    /// The runtime makes the container; no process exists.
+    Creating { generation: Generation },
+    /// The runtime was told to start it; a process may exist at any time from now on.
+    Launching { generation: Generation },
+    /// A pidfd of its init is opened and verified.
+    Holding { generation: Generation, pid: i32 },
+    /// The registry notes how to find the process again.
+    Recording { generation: Generation, pid: i32 },
+    /// The program is given time to become ready.
+    Probing {
+        generation: Generation,
+        pid: i32,
+        deadline_ms: u64,
+    },
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Answers to [`Action::Claim`]. A failed claim left no record.
+    Claimed(Generation),
+    ClaimFailed(String),
+    /// Answers to [`Action::Create`].
+    Created,
+    CreateFailed(String),
+    /// Answers to [`Action::SendStart`]: the init's PID; or nothing was or will be started; or
+    /// nobody knows.
+    StartAnswered {
+        pid: i32,
+    },
+    StartFailed(String),
+    StartAmbiguous(String),
+    /// Answers to [`Action::ResolveLostStart`]: it runs; or it came to nothing and can never run
+    /// any more; or nobody knows yet.
+    LostStartFound {
+        pid: i32,
+    },
+    LostStartGone,
+    LostStartUnknown(String),
+    /// Answers to [`Action::Hold`]: the pidfd is open and the process is the container's; or the
+    /// process is proven dead; or it is another one; or nobody knows.
+    Held,
+    Vanished,
+    NotOurs,
+    HoldFailed(String),
+    /// Answers to [`Action::Record`].
+    Recorded,
+    RecordFailed(String),
+    /// Answers to [`Action::Probe`]. The bound on readiness is the machine's.
+    Ready,
+    ReadyFailed(String),
+    /// Somebody wants it gone; in words.
+    StopAsked(String),
+    /// The death certificate of the held process.
+    Exited,
+    /// Answers to [`Action::Release`]. `Superseded`: another generation is current, so there is
+    /// nothing to give up.
+    Released,
+    ReleaseFailed(String),
+    Superseded,
+    /// Somebody else, the preemption thread, has certified and released it.
+    ReleasedElsewhere(String),
+    /// Time went on; due at [`Lifecycle::deadline_ms`].
+    Tick,
+}
+
+/// What to do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Ask the registry for a generation.
+    Claim,
+    /// Make the container, without starting it.
+    Create,
+    /// Start it. The only action after which a process may exist.
+    SendStart,
+    /// Open a pidfd of this process, verify that it is the container's, and report its death from
+    /// then on.
+    Hold { pid: i32 },
+    /// Write down how the held process can be found again.
+    Record,
+    /// See whether the program is ready, until told otherwise.
+    Probe,
+    /// Find out what became of a start that was not answered.
+    ResolveLostStart,
+    /// SIGKILL the held process.
+    Kill,
+    /// Give up ownership.
+    Release,
+    /// Have the runtime remove what is left, some time.
+    Cleanup,
+    /// The state that others see has changed.
+    Publish,
+}
+
+/// The state machine of one life. See the module's description.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lifecycle {
+    state: State,
+    timing: Timing,
+    create_sent: bool,
+}
+
+impl Lifecycle {
+    /// A new life; the first thing to do is [`Action::Claim`].
+    #[must_use]
+    pub fn start(timing: Timing) -> (Self, Vec<Action>) {
+        let life = Self {
+            state: State::Starting(Step::Claiming),
+            timing,
+            create_sent: false,
+        };
+        (life, vec![Action::Claim])
+    }
+
+    /// A life that an earlier daemon began; its process is held already.
+    #[must_use]
+    pub fn adopt(timing: Timing, generation: Generation, pid: i32) -> Self {
+        Self {
+            state: State::Running { generation, pid },
+            timing,
+            create_sent: true,
+        }
+    }
+
+    /// A life that an earlier daemon left in mid-start: what it started, if anything, must end.
+    #[must_use]
+    pub fn recover(now_ms: u64, timing: Timing, generation: Generation) -> (Self, Vec<Action>) {
+        let mut life = Self {
+            state: State::Starting(Step::Launching { generation }),
+            timing,
+            create_sent: true,
+        };
+        let why = "an earlier daemon did not finish this start".to_owned();
+        let actions = life.on(now_ms, Event::StartAmbiguous(why));
+        (life, actions)
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Its fencing token, once the registry has given it one.
+    #[must_use]
+    pub fn generation(&self) -> Option<Generation> {
+        match &self.state {
+            State::Starting(step) => step.generation(),
+            State::Running { generation, .. } => Some(*generation),
+            State::Stopping(stop) | State::Stuck(stop) => stop.remains.generation(),
+            State::Ended { generation, .. } => *generation,
+        }
+    }
+
+    /// The state as others see it. Until an ended session's exit code is known
+    /// ([`Cause::outcome`]), one that ended by itself counts as failed.
+    #[must_use]
+    pub fn public_state(&self) -> SessionState {
+        match &self.state {
+            State::Starting(_) => SessionState::Starting,
+            State::Running { .. } => SessionState::Running,
+            State::Stopping(_) => SessionState::Stopping,
+            State::Stuck(_) => SessionState::Stuck,
+            State::Ended { cause, .. } => cause.outcome(None).state(),
+        }
+    }
+
+    /// When to send [`Event::Tick`], if nothing happens before.
+    #[must_use]
+    pub fn deadline_ms(&self) -> Option<u64> {
+        match &self.state {
+            State::Starting(Step::Probing { deadline_ms, .. }) => Some(*deadline_ms),
+            State::Starting(_) | State::Running { .. } | State::Ended { .. } => None,
+            State::Stopping(stop) => Some(stop.next_try_ms.min(stop.late_ms)),
+            State::Stuck(stop) => Some(stop.next_try_ms),
+        }
+    }
+
+    /// Takes in what happened at `now_ms` of any clock that never goes back.
+    #[must_use = "the actions must be carried out"]
+    pub fn on(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+        let before = self.public_state();
+        let mut actions = Vec::new();
+        // Whoever makes a container late leaves one behind that no release waited for.
+        if matches!(self.state, State::Ended { .. })
+            && matches!(event, Event::Created | Event::CreateFailed(_))
+        {
+            return vec![Action::Cleanup];
+        }
+        match std::mem::replace(&mut self.state, PLACEHOLDER) {
+            State::Starting(step) => self.state = self.starting(now_ms, step, event, &mut actions),
+            State::Running { generation, pid } => {
+                self.state = self.running(now_ms, generation, pid, event, &mut actions);
+            }
+            State::Stopping(stop) => {
+                let stop = stop.on(now_ms, self.timing, event, &mut actions);
+                self.state = self.settle(now_ms, stop, &mut actions);
+            }
+            State::Stuck(stop) => {
+                self.state = match stop.on(now_ms, self.timing, event, &mut actions) {
+                    Ok(stop) => State::Stuck(stop),
+                    ended => self.settle(now_ms, ended, &mut actions),
+                };
+            }
+            ended @ State::Ended { .. } => self.state = ended,
+        }
+        if self.public_state() != before {
+            actions.push(Action::Publish);
+        }
+        actions
+    }
+
+    fn starting(
+        &mut self,
+        now_ms: u64,
+        step: Step,
+        event: Event,
+        actions: &mut Vec<Action>,
+    ) -> State {
+        let next = match (step, event) {
+            (_, Event::StopAsked(why)) => {
+                return self.end(now_ms, Cause::Asked(why), step.remains(), actions);
+            }
+            (_, Event::ReleasedElsewhere(why)) => {
+                return self.ended(step.generation(), Cause::Asked(why), actions);
+            }
+            (Step::Claiming, Event::ClaimFailed(why)) => {
+                return self.ended(None, Cause::StartFailed(why), actions);
+            }
+            (Step::Creating { .. }, Event::CreateFailed(why))
+            | (Step::Recording { .. }, Event::RecordFailed(why))
+            | (Step::Probing { .. }, Event::ReadyFailed(why)) => {
+                return self.end(now_ms, Cause::StartFailed(why), step.remains(), actions);
+            }
+            (Step::Holding { .. }, Event::HoldFailed(why)) => {
+                let cause = Cause::StartFailed(why.clone());
+                let stop = Stop::begin(now_ms, self.timing, cause, step.remains(), actions);
+                return State::Stopping(stop.failed(now_ms, self.timing, why));
+            }
+            (Step::Launching { generation }, Event::StartFailed(why)) => {
+                let remains = Remains::Nothing { generation };
+                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
+            }
+            (Step::Launching { generation }, Event::StartAmbiguous(why)) => {
+                let remains = Remains::LostStart { generation };
+                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
+            }
+            (Step::Holding { generation, .. }, Event::NotOurs) => {
+                let why = "the process that was reported is not the container's".to_owned();
+                let remains = Remains::LostStart { generation };
+                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
+            }
+            (Step::Holding { generation, .. }, Event::Vanished)
+            | (
+                Step::Recording { generation, .. } | Step::Probing { generation, .. },
+                Event::Exited,
+            ) => {
+                let remains = Remains::Nothing { generation };
+                return self.end(now_ms, Cause::ExitedEarly, remains, actions);
+            }
+            (Step::Probing { deadline_ms, .. }, Event::Tick) if now_ms >= deadline_ms => {
+                let seconds = self.timing.ready_timeout_ms / 1_000;
+                let why = format!("the program was not ready within {seconds} s");
+                return self.end(now_ms, Cause::StartFailed(why), step.remains(), actions);
+            }
+            (
+                Step::Probing {
+                    generation, pid, ..
+                },
+                Event::Ready,
+            ) => {
+                return State::Running { generation, pid };
+            }
+            (Step::Claiming, Event::Claimed(generation)) => {
+                self.create_sent = true;
+                actions.push(Action::Create);
+                Step::Creating { generation }
+            }
+            (Step::Creating { generation }, Event::Created) => {
+                actions.push(Action::SendStart);
+                Step::Launching { generation }
+            }
+            (Step::Launching { generation }, Event::StartAnswered { pid }) => {
+                actions.push(Action::Hold { pid });
+                Step::Holding { generation, pid }
+            }
+            (Step::Holding { generation, pid }, Event::Held) => {
+                actions.push(Action::Record);
+                Step::Recording { generation, pid }
+            }
+            (Step::Recording { generation, pid }, Event::Recorded) => {
+                actions.push(Action::Probe);
+                let deadline_ms = now_ms.saturating_add(self.timing.ready_timeout_ms);
+                Step::Probing {
+                    generation,
+                    pid,
+                    deadline_ms,
+                }
+            }
+            (step, _) => step,
+        };
+        State::Starting(next)
+    }
+
+    fn running(
+        &mut self,
+        now_ms: u64,
+        generation: Generation,
+        pid: i32,
+        event: Event,
+        actions: &mut Vec<Action>,
+    ) -> State {
+        match event {
+            Event::StopAsked(why) => {
+                let remains = Remains::Process { generation, pid };
+                self.end(now_ms, Cause::Asked(why), remains, actions)
+            }
+            Event::Exited => self.end(
+                now_ms,
+                Cause::Exited,
+                Remains::Nothing { generation },
+                actions,
+            ),
+            Event::ReleasedElsewhere(why) => {
+                self.ended(Some(generation), Cause::Asked(why), actions)
+            }
+            _ => State::Running { generation, pid },
+        }
+    }
+
+    /// The end is decided: begins whatever stands before the release.
+    fn end(&self, now_ms: u64, cause: Cause, remains: Remains, actions: &mut Vec<Action>) -> State {
+        State::Stopping(Stop::begin(now_ms, self.timing, cause, remains, actions))
+    }
+
+    fn settle(
+        &self,
+        now_ms: u64,
+        stop: Result<Stop, (Option<Generation>, Cause)>,
+        actions: &mut Vec<Action>,
+    ) -> State {
+        match stop {
+            Ok(stop) if now_ms >= stop.late_ms => State::Stuck(stop),
+            Ok(stop) => State::Stopping(stop),
+            Err((generation, cause)) => self.ended(generation, cause, actions),
+        }
+    }
+
+    fn ended(
+        &self,
+        generation: Option<Generation>,
+        cause: Cause,
+        actions: &mut Vec<Action>,
+    ) -> State {
+        if self.create_sent {
+            actions.push(Action::Cleanup);
+        }
+        State::Ended { generation, cause }
+    }
+}
+
+/// Stands in for the state while a transition computes the next one.
+const PLACEHOLDER: State = State::Starting(Step::Claiming);
+
+impl Step {
+    fn generation(self) -> Option<Generation> {
+        match self {
+            Self::Claiming => None,
+            Self::Creating { generation }
+            | Self::Launching { generation }
+            | Self::Holding { generation, .. }
+            | Self::Recording { generation, .. }
+            | Self::Probing { generation, .. } => Some(generation),
+        }
+    }
+
+    /// What of it may still come or be alive.
+    fn remains(self) -> Remains {
+        match self {
+            Self::Claiming => Remains::Claim,
+            // Whatever becomes of the container, it is never told to start.
+            Self::Creating { generation } => Remains::Nothing { generation },
+            Self::Launching { generation } => Remains::Start { generation },
+            Self::Holding { generation, pid } => Remains::Unheld { generation, pid },
+            Self::Recording { generation, pid }
+            | Self::Probing {
+                generation, pid, ..
+            } => Remains::Process { generation, pid },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
