@@ -30,8 +30,8 @@ pub struct ProxyOptions {
     pub write_stall_timeout: Duration,
     /// Time to connect to the session's port.
     pub connect_timeout: Duration,
-    /// Time from the end of the request to the response's head; `None` for no bound, as long
-    /// polls need.
+    /// Time from a request's being forwarded to the answer's head, the upload included; `None` for
+    /// no bound, as long polls need.
     pub response_timeout: Option<Duration>,
     /// Idle connections kept open to one generation of a session, for each worker.
     pub pool_per_session: usize,
@@ -59,7 +59,11 @@ pub struct Keepalive {
 
 impl Default for Keepalive {
     fn default() -> Self {
-        Self { idle: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 4 }
+        Self {
+            idle: Duration::from_secs(60),
+            interval: Duration::from_secs(15),
+            probes: 4,
+        }
     }
 }
 
@@ -109,20 +113,38 @@ impl ProxyOptions {
                 && domain.len() <= 189
                 && domain.split('.').all(|label| {
                     !label.is_empty()
-                        && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+                        && label
+                            .bytes()
+                            .all(|b| b.is_ascii_alphanumeric() || b == b'-')
                 })
         });
         let at_least_one_second = |duration: Duration| duration >= Duration::from_secs(1);
         let rules = [
-            (domain_is_host_name, "domain", "must be a host name of at most 189 bytes"),
-            ((1..=64).contains(&self.workers), "workers", "must be 1 to 64"),
-            (self.max_connections >= 1, "max_connections", "must be at least 1"),
+            (
+                domain_is_host_name,
+                "domain",
+                "must be a host name of at most 189 bytes",
+            ),
+            (
+                (1..=64).contains(&self.workers),
+                "workers",
+                "must be 1 to 64",
+            ),
+            (
+                self.max_connections >= 1,
+                "max_connections",
+                "must be at least 1",
+            ),
             (
                 (8_192..=1 << 20).contains(&self.max_head_bytes),
                 "max_head_bytes",
                 "must be 8,192 to 1,048,576",
             ),
-            ((1..=1_000).contains(&self.max_headers), "max_headers", "must be 1 to 1,000"),
+            (
+                (1..=1_000).contains(&self.max_headers),
+                "max_headers",
+                "must be 1 to 1,000",
+            ),
             (
                 at_least_one_second(self.keepalive.idle)
                     && at_least_one_second(self.keepalive.interval)
@@ -136,6 +158,10 @@ impl ProxyOptions {
             .filter(|(holds, _, _)| !holds)
             .map(|(_, field, rule)| InvalidOption { field, rule })
             .collect();
-        if broken.is_empty() { Ok(()) } else { Err(broken) }
+        if broken.is_empty() {
+            Ok(())
+        } else {
+            Err(broken)
+        }
     }
 }

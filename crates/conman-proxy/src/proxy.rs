@@ -1,14 +1,33 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::thread;
 use std::time::Duration;
 
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+use tokio_util::task::TaskTracker;
+
+use crate::hold::Hold;
+use crate::listener::{Acceptor, WorkerQueue};
+use crate::meters::Meters;
+use crate::pool::Pool;
+use crate::worker::{self, Stage, WorkerContext};
 use crate::{Directory, Gate, ProxyOptions};
 
-/// A running sessions listener.
+/// Connections on their way to one worker. They are taken at once, so a few suffice; when a
+/// worker is stuck, the acceptor waits and the kernel's queue fills.
+const WORKER_QUEUE: usize = 128;
+
+/// A running sessions listener. Dropping it cuts everything that is open.
 #[derive(Debug)]
 pub struct Proxy {
     local_addr: SocketAddr,
+    stage: watch::Sender<Stage>,
+    /// Every thread holds a sender until it ends; nothing is ever sent.
+    ended: mpsc::Receiver<()>,
+    meters: Arc<Meters>,
 }
 
 /// Numbers of the moment.
@@ -23,17 +42,78 @@ pub struct ProxyStats {
 }
 
 impl Proxy {
-    /// Serves `listener` on threads of its own.
+    /// Serves `listener` on threads of its own: an acceptor and `options.workers` workers.
+    ///
+    /// Metrics go to the recorder that is installed at this moment.
     ///
     /// # Errors
     /// Options out of range (`InvalidInput`), or threads and runtimes that cannot be made.
     pub fn start(
         listener: TcpListener,
-        _options: ProxyOptions,
-        _directory: Arc<dyn Directory>,
-        _gate: Arc<dyn Gate>,
+        options: ProxyOptions,
+        directory: Arc<dyn Directory>,
+        gate: Arc<dyn Gate>,
     ) -> io::Result<Self> {
-        Ok(Self { local_addr: listener.local_addr()? })
+        options.validate().map_err(|broken| {
+            let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
+            io::Error::new(io::ErrorKind::InvalidInput, broken.join("; "))
+        })?;
+        listener.set_nonblocking(true)?;
+        let local_addr = listener.local_addr()?;
+        let options = Arc::new(options);
+        let meters = Arc::new(Meters::new());
+        let hold = Arc::new(Hold::new(options.max_held));
+        let (stage, stage_seen) = watch::channel(Stage::Serving);
+        // Dropped ends are all that passes through it.
+        let (alive, ended) = mpsc::channel(1);
+        let mut workers = Vec::with_capacity(options.workers);
+        for number in 0..options.workers {
+            let context = Arc::new(WorkerContext {
+                options: Arc::clone(&options),
+                directory: Arc::clone(&directory),
+                gate: Arc::clone(&gate),
+                hold: Arc::clone(&hold),
+                meters: Arc::clone(&meters),
+                pool: Arc::new(Pool::new(
+                    options.pool_per_session,
+                    options.pool_idle_timeout,
+                )),
+                tasks: TaskTracker::new(),
+                stage: stage_seen.clone(),
+            });
+            let (queue, accepted) = mpsc::channel(WORKER_QUEUE);
+            run_thread(
+                format!("conman-proxy-{number}"),
+                alive.clone(),
+                move |runtime| {
+                    runtime.block_on(worker::run(context, accepted));
+                },
+            )?;
+            workers.push(WorkerQueue {
+                load: Arc::new(AtomicUsize::new(0)),
+                queue,
+            });
+        }
+        let max_connections = options.max_connections;
+        let acceptor_meters = Arc::clone(&meters);
+        run_thread("conman-accept".to_owned(), alive, move |runtime| {
+            runtime.block_on(async move {
+                match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => {
+                        Acceptor::new(listener, workers, max_connections, acceptor_meters)
+                            .run(stage_seen)
+                            .await;
+                    }
+                    Err(error) => tracing::error!(%error, "the sessions listener is unusable"),
+                }
+            });
+        })?;
+        Ok(Self {
+            local_addr,
+            stage,
+            ended,
+            meters,
+        })
     }
 
     /// Where it listens.
@@ -45,10 +125,34 @@ impl Proxy {
     /// What is open now.
     #[must_use]
     pub fn stats(&self) -> ProxyStats {
-        ProxyStats::default()
+        self.meters.stats()
     }
 
-    /// Stops accepting, closes the tunnels with 1012, and lets requests in flight end for at most
-    /// `patience`.
-    pub async fn shutdown(self, _patience: Duration) {}
+    /// Stops accepting, closes the tunnels with 1012, lets requests in flight end for at most
+    /// `patience`, and then cuts what is left.
+    pub async fn shutdown(mut self, patience: Duration) {
+        self.stage.send_replace(Stage::Draining);
+        if tokio::time::timeout(patience, self.ended.recv())
+            .await
+            .is_err()
+        {
+            self.stage.send_replace(Stage::Stopped);
+            self.ended.recv().await;
+        }
+    }
+}
+
+/// Runs `main` on a thread with a runtime of its own, dropped with all its tasks at the end.
+fn run_thread(
+    name: String,
+    alive: mpsc::Sender<()>,
+    main: impl FnOnce(&Runtime) + Send + 'static,
+) -> io::Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name(name).spawn(move || {
+        main(&runtime);
+        drop(runtime);
+        drop(alive);
+    })?;
+    Ok(())
 }

@@ -73,7 +73,10 @@ pub struct Refusal {
 
 impl From<Problem> for Refusal {
     fn from(problem: Problem) -> Self {
-        Self { problem, retry_after_s: None }
+        Self {
+            problem,
+            retry_after_s: None,
+        }
     }
 }
 
@@ -84,8 +87,8 @@ pub trait Gate: Send + Sync + 'static {
     ///
     /// `parts.uri` is in origin form and already without `prefix`, as the session will see it;
     /// `prefix` is `/s/{id}`, or empty when the session is addressed by host name. `parts.headers`
-    /// are the client's, with exactly one `Host`. A location to redirect to must begin with
-    /// `prefix`.
+    /// are the client's, with exactly one `Host`, or none from a client of HTTP/1.0. A location to
+    /// redirect to must begin with `prefix`.
     fn admit(&self, parts: &mut Parts, id: &SessionId, prefix: &str) -> Verdict;
 }
 
@@ -107,3 +110,10 @@ pub enum Verdict {
     /// The request ends here.
     Deny(Problem),
 }
+
+/// Put into `parts.extensions` by a [`Gate`] that took a credential out of
+/// `Sec-WebSocket-Protocol`: the subprotocol to answer with when the session selects none.
+///
+/// Browsers give a WebSocket up when they offered subprotocols and none was selected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubprotocolAnswer(pub HeaderValue);

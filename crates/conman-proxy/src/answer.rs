@@ -1,0 +1,352 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_proto::{PROBLEM_CONTENT_TYPE, Problem, SessionId};
+use http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, REFERRER_POLICY, RETRY_AFTER,
+    SET_COOKIE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{Response, StatusCode};
+use thiserror::Error;
+
+use crate::Refusal;
+use crate::address::AddressError;
+use crate::body::ResponseBody;
+
+/// Seconds after which a client that found no place may try again.
+const RETRY_AFTER_S: u32 = 1;
+
+/// Why a request is answered by the proxy itself.
+#[derive(Debug, Error)]
+pub(crate) enum Unforwarded {
+    #[error("the request's head can be read in more than one way")]
+    Ambiguous,
+    #[error("the request has {0} `Host` fields")]
+    Hosts(usize),
+    #[error("the request's target or host cannot be read")]
+    Address(AddressError),
+    #[error("the path lacks its final slash")]
+    AddSlash { location: String },
+    #[error("the token in the URL is exchanged for a cookie")]
+    TokenExchanged {
+        location: String,
+        set_cookie: HeaderValue,
+    },
+    #[error("the caller may not connect")]
+    Denied(Box<Problem>),
+    #[error("the session cannot be reached")]
+    Refused(Box<Refusal>),
+    #[error("too many requests wait for their sessions")]
+    HoldFull { session: SessionId },
+    #[error("the session did not become ready in time")]
+    HoldTimeout {
+        session: SessionId,
+        waited: Duration,
+    },
+    #[error("nothing listens on the session's port")]
+    ConnectRefused { session: SessionId },
+    #[error("the session's port did not take a connection in time")]
+    ConnectTimeout {
+        session: SessionId,
+        waited: Duration,
+    },
+    #[error("the session's port cannot be reached")]
+    ConnectFailed {
+        session: SessionId,
+        source: std::io::Error,
+    },
+    #[error("the session closed the connection before it answered")]
+    Unanswered {
+        session: SessionId,
+        source: hyper::Error,
+    },
+    #[error("the session did not answer in time")]
+    AnswerTimeout {
+        session: SessionId,
+        waited: Duration,
+    },
+    #[error("the session's answer is not well-formed HTTP")]
+    BadAnswer {
+        session: SessionId,
+        why: &'static str,
+    },
+    #[error("the request's body stopped coming")]
+    BodyStalled { waited: Duration },
+    #[error("the request's body is malformed or was cut short")]
+    BodyBroken,
+}
+
+impl Unforwarded {
+    /// The answer to the client.
+    pub(crate) fn into_response(self) -> Response<ResponseBody> {
+        match self {
+            Self::AddSlash { location } => redirect(StatusCode::PERMANENT_REDIRECT, &location),
+            Self::TokenExchanged {
+                location,
+                set_cookie,
+            } => {
+                let mut response = redirect(StatusCode::SEE_OTHER, &location);
+                let headers = response.headers_mut();
+                headers.insert(SET_COOKIE, set_cookie);
+                headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+                response
+            }
+            other => {
+                let closes = other.closes_connection();
+                let (problem, retry_after_s) = other.into_problem();
+                let mut response = problem_response(&problem, retry_after_s);
+                if closes {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(CONNECTION, close);
+                }
+                response
+            }
+        }
+    }
+
+    /// Whether what follows on the connection can no longer be trusted to be a request.
+    fn closes_connection(&self) -> bool {
+        match self {
+            Self::Ambiguous
+            | Self::Hosts(_)
+            | Self::Address(AddressError::Target | AddressError::Host)
+            | Self::BodyStalled { .. }
+            | Self::BodyBroken => true,
+            Self::Address(AddressError::Unknown)
+            | Self::AddSlash { .. }
+            | Self::TokenExchanged { .. }
+            | Self::Denied(_)
+            | Self::Refused(_)
+            | Self::HoldFull { .. }
+            | Self::HoldTimeout { .. }
+            | Self::ConnectRefused { .. }
+            | Self::ConnectTimeout { .. }
+            | Self::ConnectFailed { .. }
+            | Self::Unanswered { .. }
+            | Self::AnswerTimeout { .. }
+            | Self::BadAnswer { .. } => false,
+        }
+    }
+
+    /// Problem details and `Retry-After`. Redirects are no problems and come out as such only if
+    /// somebody asks.
+    fn into_problem(self) -> (Problem, Option<u32>) {
+        let retryable = |problem: Problem| Problem {
+            retryable: true,
+            ..problem
+        };
+        match self {
+            Self::Refused(refusal) => (refusal.problem, refusal.retry_after_s),
+            Self::Denied(problem) => (*problem, None),
+            Self::Ambiguous => (
+                bad_request(
+                    "the request's head can be read in more than one way: send one `Content-Length` \
+                 or `Transfer-Encoding: chunked`, lines ended by CRLF, and no folded lines",
+                ),
+                None,
+            ),
+            Self::Hosts(count) => (
+                bad_request(format!(
+                    "the request has {count} `Host` fields: HTTP/1.1 asks for exactly one",
+                )),
+                None,
+            ),
+            Self::Address(AddressError::Target) => (
+                bad_request(
+                    "the request's target is neither a path nor an http URL: the sessions listener \
+                 serves sessions and is no forward proxy",
+                ),
+                None,
+            ),
+            Self::Address(AddressError::Host) => (
+                bad_request("the request's host is no host name with an optional port"),
+                None,
+            ),
+            Self::Address(AddressError::Unknown) => (
+                Problem::new(
+                    "unknown-address",
+                    "No session is addressed",
+                    404,
+                    "neither the host nor the path names a session: use `/s/{id}/…`, or \
+                 `{id}.` before the sessions domain",
+                ),
+                None,
+            ),
+            Self::AddSlash { .. } | Self::TokenExchanged { .. } => (
+                Problem::new("redirect", "See the location", 500, "a redirect"),
+                None,
+            ),
+            Self::HoldFull { session } => (
+                retryable(Problem::new(
+                    "too-many-held",
+                    "Too many requests wait",
+                    503,
+                    format!(
+                        "too many requests already wait for their sessions, so this one for \
+                     `{session}` was not held: try again shortly"
+                    ),
+                )),
+                Some(RETRY_AFTER_S),
+            ),
+            Self::HoldTimeout { session, waited } => (
+                retryable(Problem::new(
+                    "session-not-ready",
+                    "The session is not ready",
+                    503,
+                    format!(
+                        "session `{session}` could not take the request within {} s: see what \
+                     it waits for in its timeline, or try again",
+                        waited.as_secs()
+                    ),
+                )),
+                Some(RETRY_AFTER_S),
+            ),
+            Self::ConnectRefused { session } => (
+                retryable(Problem::new(
+                    "connection-refused",
+                    "Nothing listens on the session's port",
+                    502,
+                    format!(
+                        "session `{session}` runs, but nothing in it accepts connections on its \
+                     port: see whether its program still serves, in its logs"
+                    ),
+                )),
+                None,
+            ),
+            Self::ConnectTimeout { session, waited } => (
+                retryable(Problem::new(
+                    "connect-timeout",
+                    "The session's port does not answer",
+                    504,
+                    format!(
+                        "the port of session `{session}` took no connection within {} s: its \
+                     program may be stopped or overloaded; see its logs",
+                        waited.as_secs()
+                    ),
+                )),
+                Some(RETRY_AFTER_S),
+            ),
+            Self::ConnectFailed { session, source } => (
+                retryable(Problem::new(
+                    "connect-failed",
+                    "The session cannot be reached",
+                    502,
+                    format!(
+                        "no connection to session `{session}`: {source}; see its state, it may \
+                     just have ended"
+                    ),
+                )),
+                Some(RETRY_AFTER_S),
+            ),
+            Self::Unanswered { session, .. } => (
+                Problem::new(
+                    "no-answer",
+                    "The session did not answer",
+                    502,
+                    format!(
+                        "session `{session}` closed the connection before it answered; the \
+                     request may have been carried out. See its logs"
+                    ),
+                ),
+                None,
+            ),
+            Self::AnswerTimeout { session, waited } => (
+                Problem::new(
+                    "answer-timeout",
+                    "The session did not answer in time",
+                    504,
+                    format!(
+                        "session `{session}` did not answer within {} s; the request may still \
+                     be carried out",
+                        waited.as_secs()
+                    ),
+                ),
+                None,
+            ),
+            Self::BadAnswer { session, why } => (
+                Problem::new(
+                    "bad-answer",
+                    "The session's answer is malformed",
+                    502,
+                    format!(
+                        "session `{session}` answered with {why}: its program has to be \
+                     corrected"
+                    ),
+                ),
+                None,
+            ),
+            Self::BodyStalled { waited } => (
+                Problem::new(
+                    "body-timeout",
+                    "The request's body stopped coming",
+                    408,
+                    format!(
+                        "no byte of the request's body came for {} s",
+                        waited.as_secs()
+                    ),
+                ),
+                None,
+            ),
+            Self::BodyBroken => (
+                bad_request("the request's body ended early or is not well-formed chunked coding"),
+                None,
+            ),
+        }
+    }
+}
+
+fn bad_request(detail: impl Into<String>) -> Problem {
+    Problem::new("bad-request", "The request is malformed", 400, detail)
+}
+
+fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<ResponseBody> {
+    let body = serde_json::to_vec(problem).unwrap_or_default();
+    let mut response = Response::new(ResponseBody::own(Bytes::from(body)));
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Some(seconds) = retry_after_s {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+fn redirect(status: StatusCode, location: &str) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::own(Bytes::new()));
+    // Bytes of a request's own target are field content; anything else would be the gate's error.
+    match HeaderValue::from_str(location) {
+        Ok(location) => {
+            *response.status_mut() = status;
+            response.headers_mut().insert(LOCATION, location);
+        }
+        Err(_) => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
+    }
+    response
+}
+
+/// The bytes for a connection beyond the bound, ready to be written without an HTTP server.
+pub(crate) fn no_room() -> Bytes {
+    let problem = Problem {
+        retryable: true,
+        ..Problem::new(
+            "too-many-connections",
+            "Too many connections",
+            503,
+            "the sessions listener serves as many connections as it may: try again shortly",
+        )
+    };
+    let body = serde_json::to_string(&problem).unwrap_or_default();
+    Bytes::from(format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: {PROBLEM_CONTENT_TYPE}\r\n\
+         cache-control: no-store\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+}

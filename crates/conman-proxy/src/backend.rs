@@ -1,0 +1,177 @@
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::answer::Unforwarded;
+use crate::body::RequestBody;
+use crate::watchdog::Watchdog;
+use crate::{Keepalive, ProxyOptions, Route};
+
+/// A connection to the session's port.
+pub(crate) async fn connect(
+    route: &Route,
+    options: &ProxyOptions,
+) -> Result<TcpStream, Unforwarded> {
+    let session = || route.session.clone();
+    let waited = options.connect_timeout;
+    let stream = match tokio::time::timeout(waited, route.backend.connect()).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            return Err(match error.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    Unforwarded::ConnectRefused { session: session() }
+                }
+                io::ErrorKind::TimedOut => Unforwarded::ConnectTimeout {
+                    session: session(),
+                    waited,
+                },
+                _ => Unforwarded::ConnectFailed {
+                    session: session(),
+                    source: error,
+                },
+            });
+        }
+        Err(_elapsed) => {
+            return Err(Unforwarded::ConnectTimeout {
+                session: session(),
+                waited,
+            });
+        }
+    };
+    tune(&stream, options.keepalive);
+    Ok(stream)
+}
+
+/// Starts HTTP on a connection; `upgradable` when the request to come may turn it into a tunnel.
+pub(crate) async fn handshake(
+    stream: TcpStream,
+    options: &ProxyOptions,
+    upgradable: bool,
+) -> Result<SendRequest<RequestBody>, hyper::Error> {
+    let io = TokioIo::new(BackendIo::new(stream, options.write_stall_timeout));
+    let (sender, connection) = Builder::new()
+        .max_buf_size(options.max_head_bytes)
+        .max_headers(options.max_headers)
+        .handshake(io)
+        .await?;
+    // The task ends with the connection: when the session closes it, or the sender and the last
+    // body on it are dropped.
+    if upgradable {
+        tokio::spawn(async move {
+            let ended = connection.with_upgrades().await;
+            tracing::trace!(error = ?ended.err(), "upgradable connection to a session ended");
+        });
+    } else {
+        tokio::spawn(async move {
+            let ended = connection.await;
+            tracing::trace!(error = ?ended.err(), "connection to a session ended");
+        });
+    }
+    Ok(sender)
+}
+
+/// No delay for small writes, and probes that find a peer which is gone without a word.
+///
+/// Best effort: a socket that is closed already shows that at its first use.
+pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new()
+        .with_time(keepalive.idle)
+        .with_interval(keepalive.interval)
+        .with_retries(keepalive.probes);
+    // Probes are not sent while data is unacknowledged; this bounds that time likewise.
+    let silence = keepalive.idle + keepalive.interval * keepalive.probes;
+    let tuned = socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| socket.set_tcp_keepalive(&probes))
+        .and_then(|()| socket.set_tcp_user_timeout(Some(silence)));
+    if let Err(error) = tuned {
+        tracing::debug!(%error, "a connection could not be tuned");
+    }
+}
+
+/// A connection to a session as hyper sees it: writing is bounded, reading is not, because a
+/// session may be silent for as long as it likes.
+#[derive(Debug)]
+pub(crate) struct BackendIo {
+    stream: TcpStream,
+    write_watch: Watchdog,
+    write_stall: Duration,
+}
+
+impl BackendIo {
+    pub(crate) fn new(stream: TcpStream, write_stall: Duration) -> Self {
+        Self {
+            stream,
+            write_watch: Watchdog::default(),
+            write_stall,
+        }
+    }
+
+    /// The socket itself, for a tunnel.
+    pub(crate) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    fn bounded(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_pending() {
+            ready!(self.write_watch.poll(cx, self.write_stall));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.write_watch.calm();
+        written
+    }
+}
+
+impl AsyncRead for BackendIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for BackendIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.bounded(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.bounded(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

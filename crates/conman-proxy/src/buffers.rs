@@ -1,0 +1,102 @@
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+/// A tunnel reads this much at once: a WebSocket message of 64 KiB with its header in one call.
+const LARGE_BYTES: usize = 128 * 1024;
+
+/// What a tunnel gets once too many large buffers are held by peers that read slowly.
+const SMALL_BYTES: usize = 8 * 1024;
+
+/// Large buffers that the tunnels of one worker may hold at a time: 32 MiB.
+const MAX_LARGE_HELD: usize = 256;
+
+/// Free large buffers that a worker keeps. Tunnels that drain at once need one or two.
+const MAX_LARGE_FREE: usize = 16;
+
+thread_local! {
+    static SHELF: RefCell<Shelf> = const { RefCell::new(Shelf { free: Vec::new(), held: 0 }) };
+}
+
+/// The buffers of one worker thread.
+struct Shelf {
+    free: Vec<Box<[u8]>>,
+    held: usize,
+}
+
+/// A buffer on loan from the worker's shelf; dropping it puts it back.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    bytes: Box<[u8]>,
+}
+
+impl Buffer {
+    /// A buffer with whatever an earlier user left in it.
+    pub(crate) fn take() -> Self {
+        let bytes = SHELF.with_borrow_mut(|shelf| {
+            if shelf.held >= MAX_LARGE_HELD {
+                return None;
+            }
+            shelf.held += 1;
+            Some(
+                shelf
+                    .free
+                    .pop()
+                    .unwrap_or_else(|| vec![0; LARGE_BYTES].into_boxed_slice()),
+            )
+        });
+        Self {
+            bytes: bytes.unwrap_or_else(|| vec![0; SMALL_BYTES].into_boxed_slice()),
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.bytes.len() != LARGE_BYTES {
+            return;
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        // A thread that ends has no shelf any more; the buffer is then simply freed.
+        let _ = SHELF.try_with(|shelf| {
+            let mut shelf = shelf.borrow_mut();
+            shelf.held = shelf.held.saturating_sub(1);
+            if shelf.free.len() < MAX_LARGE_FREE {
+                shelf.free.push(bytes);
+            }
+        });
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_shrink_once_many_are_held_and_come_back_large() {
+        let held: Vec<Buffer> = (0..=MAX_LARGE_HELD).map(|_| Buffer::take()).collect();
+        assert_eq!(
+            held.iter()
+                .filter(|buffer| buffer.len() == LARGE_BYTES)
+                .count(),
+            256
+        );
+        assert_eq!(held.last().map(|buffer| buffer.len()), Some(SMALL_BYTES));
+        drop(held);
+        assert_eq!(Buffer::take().len(), LARGE_BYTES);
+        SHELF.with_borrow(|shelf| assert_eq!(shelf.free.len(), MAX_LARGE_FREE));
+    }
+}

@@ -1,0 +1,324 @@
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::Version;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::ProxyOptions;
+use crate::framing::Framing;
+use crate::watchdog::Watchdog;
+
+/// How long a connection is read on, and thrown away, after an answer that came before the end of
+/// the request: closing it with bytes unread would reset it, and the client might lose the answer.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Bytes thrown away in one go while lingering.
+const LINGER_READ_BYTES: usize = 4 * 1024;
+
+/// What the service and the connection below it tell each other. Both run on one worker; the
+/// atomics are only what the compiler asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Exchanges {
+    /// Heads that [`Framing`] has approved.
+    approved: AtomicU64,
+    /// Heads that hyper has handed to the service.
+    served: AtomicU64,
+    /// Exchanges whose answer has not ended.
+    open: AtomicU64,
+    /// An answer was cut whose end the client would take from a close: reset instead.
+    cut: AtomicBool,
+}
+
+impl Exchanges {
+    /// Begins the exchange that hyper handed over, and says whether its head is approved.
+    pub(crate) fn begin(self: &Arc<Self>, version: Version) -> (Ticket, bool) {
+        let index = self.served.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let approved = index < self.approved.load(Ordering::Relaxed);
+        let close_is_end = version == Version::HTTP_10;
+        (
+            Ticket {
+                exchanges: Arc::clone(self),
+                close_is_end,
+            },
+            approved,
+        )
+    }
+}
+
+/// One exchange; dropping it is its end.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    exchanges: Arc<Exchanges>,
+    /// The client takes the connection's end for the answer's.
+    close_is_end: bool,
+}
+
+impl Ticket {
+    /// The answer stops before its end.
+    pub(crate) fn cut(&self) {
+        if self.close_is_end {
+            self.exchanges.cut.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.exchanges.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A client's connection as hyper sees it: bounded in time, and with its framing watched.
+///
+/// While no exchange is open, it waits for a head: `idle_timeout` for the first byte, and
+/// `head_timeout` for the rest, which on a new connection counts from its opening. While one is
+/// open, only writing is bounded here; the request's body bounds itself.
+#[derive(Debug)]
+pub(crate) struct ClientIo {
+    socket: Socket,
+    framing: Framing,
+    exchanges: Arc<Exchanges>,
+    /// Heads approved when `waiting` was last brought up to date.
+    heads: u64,
+    limits: Limits,
+    read_watch: Watchdog,
+    waiting: Waiting,
+    write_watch: Watchdog,
+    /// Set once the write side is shut down: until when the rest is read and thrown away.
+    lingers_until: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    head: Duration,
+    idle: Duration,
+    write_stall: Duration,
+}
+
+/// What a read waits for, and until when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    FirstHead {
+        until: Instant,
+    },
+    Idle {
+        until: Instant,
+    },
+    Head {
+        until: Instant,
+    },
+    /// An exchange is open.
+    Nothing,
+}
+
+impl ClientIo {
+    pub(crate) fn new(
+        stream: TcpStream,
+        exchanges: Arc<Exchanges>,
+        options: &ProxyOptions,
+    ) -> Self {
+        let limits = Limits {
+            head: options.head_timeout,
+            idle: options.idle_timeout,
+            write_stall: options.write_stall_timeout,
+        };
+        Self {
+            socket: Socket {
+                stream: Some(stream),
+                exchanges: Arc::clone(&exchanges),
+            },
+            framing: Framing::default(),
+            exchanges,
+            heads: 0,
+            limits,
+            read_watch: Watchdog::default(),
+            waiting: Waiting::FirstHead {
+                until: Instant::now() + limits.head,
+            },
+            write_watch: Watchdog::default(),
+            lingers_until: None,
+        }
+    }
+
+    /// The socket itself, for a tunnel.
+    pub(crate) fn into_stream(mut self) -> TcpStream {
+        self.socket.stream.take().expect(Socket::TAKEN_LAST)
+    }
+
+    fn update_waiting(&mut self) {
+        let now = Instant::now();
+        let mid_head = self.framing.is_mid_head();
+        if self.heads != self.framing.approved() {
+            self.heads = self.framing.approved();
+            self.waiting = Waiting::Nothing;
+        }
+        if self.exchanges.open.load(Ordering::Relaxed) > 0 {
+            self.waiting = Waiting::Nothing;
+            return;
+        }
+        self.waiting = match self.waiting {
+            Waiting::FirstHead { until } => Waiting::FirstHead { until },
+            Waiting::Head { until } => Waiting::Head { until },
+            Waiting::Idle { until } if !mid_head => Waiting::Idle { until },
+            Waiting::Nothing if !mid_head => Waiting::Idle {
+                until: now + self.limits.idle,
+            },
+            Waiting::Idle { .. } | Waiting::Nothing => Waiting::Head {
+                until: now + self.limits.head,
+            },
+        };
+    }
+
+    fn poll_read_timeout(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        self.update_waiting();
+        let until = match self.waiting {
+            Waiting::Nothing => return Poll::Pending,
+            Waiting::FirstHead { until } | Waiting::Idle { until } | Waiting::Head { until } => {
+                until
+            }
+        };
+        ready!(self.read_watch.poll_until(cx, until));
+        if self.framing.is_mid_head() {
+            // Nothing else is being written, since no exchange is open; a client that does not
+            // even take this line does without.
+            let _ = self.socket.stream().try_write(
+                b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            );
+        }
+        Poll::Ready(io::ErrorKind::TimedOut.into())
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        match write(self.socket.pinned(), cx) {
+            Poll::Ready(result) => {
+                self.write_watch.calm();
+                Poll::Ready(result)
+            }
+            Poll::Pending => {
+                ready!(self.write_watch.poll(cx, self.limits.write_stall));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        match this.socket.pinned().poll_read(cx, buf) {
+            Poll::Ready(result) => {
+                this.framing.observe(&buf.filled()[before..]);
+                this.exchanges
+                    .approved
+                    .store(this.framing.approved(), Ordering::Relaxed);
+                Poll::Ready(result)
+            }
+            Poll::Pending => {
+                let error = ready!(this.poll_read_timeout(cx));
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream, cx| stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream, cx| stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.pinned().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let until = match this.lingers_until {
+            Some(until) => until,
+            None => {
+                ready!(this.socket.pinned().poll_shutdown(cx))?;
+                if this.framing.is_between_messages() {
+                    return Poll::Ready(Ok(()));
+                }
+                let until = Instant::now() + LINGER;
+                this.lingers_until = Some(until);
+                until
+            }
+        };
+        loop {
+            let mut bytes = [0; LINGER_READ_BYTES];
+            let mut rest = ReadBuf::new(&mut bytes);
+            match this.socket.pinned().poll_read(cx, &mut rest) {
+                Poll::Ready(Ok(())) if !rest.filled().is_empty() => {
+                    if Instant::now() >= until {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                Poll::Ready(Ok(()) | Err(_)) => return Poll::Ready(Ok(())),
+                Poll::Pending => return this.read_watch.poll_until(cx, until).map(Ok),
+            }
+        }
+    }
+}
+
+/// The socket, which is reset instead of closed when an answer on it was cut.
+#[derive(Debug)]
+struct Socket {
+    /// Gone only once it was taken by value.
+    stream: Option<TcpStream>,
+    exchanges: Arc<Exchanges>,
+}
+
+impl Socket {
+    const TAKEN_LAST: &str = "the stream is taken by value only, when nothing else can follow";
+
+    fn stream(&mut self) -> &mut TcpStream {
+        self.stream.as_mut().expect(Self::TAKEN_LAST)
+    }
+
+    fn pinned(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.stream())
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.stream
+            && self.exchanges.cut.load(Ordering::Relaxed)
+        {
+            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+use std::sync::Arc;
+use std::task::Poll;
+
+use conman_proto::SessionId;
+use futures_util::poll;
+use tokio::sync::Semaphore;
+
+use crate::answer::Unforwarded;
+use crate::meters::{Meters, Refused};
+use crate::{Directory, ProxyOptions, Refusal, Route};
+
+/// Keeps requests while their sessions start.
+///
+/// A held request is one that the directory did not answer at once; those are bounded in number
+/// over the whole listener and in time. hyper drops a held request, and with it its place, when
+/// the client closes its connection, or even only its sending side. It cannot see that while the
+/// connection has something unread on it: a body that nobody has asked for yet, or a pipelined
+/// request. Such a request keeps its place until its session answers or the hold is over.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    places: Arc<Semaphore>,
+}
+
+impl Hold {
+    pub(crate) fn new(max_held: usize) -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(max_held.min(Semaphore::MAX_PERMITS))),
+        }
+    }
+
+    /// Where requests for the session go.
+    pub(crate) async fn route(
+        &self,
+        directory: &dyn Directory,
+        session: &SessionId,
+        may_start: bool,
+        options: &ProxyOptions,
+        meters: &Meters,
+    ) -> Result<Route, Unforwarded> {
+        let mut lookup = directory.route(session, may_start);
+        if let Poll::Ready(answer) = poll!(&mut lookup) {
+            return answer.map_err(refused);
+        }
+        let Ok(_place) = self.places.try_acquire() else {
+            meters.refused(Refused::HoldFull);
+            return Err(Unforwarded::HoldFull {
+                session: session.clone(),
+            });
+        };
+        let _held = meters.hold();
+        match tokio::time::timeout(options.hold_timeout, lookup).await {
+            Ok(answer) => answer.map_err(refused),
+            Err(_elapsed) => Err(Unforwarded::HoldTimeout {
+                session: session.clone(),
+                waited: options.hold_timeout,
+            }),
+        }
+    }
+}
+
+fn refused(refusal: Refusal) -> Unforwarded {
+    Unforwarded::Refused(Box::new(refusal))
+}

@@ -1,0 +1,132 @@
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use crate::answer;
+use crate::meters::{Meters, Refused};
+use crate::worker::{Accepted, Admission, Stage};
+
+/// Pause after a failure to accept that would come back at once, for example `EMFILE`.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Bytes of a refused client's request that are read, so that closing does not reset the
+/// connection before the answer arrives.
+const REFUSED_READ_BYTES: usize = 8 * 1024;
+
+/// Accepts connections and hands each to the worker with the fewest.
+pub(crate) struct Acceptor {
+    listener: TcpListener,
+    workers: Vec<WorkerQueue>,
+    places: Arc<Semaphore>,
+    meters: Arc<Meters>,
+    no_room: Bytes,
+    /// A descriptor given up to accept and close a connection when there are none left.
+    reserve: Option<File>,
+}
+
+/// The acceptor's end of a worker.
+pub(crate) struct WorkerQueue {
+    pub(crate) load: Arc<AtomicUsize>,
+    pub(crate) queue: mpsc::Sender<Accepted>,
+}
+
+impl Acceptor {
+    pub(crate) fn new(
+        listener: TcpListener,
+        workers: Vec<WorkerQueue>,
+        max_connections: usize,
+        meters: Arc<Meters>,
+    ) -> Self {
+        Self {
+            listener,
+            workers,
+            places: Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS))),
+            meters,
+            no_room: answer::no_room(),
+            reserve: reserve(),
+        }
+    }
+
+    /// Runs until the proxy drains or stops; then the listening socket is closed.
+    pub(crate) async fn run(mut self, mut stage: watch::Receiver<Stage>) {
+        loop {
+            let accepted = tokio::select! {
+                // A connection that is not taken now stays in the kernel's queue.
+                accepted = self.listener.accept() => accepted,
+                // Watch channels keep their value; a dropped sender is the end, too.
+                _ = stage.wait_for(|stage| *stage != Stage::Serving) => return,
+            };
+            match accepted {
+                Ok((stream, peer)) => self.hand_over(stream, peer).await,
+                Err(error) => self.after_failure(&error).await,
+            }
+        }
+    }
+
+    async fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
+        let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
+            self.refuse(&stream);
+            return;
+        };
+        let idlest = self
+            .workers
+            .iter()
+            .min_by_key(|worker| worker.load.load(Ordering::Relaxed));
+        let (Some(worker), Ok(stream)) = (idlest, stream.into_std()) else {
+            return;
+        };
+        let admission = Admission::new(Arc::clone(&worker.load), permit, self.meters.connection());
+        // A worker ends before the acceptor only if its thread panicked; the connection is then
+        // closed, and the next one goes elsewhere, since the dead worker's load stays.
+        if worker
+            .queue
+            .send(Accepted {
+                stream,
+                peer,
+                admission,
+            })
+            .await
+            .is_err()
+        {
+            tracing::error!("a worker of the proxy is gone");
+        }
+    }
+
+    /// Says 503 as far as the socket's empty send buffer takes it, and closes.
+    fn refuse(&self, stream: &TcpStream) {
+        self.meters.refused(Refused::Connections);
+        let _ = stream.try_read(&mut [0; REFUSED_READ_BYTES]);
+        let _ = stream.try_write(&self.no_room);
+        let _ = socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write);
+    }
+
+    async fn after_failure(&mut self, error: &io::Error) {
+        match error.raw_os_error() {
+            // The client gave up while it was queued.
+            Some(libc::ECONNABORTED | libc::ECONNRESET | libc::EPERM | libc::EPROTO) => return,
+            Some(libc::EMFILE | libc::ENFILE) => {
+                self.meters.refused(Refused::Descriptors);
+                tracing::warn!(%error, "no descriptors left: closing a connection unserved");
+                self.reserve = None;
+                // Another thread may be faster to the descriptor; then the client waits.
+                let shed = tokio::time::timeout(PAUSE, self.listener.accept()).await;
+                drop(shed);
+                self.reserve = reserve();
+            }
+            _ => tracing::warn!(%error, "cannot accept connections"),
+        }
+        // Cancelled by nothing: draining waits for one pause at most.
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn reserve() -> Option<File> {
+    File::open("/dev/null").ok()
+}

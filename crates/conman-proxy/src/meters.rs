@@ -1,0 +1,167 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::StatusCode;
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
+
+use crate::ProxyStats;
+
+/// Counts of the listener, for [`ProxyStats`] and for the metrics recorder that is installed when
+/// the proxy starts. Nothing is counted by session: labels must stay few.
+pub(crate) struct Meters {
+    connections: Level,
+    tunnels: Level,
+    held: Level,
+    requests: [Counter; 5],
+    refused: [Counter; 3],
+    panics: Counter,
+    pub(crate) to_session_bytes: Counter,
+    pub(crate) to_client_bytes: Counter,
+}
+
+impl fmt::Debug for Meters {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(formatter)
+    }
+}
+
+/// Why a connection or request was turned away for want of room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Refused {
+    /// As many connections as there may be.
+    Connections = 0,
+    /// No descriptors left.
+    Descriptors = 1,
+    /// As many held requests as there may be.
+    HoldFull = 2,
+}
+
+/// A number that rises and falls, and its gauge.
+struct Level {
+    count: AtomicU64,
+    gauge: Gauge,
+}
+
+/// One of what a [`Level`] counts, until dropped.
+pub(crate) struct Counted {
+    meters: Arc<Meters>,
+    level: fn(&Meters) -> &Level,
+}
+
+/// One held request, until dropped.
+pub(crate) struct Held<'meters>(&'meters Level);
+
+impl Meters {
+    pub(crate) fn new() -> Self {
+        describe_gauge!(
+            "conman_proxy_connections",
+            "Client connections, tunnels included"
+        );
+        describe_gauge!("conman_proxy_tunnels", "Upgraded connections");
+        describe_gauge!("conman_proxy_held", "Requests that wait for their session");
+        describe_counter!(
+            "conman_proxy_requests_total",
+            "Requests answered, by class of status"
+        );
+        describe_counter!("conman_proxy_refused_total", "Turned away for want of room");
+        describe_counter!("conman_proxy_tunnel_bytes_total", "Bytes through tunnels");
+        describe_counter!(
+            "conman_proxy_panics_total",
+            "Connection tasks that panicked"
+        );
+        let requests = |class| counter!("conman_proxy_requests_total", "class" => class);
+        let refused = |why| counter!("conman_proxy_refused_total", "why" => why);
+        let bytes = |to| counter!("conman_proxy_tunnel_bytes_total", "to" => to);
+        Self {
+            connections: Level::new(gauge!("conman_proxy_connections")),
+            tunnels: Level::new(gauge!("conman_proxy_tunnels")),
+            held: Level::new(gauge!("conman_proxy_held")),
+            requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(requests),
+            refused: ["connections", "descriptors", "held"].map(refused),
+            panics: counter!("conman_proxy_panics_total"),
+            to_session_bytes: bytes("session"),
+            to_client_bytes: bytes("client"),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> ProxyStats {
+        ProxyStats {
+            connections: self.connections.get(),
+            tunnels: self.tunnels.get(),
+            held: self.held.get(),
+        }
+    }
+
+    pub(crate) fn answered(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).clamp(1, self.requests.len()) - 1;
+        self.requests[class].increment(1);
+    }
+
+    pub(crate) fn refused(&self, why: Refused) {
+        self.refused[why as usize].increment(1);
+    }
+
+    pub(crate) fn panicked(&self) {
+        self.panics.increment(1);
+    }
+
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.held.rise();
+        Held(&self.held)
+    }
+
+    pub(crate) fn connection(self: &Arc<Self>) -> Counted {
+        Counted::new(self, |meters| &meters.connections)
+    }
+
+    pub(crate) fn tunnel(self: &Arc<Self>) -> Counted {
+        Counted::new(self, |meters| &meters.tunnels)
+    }
+}
+
+impl Level {
+    fn new(gauge: Gauge) -> Self {
+        gauge.set(0.0);
+        Self {
+            count: AtomicU64::new(0),
+            gauge,
+        }
+    }
+
+    fn get(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn rise(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.gauge.increment(1.0);
+    }
+
+    fn fall(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.gauge.decrement(1.0);
+    }
+}
+
+impl Counted {
+    fn new(meters: &Arc<Meters>, level: fn(&Meters) -> &Level) -> Self {
+        level(meters).rise();
+        Self {
+            meters: Arc::clone(meters),
+            level,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.level)(&self.meters).fall();
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fall();
+    }
+}

@@ -1,0 +1,296 @@
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_core::Closing;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::watch;
+
+use crate::frames::{FrameTracker, close_frame};
+use crate::pump::{Direction, PumpError};
+use crate::watchdog::Watchdog;
+use crate::worker::{Stage, WorkerContext};
+
+/// How long a tunnel whose session is suddenly gone waits to be told why.
+///
+/// The kernel closes a killed program's sockets at once; that the session is dead and moves is
+/// known only after its death certificate, which takes seconds where a thousand die together.
+const DEATH_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a tunnel stays open without a byte once one side has ended: the other side may answer
+/// for a while yet, but a peer that is gone for good must not keep it for ever.
+const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
+
+/// Bytes read at once while a tunnel closes.
+const SCRATCH_BYTES: usize = 2 * 1024;
+
+/// One end of a tunnel as the upgrade left it.
+#[derive(Debug)]
+pub(crate) struct Side<S> {
+    pub(crate) stream: S,
+    /// Bytes that hyper had read beyond the head; they come before all others.
+    pub(crate) read_already: Bytes,
+}
+
+/// What is spoken through a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    WebSocket,
+    /// Anything whose boundaries are unknown.
+    Other,
+}
+
+/// A client and a session that exchange bytes after an upgrade.
+///
+/// ```text
+/// flowing ──> both sides ended, or one broke ──────────────> closed
+///    │  └──> session gone without a Close frame ──> told why? ─no─> closed
+///    │                                                 │yes
+///    └──> told to close ───────────────────────────────┴──> Close frame at a boundary ──> closed
+/// ```
+#[derive(Debug)]
+pub(crate) struct Tunnel<C, S> {
+    client: C,
+    session: S,
+    /// From the client to the session.
+    up: Direction,
+    up_ended: bool,
+    /// From the session to the client.
+    down: Direction,
+    down_ended: bool,
+    /// With a WebSocket: where its frames are.
+    frames: Option<Frames>,
+    half_closed: Watchdog,
+    closing: watch::Receiver<Option<Closing>>,
+    stage: watch::Receiver<Stage>,
+    close_timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Frames {
+    up: FrameTracker,
+    down: FrameTracker,
+}
+
+/// How bytes stopped flowing.
+#[derive(Debug)]
+enum Ended {
+    /// In order, or beyond saving.
+    Closed,
+    /// The session is gone, and it said no word of farewell to the client.
+    SessionGone,
+    /// Somebody wants it to end.
+    Told(Closing),
+}
+
+impl<C, S> Tunnel<C, S>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    pub(crate) fn new(
+        client: Side<C>,
+        session: Side<S>,
+        protocol: Protocol,
+        worker: &WorkerContext,
+        closing: watch::Receiver<Option<Closing>>,
+    ) -> Self {
+        let mut frames = match protocol {
+            Protocol::WebSocket => Some(Frames::default()),
+            Protocol::Other => None,
+        };
+        let stall = worker.options.write_stall_timeout;
+        let to_session = worker.meters.to_session_bytes.clone();
+        let to_client = worker.meters.to_client_bytes.clone();
+        let up_frames = frames.as_mut().map(|frames| &mut frames.up);
+        let up = Direction::new(client.read_already, up_frames, stall, to_session);
+        let down_frames = frames.as_mut().map(|frames| &mut frames.down);
+        let down = Direction::new(session.read_already, down_frames, stall, to_client);
+        Self {
+            client: client.stream,
+            session: session.stream,
+            up,
+            up_ended: false,
+            down,
+            down_ended: false,
+            frames,
+            half_closed: Watchdog::default(),
+            closing,
+            stage: worker.stage.clone(),
+            close_timeout: worker.options.close_timeout,
+        }
+    }
+
+    /// Tunnels until one side or somebody else ends it, and closes both.
+    pub(crate) async fn run(mut self) {
+        let mut closing = self.closing.clone();
+        let mut stage = self.stage.clone();
+        let ended = tokio::select! {
+            biased;
+            // Bytes on their way stay in the tunnel's directions when another arm is first.
+            ended = poll_fn(|cx| self.poll_flow(cx)) => ended,
+            // Watch channels keep their value; nothing is lost by not looking.
+            Some(closing) = told(&mut closing) => Ended::Told(closing),
+            // Likewise.
+            () = draining(&mut stage) => {
+                Ended::Told(Closing::service_restart("the proxy restarts, connect again"))
+            }
+        };
+        let closing = match ended {
+            Ended::Closed => return,
+            Ended::Told(closing) => closing,
+            Ended::SessionGone => {
+                match tokio::time::timeout(DEATH_GRACE, told(&mut closing)).await {
+                    Ok(Some(closing)) => closing,
+                    Ok(None) | Err(_) => return,
+                }
+            }
+        };
+        let limit = self.close_timeout;
+        match tokio::time::timeout(limit, self.say_farewell(&closing)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a farewell"),
+            Err(_elapsed) => tracing::debug!("a client did not take its farewell in time"),
+        }
+    }
+
+    fn poll_flow(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        let moved = self.up.moved() + self.down.moved();
+        if !self.up_ended {
+            let frames = self.frames.as_mut().map(|frames| &mut frames.up);
+            match self
+                .up
+                .poll(cx, &mut self.client, &mut self.session, frames)
+            {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => {
+                    self.up_ended = true;
+                    // A failure shows in the other direction, if it matters.
+                    let _ = Pin::new(&mut self.session).poll_shutdown(cx);
+                }
+                // The session may have sent its last words before it stopped reading.
+                Poll::Ready(Err(PumpError::Write(_))) => self.up_ended = true,
+                Poll::Ready(Err(PumpError::Read(_) | PumpError::Stalled(_))) => {
+                    return Poll::Ready(Ended::Closed);
+                }
+            }
+        }
+        if !self.down_ended {
+            let frames = self.frames.as_mut().map(|frames| &mut frames.down);
+            match self
+                .down
+                .poll(cx, &mut self.session, &mut self.client, frames)
+            {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) if self.is_unfinished() => {
+                    return Poll::Ready(Ended::SessionGone);
+                }
+                Poll::Ready(Ok(())) => {
+                    self.down_ended = true;
+                    let _ = Pin::new(&mut self.client).poll_shutdown(cx);
+                }
+                Poll::Ready(Err(PumpError::Read(_))) if self.is_unfinished() => {
+                    return Poll::Ready(Ended::SessionGone);
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready(Ended::Closed),
+            }
+        }
+        match (self.up_ended, self.down_ended) {
+            (false, false) => Poll::Pending,
+            (true, true) => Poll::Ready(Ended::Closed),
+            (true, false) | (false, true) => {
+                if moved != self.up.moved() + self.down.moved() {
+                    self.half_closed.calm();
+                }
+                self.half_closed
+                    .poll(cx, HALF_CLOSED_IDLE)
+                    .map(|()| Ended::Closed)
+            }
+        }
+    }
+
+    /// Whether an end of the session now would be no proper end of a WebSocket: neither side has
+    /// sent a Close frame.
+    fn is_unfinished(&self) -> bool {
+        self.frames
+            .as_ref()
+            .is_some_and(|frames| !frames.up.close_seen() && !frames.down.close_seen())
+    }
+
+    /// Tells the client of a WebSocket why it ends, behind a whole frame of the session. Clients
+    /// of other protocols see only the end.
+    async fn say_farewell(&mut self, closing: &Closing) -> io::Result<()> {
+        self.finish_frame().await?;
+        let Some(frames) = &self.frames else {
+            return Ok(());
+        };
+        if !frames.down.close_seen() {
+            self.client.write_all(&close_frame(closing)).await?;
+        }
+        self.client.shutdown().await?;
+        // Closing with bytes unread would reset the connection, and the frame might be lost.
+        poll_fn(|cx| poll_discard(cx, &mut self.client)).await;
+        Ok(())
+    }
+
+    /// Writes what was read from the session, and the rest of the frame that this ends in.
+    async fn finish_frame(&mut self) -> io::Result<()> {
+        poll_fn(|cx| self.down.poll_drain(cx, &mut self.client))
+            .await
+            .map_err(io::Error::other)?;
+        while let Some(frames) = &mut self.frames
+            && !frames.down.at_boundary()
+        {
+            let tracker = &mut frames.down;
+            let session = &mut self.session;
+            let rest = poll_fn(|cx| poll_rest_of_frame(cx, session, tracker)).await?;
+            self.client.write_all(&rest).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Some more of the frame that `tracker` is in.
+fn poll_rest_of_frame<S: AsyncRead + Unpin>(
+    cx: &mut Context<'_>,
+    session: &mut S,
+    tracker: &mut FrameTracker,
+) -> Poll<io::Result<Vec<u8>>> {
+    let mut bytes = [0; SCRATCH_BYTES];
+    let mut space = ReadBuf::new(&mut bytes);
+    ready!(Pin::new(session).poll_read(cx, &mut space))?;
+    let read = space.filled();
+    if read.is_empty() {
+        return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let used = tracker.advance_to_boundary(read);
+    Poll::Ready(Ok(read[..used].to_vec()))
+}
+
+/// Ready once the peer has ended or is gone.
+fn poll_discard<C: AsyncRead + Unpin>(cx: &mut Context<'_>, client: &mut C) -> Poll<()> {
+    loop {
+        let mut bytes = [0; SCRATCH_BYTES];
+        let mut space = ReadBuf::new(&mut bytes);
+        match ready!(Pin::new(&mut *client).poll_read(cx, &mut space)) {
+            Ok(()) if !space.filled().is_empty() => {}
+            Ok(()) | Err(_) => return Poll::Ready(()),
+        }
+    }
+}
+
+/// How the session's tunnels are to be closed, once that is known; `None` when nobody is left who
+/// could say it.
+async fn told(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closing> {
+    let told = closing.wait_for(Option::is_some).await.ok()?;
+    told.clone()
+}
+
+/// Ready once the proxy ends.
+async fn draining(stage: &mut watch::Receiver<Stage>) {
+    // A dropped sender is the end, too.
+    let _ = stage.wait_for(|stage| *stage != Stage::Serving).await;
+}

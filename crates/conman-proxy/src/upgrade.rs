@@ -1,0 +1,183 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
+};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Version};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::answer::Unforwarded;
+use crate::backend::{self, BackendIo};
+use crate::body::{RequestBody, ResponseBody};
+use crate::client_io::ClientIo;
+use crate::forward::session_response;
+use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
+use crate::pool::Lease;
+use crate::tunnel::{Protocol, Side, Tunnel};
+use crate::worker::ClientConnection;
+use crate::{Route, SubprotocolAnswer};
+
+/// A well-formed wish to change the protocol.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    /// The one protocol asked for, as the client wrote it.
+    protocol: HeaderValue,
+    on_client: OnUpgrade,
+}
+
+impl Offer {
+    /// The wish of a request, if it has one that can be followed.
+    ///
+    /// Everything else is served as an ordinary request without its `Upgrade`, which a server may
+    /// always ignore (RFC 9110, section 7.8): several protocols at once, a body, another method,
+    /// HTTP/1.0. So is `h2c`, since requests in such a tunnel would pass the gate unseen.
+    pub(crate) fn of(parts: &mut Parts, has_body: bool) -> Option<Self> {
+        let mut protocols = parts.headers.get_all(UPGRADE).iter();
+        let protocol = protocols.next()?.clone();
+        let name = protocol.to_str().ok()?;
+        let well_formed = protocols.next().is_none()
+            && parts.method == Method::GET
+            && parts.version == Version::HTTP_11
+            && !has_body
+            && connection_has(&parts.headers, "upgrade")
+            && !name.is_empty()
+            && !name.contains([',', ' ', '\t'])
+            && !is_http(name);
+        if !well_formed {
+            return None;
+        }
+        let on_client = parts.extensions.remove::<OnUpgrade>()?;
+        Some(Self {
+            protocol,
+            on_client,
+        })
+    }
+
+    fn protocol(&self) -> Protocol {
+        if self.protocol.as_bytes().eq_ignore_ascii_case(b"websocket") {
+            Protocol::WebSocket
+        } else {
+            Protocol::Other
+        }
+    }
+}
+
+/// Whether an upgrade to this would carry further HTTP requests.
+fn is_http(name: &str) -> bool {
+    let name = name.split('/').next().unwrap_or(name);
+    ["h2c", "h2", "http"]
+        .iter()
+        .any(|http| name.eq_ignore_ascii_case(http))
+}
+
+/// Forwards an upgrade on a connection of its own. What the client sent behind the request's head
+/// stays in hyper's buffer until the session has agreed.
+pub(crate) async fn forward(
+    client: &ClientConnection,
+    route: Route,
+    mut parts: Parts,
+    offer: Offer,
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    let options = &client.worker.options;
+    let activity = route.activity.begin();
+    let stream = backend::connect(&route, options).await?;
+    let unanswered = |source| {
+        let session = route.session.clone();
+        Unforwarded::Unanswered { session, source }
+    };
+    let mut sender = backend::handshake(stream, options, true)
+        .await
+        .map_err(unanswered)?;
+    parts
+        .headers
+        .insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    parts.headers.insert(UPGRADE, offer.protocol.clone());
+    let answer_protocol = parts.extensions.remove::<SubprotocolAnswer>();
+    let request = Request::from_parts(parts, RequestBody::empty());
+    let mut response = client
+        .within_response_timeout(&route.session, sender.send_request(request))
+        .await?
+        .map_err(unanswered)?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let lease = Lease::new(Arc::clone(&client.worker.pool), &route, sender, false);
+        return session_response(client, &route, false, response, lease, activity);
+    }
+    if !agrees(response.headers(), &offer.protocol) {
+        return Err(Unforwarded::BadAnswer {
+            session: route.session,
+            why: "a change to another protocol than was asked for",
+        });
+    }
+    let on_session = hyper::upgrade::on(&mut response);
+    let (head, _no_body) = response.into_parts();
+    let headers = switching_headers(head.headers, &offer, answer_protocol);
+    let protocol = offer.protocol();
+    let worker = Arc::clone(&client.worker);
+    let admission = Arc::clone(&client.admission);
+    let closing = route.closing;
+    client.worker.tasks.spawn(async move {
+        // Both sides become tunnels as soon as the 101 has passed through; an error means that
+        // one of them is gone, and dropping the other closes it.
+        let (Ok(client), Ok(session)) = tokio::join!(offer.on_client, on_session) else {
+            return;
+        };
+        drop(sender);
+        let (Some(client), Some(session)) = (client_side(client), session_side(session)) else {
+            return;
+        };
+        let _counted = worker.meters.tunnel();
+        Tunnel::new(client, session, protocol, &worker, closing)
+            .run()
+            .await;
+        drop((activity, admission));
+    });
+    let mut response = Response::new(ResponseBody::own(Bytes::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+/// Whether the 101 changes to exactly what was asked for.
+fn agrees(headers: &HeaderMap, protocol: &HeaderValue) -> bool {
+    let mut answered = headers.get_all(UPGRADE).iter();
+    let same = answered
+        .next()
+        .is_some_and(|answer| answer.as_bytes().eq_ignore_ascii_case(protocol.as_bytes()));
+    same && answered.next().is_none()
+}
+
+fn switching_headers(
+    mut headers: HeaderMap,
+    offer: &Offer,
+    answer_protocol: Option<SubprotocolAnswer>,
+) -> HeaderMap {
+    strip_hop_by_hop(&mut headers);
+    strip_forged(&mut headers, false);
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, offer.protocol.clone());
+    if let Some(SubprotocolAnswer(value)) = answer_protocol {
+        headers.entry(SEC_WEBSOCKET_PROTOCOL).or_insert(value);
+    }
+    headers
+}
+
+fn client_side(upgraded: Upgraded) -> Option<Side<TcpStream>> {
+    let parts = upgraded.downcast::<TokioIo<ClientIo>>().ok()?;
+    Some(Side {
+        stream: parts.io.into_inner().into_stream(),
+        read_already: parts.read_buf,
+    })
+}
+
+fn session_side(upgraded: Upgraded) -> Option<Side<TcpStream>> {
+    let parts = upgraded.downcast::<TokioIo<BackendIo>>().ok()?;
+    Some(Side {
+        stream: parts.io.into_inner().into_stream(),
+        read_already: parts.read_buf,
+    })
+}

@@ -1,0 +1,196 @@
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::HeaderValue;
+use hyper::server::conn::http1::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::time::MissedTickBehavior;
+use tokio_util::task::TaskTracker;
+
+use crate::client_io::{ClientIo, Exchanges};
+use crate::hold::Hold;
+use crate::meters::{Counted, Meters};
+use crate::pool::Pool;
+use crate::{Directory, Gate, ProxyOptions, backend, forward};
+
+/// How often idle connections to sessions are looked through.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where the proxy stands in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Serving,
+    /// No new connections; what is open comes to its end.
+    Draining,
+    /// What is open is cut.
+    Stopped,
+}
+
+/// What the tasks of one worker share.
+pub(crate) struct WorkerContext {
+    pub(crate) options: Arc<ProxyOptions>,
+    pub(crate) directory: Arc<dyn Directory>,
+    pub(crate) gate: Arc<dyn Gate>,
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) meters: Arc<Meters>,
+    pub(crate) pool: Arc<Pool>,
+    /// Connections and tunnels.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stage: watch::Receiver<Stage>,
+}
+
+/// A client's connection and its tunnel, counted against the listener's bound until both are gone.
+pub(crate) struct Admission {
+    load: Arc<AtomicUsize>,
+    _permit: OwnedSemaphorePermit,
+    _counted: Counted,
+}
+
+impl Admission {
+    /// Counts towards the load of a worker.
+    pub(crate) fn new(
+        load: Arc<AtomicUsize>,
+        permit: OwnedSemaphorePermit,
+        counted: Counted,
+    ) -> Self {
+        load.fetch_add(1, Ordering::Relaxed);
+        Self {
+            load,
+            _permit: permit,
+            _counted: counted,
+        }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.load.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection on its way from the acceptor to a worker.
+pub(crate) struct Accepted {
+    pub(crate) stream: std::net::TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) admission: Admission,
+}
+
+/// One client's connection as the requests on it see it.
+pub(crate) struct ClientConnection {
+    pub(crate) worker: Arc<WorkerContext>,
+    /// The client's address, without its port.
+    pub(crate) peer: HeaderValue,
+    pub(crate) exchanges: Arc<Exchanges>,
+    pub(crate) admission: Arc<Admission>,
+}
+
+/// A worker's main task: runs until the proxy is stopped, or drained and idle.
+pub(crate) async fn run(context: Arc<WorkerContext>, mut accepted: mpsc::Receiver<Accepted>) {
+    let mut stage = context.stage.clone();
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut accepting = true;
+    loop {
+        tokio::select! {
+            // A received connection is spawned at once; none is lost between two turns.
+            next = accepted.recv(), if accepting => match next {
+                Some(next) => {
+                    let context = Arc::clone(&context);
+                    context.clone().tasks.spawn(serve(context, next));
+                }
+                // The acceptor is gone, and every connection it had handed over is served.
+                None => {
+                    accepting = false;
+                    context.tasks.close();
+                }
+            },
+            // A tick that is not awaited comes with the next turn.
+            _ = sweep.tick() => context.pool.sweep(),
+            // Watch channels keep their value.
+            _ = stage.wait_for(|stage| *stage == Stage::Stopped) => return,
+            // Ready for good once the tracker is closed and empty.
+            () = context.tasks.wait(), if !accepting => return,
+        }
+    }
+}
+
+/// Serves one connection until it is closed or becomes a tunnel.
+async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
+    let _guard = PanicGuard(Arc::clone(&worker.meters));
+    if let Err(error) = serve_http(worker, accepted).await {
+        tracing::debug!(%error, "a client's connection ended early");
+    }
+}
+
+async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<(), ServeError> {
+    let Accepted {
+        stream,
+        peer,
+        admission,
+    } = accepted;
+    let stream = TcpStream::from_std(stream)?;
+    backend::tune(&stream, worker.options.keepalive);
+    let exchanges = Arc::<Exchanges>::default();
+    let io = ClientIo::new(stream, Arc::clone(&exchanges), &worker.options);
+    let mut stage = worker.stage.clone();
+    let mut http = Builder::new();
+    // Time is bounded by `ClientIo`, which tells an idle connection from a slow head.
+    http.header_read_timeout(None)
+        .max_buf_size(worker.options.max_head_bytes)
+        .max_headers(worker.options.max_headers)
+        .half_close(false);
+    let peer = HeaderValue::from_str(&peer.ip().to_canonical().to_string())
+        .unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+    let client = Arc::new(ClientConnection {
+        worker,
+        peer,
+        exchanges,
+        admission: Arc::new(admission),
+    });
+    let service = service_fn(move |request| {
+        let client = Arc::clone(&client);
+        async move { Ok::<_, std::convert::Infallible>(forward::serve(client, request).await) }
+    });
+    let mut connection = pin!(
+        http.serve_connection(TokioIo::new(io), service)
+            .with_upgrades()
+    );
+    tokio::select! {
+        biased;
+        // Polled again below when the other arm is first.
+        ended = connection.as_mut() => return Ok(ended?),
+        // Watch channels keep their value; a dropped sender is the end, too.
+        _ = stage.wait_for(|stage| *stage != Stage::Serving) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    Ok(connection.await?)
+}
+
+/// Why a client's connection ended before its time.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error("the socket could not be registered")]
+    Register(#[from] io::Error),
+    #[error("HTTP could not go on")]
+    Http(#[from] hyper::Error),
+}
+
+/// Counts a connection task that does not reach its end. Others of the worker go on: the runtime
+/// catches a task's panic, and what they share is left sound by every step.
+struct PanicGuard(Arc<Meters>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.panicked();
+            tracing::error!("a connection task panicked; its connection is closed");
+        }
+    }
+}
