@@ -205,9 +205,12 @@ where
                 if moved != self.up.moved() + self.down.moved() {
                     self.half_closed.calm();
                 }
-                self.half_closed
-                    .poll(cx, HALF_CLOSED_IDLE)
-                    .map(|()| Ended::Closed)
+                // Nobody answers a client of a WebSocket any more once the session has ended.
+                let limit = match self.frames {
+                    Some(_) if self.down_ended => self.close_timeout,
+                    Some(_) | None => HALF_CLOSED_IDLE,
+                };
+                self.half_closed.poll(cx, limit).map(|()| Ended::Closed)
             }
         }
     }

@@ -1,0 +1,123 @@
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
+use tokio::net::TcpStream;
+
+use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, status, until};
+
+#[tokio::test]
+async fn a_shutdown_lets_requests_in_flight_end_and_takes_no_more() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let mut idle = fixture.connect().await;
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    let Fixture { proxy, address, .. } = fixture;
+    let ended = tokio::spawn(proxy.shutdown(Duration::from_secs(60)));
+    assert_eq!(idle.read_to_end().await, "", "idle connections are closed");
+    soon("the listener's end", async {
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    session
+        .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        .await;
+    let response = client.read_to_end().await;
+    assert!(
+        response.contains("connection: close") && response.ends_with("ok"),
+        "{response}"
+    );
+    soon("the shutdown", ended).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn what_outlives_the_patience_of_a_shutdown_is_cut() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    soon(
+        "the shutdown",
+        fixture.proxy.shutdown(Duration::from_millis(50)),
+    )
+    .await;
+    assert_eq!(client.read_to_end().await, "");
+    assert_eq!(session.read_to_end().await, "");
+}
+
+#[tokio::test]
+async fn dropping_the_proxy_closes_everything() {
+    let fixture = Fixture::new();
+    let mut client = fixture.connect().await;
+    until("the connection", || fixture.proxy.stats().connections == 1).await;
+    drop(fixture.proxy);
+    assert_eq!(client.read_to_end().await, "");
+}
+
+#[tokio::test]
+async fn a_panic_on_one_connection_leaves_the_others_alone() {
+    let fixture = Fixture::new();
+    fixture.session("alice", serve_echo_head().await);
+    let mut neighbours = Vec::new();
+    for _ in 0..4 {
+        neighbours.push(fixture.connect().await);
+    }
+    until("the connections", || fixture.proxy.stats().connections == 4).await;
+    for _ in 0..4 {
+        let response = fixture.get("/", "panics.localhost").await;
+        assert!(!response.contains("200"), "{response}");
+    }
+    for client in &mut neighbours {
+        client
+            .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+            .await;
+        assert_eq!(status(&client.read_head().await), "200");
+    }
+    drop(neighbours);
+    until("the end of all", || fixture.proxy.stats().connections == 0).await;
+}
+
+struct Open;
+
+impl Gate for Open {
+    fn admit(&self, _: &mut http::request::Parts, _: &conman_proto::SessionId, _: &str) -> Verdict {
+        Verdict::Admit { may_start: false }
+    }
+}
+
+#[test]
+fn options_out_of_range_are_all_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let options = ProxyOptions {
+        workers: 0,
+        max_head_bytes: 100,
+        domain: Some("not a domain".to_owned()),
+        ..ProxyOptions::default()
+    };
+    let error = Proxy::start(
+        listener,
+        options,
+        Arc::<TestDirectory>::default(),
+        Arc::new(Open),
+    )
+    .expect_err("three mistakes");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    for field in ["`workers`", "`max_head_bytes`", "`domain`"] {
+        assert!(error.to_string().contains(field), "{error}");
+    }
+}

@@ -1,0 +1,203 @@
+use std::time::Duration;
+
+use conman_proxy::ProxyOptions;
+use tokio::io::AsyncWriteExt;
+
+use crate::support::{Fixture, RawBackend, body, serve_echo_head, soon, status, until};
+
+#[tokio::test]
+async fn heads_beyond_the_bounds_are_refused() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        max_head_bytes: 8 * 1024,
+        max_headers: 20,
+        ..ProxyOptions::default()
+    });
+    let alice = fixture.session("alice", serve_echo_head().await);
+    let long = "x".repeat(9_000);
+    let many = "X-A: b\r\n".repeat(30);
+    for request in [
+        format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\nX-Long: {long}\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\n{many}\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\nX-{long}"),
+        format!("GET /{long} HTTP/1.1\r\nHost: alice.localhost\r\n\r\n"),
+    ] {
+        let response = fixture.exchange(request).await;
+        assert_eq!(status(&response), "431", "{response}");
+    }
+    assert_eq!(alice.connections(), 0);
+}
+
+#[tokio::test]
+async fn a_head_that_trickles_in_is_cut() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        head_timeout: Duration::from_millis(200),
+        ..ProxyOptions::default()
+    });
+    let mut client = fixture.connect().await;
+    let response = soon("the cut", async {
+        let (mut reader, mut writer) = client.stream.split();
+        let trickle = async {
+            for byte in b"GET / HTTP/1.1\r\nHost: "
+                .iter()
+                .chain(std::iter::repeat(&b'a'))
+            {
+                if writer.write_u8(*byte).await.is_err() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let mut response = Vec::new();
+        let reading = tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut response);
+        tokio::select! {
+            // Nothing is read from either half afterwards.
+            _ = reading => {}
+            () = trickle => {}
+        }
+        String::from_utf8_lossy(&response).into_owned()
+    })
+    .await;
+    assert_eq!(status(&response), "408", "{response}");
+    until("the connection's end", || {
+        fixture.proxy.stats().connections == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_on_which_nothing_comes_is_closed_without_a_word() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        head_timeout: Duration::from_millis(100),
+        ..ProxyOptions::default()
+    });
+    assert_eq!(fixture.exchange("").await, "");
+}
+
+#[tokio::test]
+async fn a_connection_that_falls_idle_is_closed_without_a_word() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        idle_timeout: Duration::from_millis(100),
+        ..ProxyOptions::default()
+    });
+    fixture.session("alice", serve_echo_head().await);
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let response = client.read_to_end().await;
+    assert_eq!(response.matches("HTTP/1.1 200 ").count(), 1, "{response}");
+    assert!(!response.contains("408"), "{response}");
+}
+
+#[tokio::test]
+async fn waiting_for_an_answer_is_not_idleness() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        head_timeout: Duration::from_secs(1),
+        idle_timeout: Duration::from_secs(1),
+        ..ProxyOptions::default()
+    });
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    // With the beginning of the next request behind it, which must not age meanwhile.
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\nGET /2")
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    session
+        .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        .await;
+    let response = client.read_until("ok").await;
+    assert_eq!(status(&response), "200", "{response}");
+    client
+        .send(" HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    assert!(session.read_head().await.starts_with("GET /2 "));
+}
+
+#[tokio::test]
+async fn a_body_that_stops_coming_is_a_request_timeout() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        body_stall_timeout: Duration::from_millis(100),
+        ..ProxyOptions::default()
+    });
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 10\r\n\r\nhalf")
+        .await;
+    let response = client.read_to_end().await;
+    assert_eq!(status(&response), "408", "{response}");
+    let mut session = backend.accept().await;
+    assert!(session.read_to_end().await.ends_with("\r\n\r\nhalf"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_cut() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        write_stall_timeout: Duration::from_millis(200),
+        ..ProxyOptions::default()
+    });
+    let mut backend = RawBackend::new().await;
+    let alice = fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    session
+        .send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await;
+    let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+    let cut = soon("the cut", async {
+        loop {
+            if session.stream.write_all(chunk.as_bytes()).await.is_err() {
+                return true;
+            }
+        }
+    })
+    .await;
+    assert!(cut);
+    until("the end of the request", || alice.activity.in_flight() == 0).await;
+    until("the end of the connection", || {
+        fixture.proxy.stats().connections == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_beyond_the_bound_are_turned_away_and_room_comes_back() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        max_connections: 2,
+        ..ProxyOptions::default()
+    });
+    fixture.session("alice", serve_echo_head().await);
+    let first = fixture.connect().await;
+    let second = fixture.connect().await;
+    until("two connections", || fixture.proxy.stats().connections == 2).await;
+    let refused = fixture.exchange("").await;
+    assert_eq!(status(&refused), "503", "{refused}");
+    assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
+    assert!(body(&refused).contains("too-many-connections"), "{refused}");
+    drop((first, second));
+    until("room", || fixture.proxy.stats().connections == 0).await;
+    assert_eq!(status(&fixture.get("/", "alice.localhost").await), "200");
+}
+
+#[tokio::test]
+async fn an_early_answer_survives_a_large_upload() {
+    let fixture = Fixture::new();
+    let mut client = fixture.connect().await;
+    client
+        .send("POST /nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n")
+        .await;
+    // The client goes on sending, as most do, and reads only then.
+    let sent = client.stream.write_all(&vec![b'x'; 400_000]).await;
+    let response = client.read_to_end().await;
+    assert_eq!(status(&response), "404", "{sent:?} {response}");
+    assert!(body(&response).contains("unknown-address"), "{response}");
+}

@@ -1,0 +1,12 @@
+//! The proxy from outside: real sockets on loopback on both sides.
+mod forwarding;
+mod framing;
+mod hold;
+mod lifecycle;
+mod limits;
+mod pooling;
+mod routing;
+mod streaming;
+mod support;
+mod upgrade;
+mod websocket;
