@@ -252,3 +252,45 @@ fn make_socket(home: &Home, ipv6: bool) -> io::Result<TcpStream> {
         None,
     )?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start_with(home: Home) -> NetnsSockets {
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let queue = Arc::new(Mutex::new(queue));
+        thread::spawn(move || supervise(&Arc::new(home), &queue));
+        NetnsSockets { requests }
+    }
+
+    fn own_process() -> Arc<PidFd> {
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        Arc::new(PidFd::open(pid).expect("it lives"))
+    }
+
+    #[tokio::test]
+    async fn threads_that_cannot_get_home_are_replaced() {
+        // No way home, and a home that is nowhere, so that every request is served.
+        let nowhere = File::open("/dev/null").expect("readable");
+        let sockets = start_with(Home {
+            namespace: nowhere.into(),
+            inode: 0,
+        });
+        for _ in 0..5 * WORKERS {
+            let socket = sockets.tcp_socket(own_process(), false);
+            let answer = tokio::time::timeout(Duration::from_secs(20), socket).await;
+            answer.expect("a thread is left").expect("a socket");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_threads_end_when_nobody_can_ask_any_more() {
+        let home = Home::here().expect("a namespace");
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let queue = Arc::new(Mutex::new(queue));
+        let threads = thread::spawn(move || supervise(&Arc::new(home), &queue));
+        drop(requests);
+        threads.join().expect("no panic");
+    }
+}

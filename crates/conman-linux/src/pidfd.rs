@@ -68,9 +68,9 @@ pub struct PidFd {
 impl PidFd {
     /// Takes hold of whatever process has this PID now, zombies included.
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
-        let raw = Pid::from_raw(pid)
-            .filter(|_| pid > 0)
-            .ok_or(ProcessError::Gone { pid })?;
+        // Zero and less name no process; rustix takes only what could be one.
+        let raw = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw);
+        let raw = raw.ok_or(ProcessError::Gone { pid })?;
         match pidfd_open(raw, PidfdFlags::empty()) {
             Ok(fd) => Ok(Self { fd, pid }),
             Err(Errno::SRCH) => Err(ProcessError::Gone { pid }),
