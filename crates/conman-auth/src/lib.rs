@@ -1,0 +1,45 @@
+//! Who may do what: bearer tokens with scopes, connect tokens for one session, and the rules for
+//! `Host` and `Origin` that keep a browser's other pages out.
+//!
+//! [`ApiGuard`] judges requests to the API, [`SessionGuard`] those to the sessions themselves.
+//! Both are plain functions of a request's head: no task runs here and no channel exists. What
+//! changes while the daemon runs is the set of tokens alone, swapped whole by
+//! [`TokenFile::reload`].
+//!
+//! What holds throughout:
+//! * A credential of conman's own never reaches a session, whether it was good or not.
+//! * No secret is stored that could be presented again: the token file holds hashes. The one key,
+//!   for connect tokens, never leaves its file and this crate.
+//! * A comparison with a secret takes the same time wherever the difference is.
+//! * Without a token file everybody on the loopback address may do everything, but a browser
+//!   still only on behalf of pages that came from here.
+//!
+//! Sessions addressed as `/s/{id}/…` share one origin, so that the page of one can read another's
+//! that is open in the same browser. `{id}.<domain>` keeps them apart; use it for browsers.
+#![forbid(unsafe_code)]
+
+mod api_guard;
+mod bearer;
+mod caller;
+mod connect_tokens;
+mod credentials;
+mod host_rules;
+mod key_file;
+mod origin_rules;
+mod problems;
+mod session_guard;
+mod token_file;
+mod token_set;
+
+pub use api_guard::{ApiGuard, Peer};
+pub use bearer::{GenerateError, NewToken, generate};
+pub use caller::{Caller, CallerOrigin, Scope, UnknownScope};
+pub use connect_tokens::{
+    ConnectTokenError, ConnectTokens, MAX_CONNECT_TTL, MintError, MintedToken,
+};
+pub use host_rules::{HostMistake, HostRules};
+pub use key_file::KeyFileError;
+pub use origin_rules::{OriginMistake, OriginRules};
+pub use session_guard::{SessionGuard, SessionGuardOptions, SessionVerdict};
+pub use token_file::{TokenFile, TokenFileError};
+pub use token_set::TokenMistake;

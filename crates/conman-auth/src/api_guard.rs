@@ -1,0 +1,402 @@
+//! Who may use the API.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use conman_proto::Problem;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+
+use crate::host_rules::HostPort;
+use crate::origin_rules::{Asker, Site};
+use crate::{Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer, problems};
+
+/// Where a request to the API came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// By the API listener.
+    Tcp(SocketAddr),
+    /// By the admin socket, from a process with this effective uid.
+    AdminSocket { uid: u32 },
+}
+
+/// Judges requests to the API.
+///
+/// Everything a browser could be tricked into is judged before any credential: an unknown `Host`
+/// (DNS rebinding), a foreign `Origin`, a request that another site's page makes for itself.
+#[derive(Debug)]
+pub struct ApiGuard {
+    tokens: Option<Arc<TokenFile>>,
+    hosts: HostRules,
+    origins: OriginRules,
+    /// The daemon's own user, who may use the admin socket beside root.
+    own_uid: u32,
+}
+
+impl ApiGuard {
+    /// A guard; without `tokens`, everybody on the loopback address may do everything.
+    #[must_use]
+    pub fn new(tokens: Option<Arc<TokenFile>>, hosts: HostRules, origins: OriginRules) -> Self {
+        let own_uid = rustix::process::geteuid().as_raw();
+        Self {
+            tokens,
+            hosts,
+            origins,
+            own_uid,
+        }
+    }
+
+    /// Who asks, if they may do what needs `needed`.
+    ///
+    /// # Errors
+    /// The refusal: 401 without a valid token, 403 for everything else, 400 for a request whose
+    /// addressee is unclear.
+    pub fn check(&self, parts: &Parts, needed: Scope, peer: Peer) -> Result<Caller, Box<Problem>> {
+        let caller = self.authenticate(parts, peer)?;
+        caller.require(needed)?;
+        Ok(caller)
+    }
+
+    /// Who asks, whatever for.
+    ///
+    /// # Errors
+    /// As for [`ApiGuard::check`], but for the scope.
+    pub fn authenticate(&self, parts: &Parts, peer: Peer) -> Result<Caller, Box<Problem>> {
+        self.check_source(parts, peer)?;
+        match (peer, &self.tokens) {
+            (Peer::AdminSocket { uid }, _) => Ok(Caller {
+                name: format!("uid {uid}"),
+                scope: Scope::Admin,
+                origin: CallerOrigin::AdminSocket { uid },
+            }),
+            (Peer::Tcp(_), Some(tokens)) => by_token(parts, tokens),
+            (Peer::Tcp(address), None) => local(address),
+        }
+    }
+
+    /// Whether the request may be answered at all, to anybody: for what needs no credential.
+    ///
+    /// # Errors
+    /// 403 for a foreign user on the admin socket, a foreign `Host`, and a page of a foreign
+    /// origin; 400 for a request whose addressee is unclear.
+    pub fn check_source(&self, parts: &Parts, peer: Peer) -> Result<(), Box<Problem>> {
+        match peer {
+            Peer::AdminSocket { uid } => self.check_admin(parts, uid),
+            Peer::Tcp(_) => {
+                let host = self.hosts.check(parts)?;
+                self.check_browser(parts, host.as_ref())
+            }
+        }
+    }
+
+    fn check_admin(&self, parts: &Parts, uid: u32) -> Result<(), Box<Problem>> {
+        if uid != 0 && uid != self.own_uid {
+            return Err(problems::forbidden(format!(
+                "the admin socket is for root and uid {} alone; you are uid {uid}",
+                self.own_uid
+            )));
+        }
+        // No browser speaks to a Unix socket: a page's request got here through somebody's relay.
+        match self.origins.asker(&parts.headers, None) {
+            Asker::Unnamed => Ok(()),
+            Asker::Own | Asker::Allowed | Asker::Foreign(_) => Err(problems::origin_refused(
+                "the admin socket answers no web pages",
+            )),
+        }
+    }
+
+    fn check_browser(&self, parts: &Parts, host: Option<&HostPort>) -> Result<(), Box<Problem>> {
+        match (
+            self.origins.asker(&parts.headers, host),
+            Site::of(&parts.headers),
+        ) {
+            (Asker::Own | Asker::Allowed, _)
+            | (Asker::Unnamed, Site::HereOrUnknown | Site::Navigating { cross_site: false }) => {
+                Ok(())
+            }
+            (Asker::Foreign(origin), _) => Err(problems::origin_refused(format!(
+                "pages of `{origin}` may not use this API; if one of yours needs to, add its \
+                 origin to `allowed_origins` under [listen] in the configuration"
+            ))),
+            (Asker::Unnamed, Site::Navigating { cross_site: true } | Site::Elsewhere) => {
+                Err(problems::origin_refused(
+                    "a page of another origin made this request (Sec-Fetch-Site); open the URL \
+                     by itself, or add the page's origin to `allowed_origins` under [listen] in \
+                     the configuration",
+                ))
+            }
+        }
+    }
+}
+
+fn by_token(parts: &Parts, tokens: &TokenFile) -> Result<Caller, Box<Problem>> {
+    let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+    let (value, second) = (values.next(), values.next());
+    let Some(value) = value.filter(|_| second.is_none()) else {
+        return Err(problems::unauthenticated(
+            "send one header `Authorization: Bearer TOKEN`; `conman auth new-token` makes tokens",
+        ));
+    };
+    let token = bearer::of_header(value.as_bytes()).ok_or_else(|| {
+        problems::unauthenticated("the Authorization header is not `Bearer TOKEN`")
+    })?;
+    tokens.find(token).ok_or_else(|| {
+        problems::unauthenticated(
+            "the token is unknown: it was mistyped, removed from the token file, or the daemon \
+             has not read the file again since it was added (SIGHUP makes it)",
+        )
+    })
+}
+
+fn local(address: SocketAddr) -> Result<Caller, Box<Problem>> {
+    if address.ip().to_canonical().is_loopback() {
+        Ok(Caller {
+            name: "local".to_owned(),
+            scope: Scope::Admin,
+            origin: CallerOrigin::Local,
+        })
+    } else {
+        Err(problems::unauthenticated(
+            "no tokens are configured, so only this host itself may ask; set `tokens_file` under \
+             [auth] in the configuration",
+        ))
+    }
+}
+
+impl Caller {
+    /// Whether the caller may do what needs `needed`.
+    ///
+    /// # Errors
+    /// 403 that names both scopes.
+    pub fn require(&self, needed: Scope) -> Result<(), Box<Problem>> {
+        if self.scope >= needed {
+            Ok(())
+        } else {
+            Err(problems::forbidden(format!(
+                "this needs the scope `{needed}`; the token `{}` has `{}`",
+                self.name, self.scope
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use http::Request;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::generate;
+
+    const LOCAL: &str = "127.0.0.1:5000";
+    const REMOTE: &str = "10.1.1.1:5000";
+
+    struct Fixture {
+        guard: ApiGuard,
+        tokens: Vec<(Scope, String)>,
+        _folder: TempDir,
+    }
+
+    fn guard(tokens: Option<Arc<TokenFile>>) -> ApiGuard {
+        let listen = "127.0.0.1:7700".parse().expect("an address");
+        let hosts = HostRules::new(listen, &[], Some("localhost")).expect("valid");
+        let origins = OriginRules::new(&["https://app.example".to_owned()]).expect("valid");
+        ApiGuard::new(tokens, hosts, origins)
+    }
+
+    fn with_tokens() -> Fixture {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        let mut text = String::new();
+        let mut tokens = Vec::new();
+        for scope in [Scope::Read, Scope::Frontend, Scope::Admin] {
+            let new = generate(scope).expect("random numbers");
+            let hash = &new.sha256;
+            text += &format!("[[token]]\nname = \"{scope}\"\nscope = \"{scope}\"\n");
+            text += &format!("sha256 = \"{hash}\"\n");
+            tokens.push((scope, new.text));
+        }
+        fs::write(&path, text).expect("writing");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("chmod");
+        let guard = guard(Some(Arc::new(TokenFile::load(path).expect("valid"))));
+        Fixture {
+            guard,
+            tokens,
+            _folder: folder,
+        }
+    }
+
+    fn parts(headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::get("/v1/sessions");
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            request = request.header("host", "localhost:7700");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).expect("a request").into_parts().0
+    }
+
+    fn tcp(address: &str) -> Peer {
+        Peer::Tcp(address.parse().expect("an address"))
+    }
+
+    fn status(result: Result<Caller, Box<Problem>>) -> u16 {
+        result.map_or_else(|problem| problem.status, |_| 200)
+    }
+
+    #[test]
+    fn every_scope_allows_itself_and_what_is_below() {
+        let fixture = with_tokens();
+        for (scope, token) in &fixture.tokens {
+            let parts = parts(&[("authorization", &format!("Bearer {token}"))]);
+            for needed in [Scope::Read, Scope::Frontend, Scope::Admin] {
+                let expected = if *scope >= needed { 200 } else { 403 };
+                let found = status(fixture.guard.check(&parts, needed, tcp(REMOTE)));
+                assert_eq!(found, expected, "{scope} for {needed}");
+            }
+        }
+    }
+
+    #[test]
+    fn with_tokens_configured_nobody_gets_in_without_one_not_even_from_this_host() {
+        let fixture = with_tokens();
+        let token = format!("Bearer {}", fixture.tokens[2].1);
+        for headers in [
+            &[][..],
+            &[("authorization", "Bearer cmn_admin_wrong")],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "Basic cm9vdDpyb290")],
+            &[("authorization", &token), ("authorization", &token)],
+            &[("cookie", &format!("conman_session={}", fixture.tokens[2].1))],
+        ] {
+            let found = status(
+                fixture
+                    .guard
+                    .check(&parts(headers), Scope::Read, tcp(LOCAL)),
+            );
+            assert_eq!(found, 401, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn without_tokens_this_host_may_do_everything_and_others_nothing() {
+        let guard = guard(None);
+        let parts = parts(&[]);
+        for (peer, expected) in [
+            (LOCAL, 200),
+            ("[::1]:1", 200),
+            ("[::ffff:127.0.0.1]:1", 200),
+        ] {
+            assert_eq!(
+                status(guard.check(&parts, Scope::Admin, tcp(peer))),
+                expected,
+                "{peer}"
+            );
+        }
+        assert_eq!(status(guard.check(&parts, Scope::Read, tcp(REMOTE))), 401);
+    }
+
+    #[test]
+    fn pages_of_other_origins_are_refused_whatever_token_they_have() {
+        let fixture = with_tokens();
+        let token = format!("Bearer {}", fixture.tokens[2].1);
+        for (headers, expected) in [
+            (&[("origin", "http://localhost:7700")][..], 200),
+            (
+                &[
+                    ("origin", "https://app.example"),
+                    ("sec-fetch-site", "cross-site"),
+                ],
+                200,
+            ),
+            (&[("origin", "http://localhost:7701")], 403),
+            (&[("origin", "http://alice.localhost:7701")], 403),
+            (&[("origin", "null")], 403),
+            (&[("sec-fetch-site", "cross-site")], 403),
+            (
+                &[
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                ],
+                403,
+            ),
+            (&[("sec-fetch-site", "same-site")], 403),
+            (
+                &[
+                    ("sec-fetch-site", "same-site"),
+                    ("sec-fetch-mode", "navigate"),
+                ],
+                200,
+            ),
+            (&[("sec-fetch-site", "same-origin")], 200),
+            (&[("sec-fetch-site", "none")], 200),
+            (&[("host", "evil.example:7700")], 403),
+            (
+                &[
+                    ("host", "evil.example:7700"),
+                    ("origin", "http://evil.example:7700"),
+                ],
+                403,
+            ),
+        ] {
+            for guard in [&fixture.guard, &guard(None)] {
+                let mut headers = headers.to_vec();
+                headers.push(("authorization", &token));
+                let found = status(guard.check(&parts(&headers), Scope::Read, tcp(LOCAL)));
+                assert_eq!(found, expected, "{headers:?}");
+                let source = guard.check_source(&parts(&headers), tcp(LOCAL));
+                assert_eq!(source.is_ok(), expected == 200, "{headers:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_admin_socket_is_for_root_and_the_daemons_user() {
+        let mut guard = guard(None);
+        guard.own_uid = 1_000;
+        for (uid, expected) in [(0, 200), (1_000, 200), (1_001, 403), (u32::MAX, 403)] {
+            let peer = Peer::AdminSocket { uid };
+            assert_eq!(
+                status(guard.check(&parts(&[]), Scope::Admin, peer)),
+                expected,
+                "{uid}"
+            );
+        }
+        let caller = guard.check(&parts(&[]), Scope::Read, Peer::AdminSocket { uid: 0 });
+        assert_eq!(
+            caller.expect("root").origin,
+            CallerOrigin::AdminSocket { uid: 0 }
+        );
+    }
+
+    #[test]
+    fn the_admin_socket_asks_for_no_host_and_answers_no_page() {
+        let guard = guard(None);
+        let root = Peer::AdminSocket { uid: 0 };
+        let any_host = parts(&[("host", "conman")]);
+        assert_eq!(status(guard.check(&any_host, Scope::Admin, root)), 200);
+        for origin in ["http://localhost:7700", "https://app.example", "null"] {
+            let page = parts(&[("origin", origin)]);
+            assert_eq!(
+                status(guard.check(&page, Scope::Read, root)),
+                403,
+                "{origin}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_refusal_repeats_a_credential() {
+        let fixture = with_tokens();
+        let parts = parts(&[("authorization", "Bearer cmn_admin_sekret")]);
+        let problem = fixture
+            .guard
+            .check(&parts, Scope::Read, tcp(LOCAL))
+            .expect_err("refused");
+        assert!(!problem.detail.contains("sekret"));
+    }
+}
