@@ -9,11 +9,13 @@
 
 pub mod conformance;
 mod container_files;
+mod docker;
 mod exec_channels;
 mod kernel_view;
 mod process;
 mod runtime;
 
+pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
     ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,

@@ -17,7 +17,11 @@ pub struct ContainerKey {
 
 impl std::fmt::Display for ContainerKey {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} (generation {})", self.session, self.generation)
+        write!(
+            formatter,
+            "{} (generation {})",
+            self.session, self.generation
+        )
     }
 }
 
@@ -167,18 +171,37 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
 pub enum RuntimeError {
     /// It does not answer: not installed, stopped, hung.
     #[error("{runtime} does not answer while asked to {action}: {reason}")]
-    Unavailable { runtime: RuntimeKind, action: &'static str, reason: String },
+    Unavailable {
+        runtime: RuntimeKind,
+        action: &'static str,
+        reason: String,
+    },
     /// It answered nothing in time; what was asked may still happen.
     #[error("{runtime} did not {action} {subject} within {after_ms} ms")]
-    TimedOut { runtime: RuntimeKind, action: &'static str, subject: String, after_ms: u64 },
+    TimedOut {
+        runtime: RuntimeKind,
+        action: &'static str,
+        subject: String,
+        after_ms: u64,
+    },
     #[error("image `{image}` is not on this node; {remedy}")]
     NoSuchImage { image: String, remedy: String },
     /// The image or the spec cannot be started: for example no such command.
     #[error("{runtime} cannot {action} {subject}: {reason}")]
-    Refused { runtime: RuntimeKind, action: &'static str, subject: String, reason: String },
+    Refused {
+        runtime: RuntimeKind,
+        action: &'static str,
+        subject: String,
+        reason: String,
+    },
     /// The command to run does not exist in the container; `exit_code` is 126 or 127.
     #[error("`{command}` cannot be run in {subject}: {reason}")]
-    NoSuchCommand { command: String, subject: String, reason: String, exit_code: i32 },
+    NoSuchCommand {
+        command: String,
+        subject: String,
+        reason: String,
+        exit_code: i32,
+    },
     #[error("there is no container of {subject}")]
     NoSuchContainer { subject: String },
     /// A container of this name exists already.
@@ -188,7 +211,12 @@ pub enum RuntimeError {
     StillAlive { subject: String, pids: Vec<i32> },
     /// An error of the host (files, cgroups) and not of the runtime's daemon.
     #[error("cannot {action} {path}")]
-    Host { action: &'static str, path: PathBuf, #[source] source: std::io::Error },
+    Host {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl RuntimeError {

@@ -1,0 +1,175 @@
+//! From a plan to what dockerd is asked to create.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use bollard::models::{
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType,
+    RestartPolicy, RestartPolicyNameEnum,
+};
+use conman_proto::Network;
+
+use crate::ContainerPlan;
+use crate::container_files::{ContainerFiles, GENERATION_TARGET, generation_environment};
+use conman_core::naming::{
+    self, CgroupDriver, Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION,
+};
+
+/// Where the container's own files are, for their removal with it.
+pub(super) const LABEL_FILES: &str = "dev.conman.files";
+
+/// What of root's power the container's root keeps: to own and serve its own files, to change to
+/// its own users, and to listen on low ports of its own network. Docker would also grant MKNOD,
+/// NET_RAW, SETFCAP, SETPCAP, SYS_CHROOT and AUDIT_WRITE.
+const CAPABILITIES: [&str; 8] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "SETGID",
+    "SETUID",
+];
+
+/// A container's log on disk is at most this, twice: while the newer file fills, the older stays.
+const LOG_MAX_SIZE: &str = "8m";
+const LOG_MAX_FILES: &str = "2";
+
+const NANOS_PER_CPU: f64 = 1e9;
+
+pub(super) fn container_body(
+    plan: &ContainerPlan,
+    instance: &Instance,
+    cgroup_driver: CgroupDriver,
+) -> ContainerCreateBody {
+    let spec = &plan.spec;
+    let environment = spec
+        .env
+        .iter()
+        .map(|(name, value)| (name.clone(), value.clone()));
+    let environment = environment.chain(generation_environment(&plan.key));
+    let (entrypoint, arguments) = command(plan);
+    ContainerCreateBody {
+        image: Some(spec.image.clone()),
+        hostname: Some(plan.key.session.to_string()),
+        entrypoint,
+        cmd: arguments,
+        env: Some(
+            environment
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect(),
+        ),
+        labels: Some(labels(plan, instance)),
+        network_disabled: Some(spec.network == Network::Loopback),
+        tty: Some(false),
+        open_stdin: Some(false),
+        // An image's health check would have dockerd run commands beside the program.
+        healthcheck: Some(HealthConfig {
+            test: Some(vec!["NONE".to_owned()]),
+            ..HealthConfig::default()
+        }),
+        host_config: Some(host_config(plan, instance, cgroup_driver)),
+        ..ContainerCreateBody::default()
+    }
+}
+
+/// The entrypoint and the arguments; what is absent is the image's. Arguments alone replace those
+/// of the image and keep its entrypoint.
+fn command(plan: &ContainerPlan) -> (Option<Vec<String>>, Option<Vec<String>>) {
+    let given = |words: &Vec<String>| (!words.is_empty()).then(|| words.clone());
+    (given(&plan.spec.command), given(&plan.spec.args))
+}
+
+fn labels(plan: &ContainerPlan, instance: &Instance) -> HashMap<String, String> {
+    HashMap::from([
+        (LABEL_INSTANCE.to_owned(), instance.to_string()),
+        (LABEL_SESSION.to_owned(), plan.key.session.to_string()),
+        (LABEL_GENERATION.to_owned(), plan.key.generation.to_string()),
+        (
+            LABEL_FILES.to_owned(),
+            plan.files_dir.to_string_lossy().into_owned(),
+        ),
+    ])
+}
+
+fn host_config(
+    plan: &ContainerPlan,
+    instance: &Instance,
+    cgroup_driver: CgroupDriver,
+) -> HostConfig {
+    let spec = &plan.spec;
+    let key = &plan.key;
+    let parent = naming::cgroup_parent(instance, &key.session, key.generation, cgroup_driver);
+    let memory = spec
+        .memory_bytes
+        .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+    HostConfig {
+        cgroup_parent: Some(parent.name),
+        // Reaps what the program leaves and passes signals on to it.
+        init: Some(true),
+        // A container comes up again only as a new generation.
+        restart_policy: Some(RestartPolicy {
+            name: Some(RestartPolicyNameEnum::NO),
+            maximum_retry_count: None,
+        }),
+        auto_remove: Some(false),
+        network_mode: match spec.network {
+            Network::Loopback => None,
+            Network::Bridge => Some("bridge".to_owned()),
+        },
+        ipc_mode: Some("private".to_owned()),
+        privileged: Some(false),
+        publish_all_ports: Some(false),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        cap_add: Some(CAPABILITIES.map(str::to_owned).to_vec()),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        memory,
+        // Equal to the memory: no swap on top.
+        memory_swap: memory,
+        nano_cpus: spec.cpus.map(nano_cpus),
+        pids_limit: Some(i64::from(spec.pids)),
+        log_config: Some(HostConfigLogConfig {
+            typ: Some("json-file".to_owned()),
+            config: Some(HashMap::from([
+                ("max-size".to_owned(), LOG_MAX_SIZE.to_owned()),
+                ("max-file".to_owned(), LOG_MAX_FILES.to_owned()),
+            ])),
+        }),
+        mounts: Some(mounts(plan)),
+        ..HostConfig::default()
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a checked spec asks for far less than 2^63"
+)]
+fn nano_cpus(cpus: f64) -> i64 {
+    (cpus * NANOS_PER_CPU).round() as i64
+}
+
+fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
+    let files = ContainerFiles::at(&plan.files_dir);
+    let mut mounts = vec![bind(files.generation_dir(), GENERATION_TARGET, true)];
+    if plan.spec.network == Network::Loopback {
+        // Docker leaves these empty when its networking is off.
+        mounts.push(bind(files.hosts(), "/etc/hosts", true));
+        mounts.push(bind(files.resolv_conf(), "/etc/resolv.conf", true));
+        mounts.push(bind(files.hostname(), "/etc/hostname", true));
+    }
+    let asked = plan.binds.iter();
+    mounts.extend(asked.map(|(source, target, ro)| bind(source.clone(), target, *ro)));
+    mounts
+}
+
+/// Unlike the older `Binds`, a mount with a missing source is refused instead of made.
+fn bind(source: PathBuf, target: &str, read_only: bool) -> Mount {
+    Mount {
+        typ: Some(MountType::BIND),
+        source: Some(source.to_string_lossy().into_owned()),
+        target: Some(target.to_owned()),
+        read_only: Some(read_only),
+        ..Mount::default()
+    }
+}

@@ -1,0 +1,323 @@
+//! Commands inside a running container.
+//!
+//! One task a command: it carries bytes both ways over the connection that dockerd handed over,
+//! resizes the terminal, and asks for the exit code once the outputs have ended. It ends with the
+//! command, or as soon as nobody reads the output any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::exec::ResizeExecOptions;
+use bollard::models::{ExecConfig, ExecInspectResponse};
+use bytes::{Bytes, BytesMut};
+use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::Shared;
+use super::daemon::Lane;
+use super::failure::{Failure, unrunnable_exit_code};
+use super::frames::Frames;
+use super::hijack::{self, Hijacked};
+use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
+use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+
+const ACTION: &str = "run a command in";
+
+/// How long dockerd may take to notice a command's end after its outputs have ended.
+const EXIT_PATIENCE: Duration = Duration::from_secs(15);
+const EXIT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A terminal can be resized only once the command runs, which nothing announces.
+const RESIZE_ATTEMPTS: u32 = 20;
+const RESIZE_INTERVAL: Duration = Duration::from_millis(25);
+
+/// How dockerd begins its explanation, in the place of the output, of why there is none.
+const EXPLANATIONS: [&[u8]; 3] = [
+    b"OCI runtime exec failed",
+    b"unable to find user",
+    b"unable to find group",
+];
+
+/// What dockerd gives as the exit code of a command that it could not start.
+const NOT_STARTED: i64 = 126;
+
+/// A command that dockerd knows.
+struct Command {
+    shared: Arc<Shared>,
+    exec_id: String,
+    /// For error messages.
+    program: String,
+    /// Holds a place among the streams.
+    _place: OwnedSemaphorePermit,
+}
+
+pub(super) async fn exec(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    plan: ExecPlan,
+) -> Result<ExecIo, RuntimeError> {
+    let subject = key.to_string();
+    let Some(place) = shared.daemon.stream_place() else {
+        return Err(RuntimeError::Refused {
+            runtime: RuntimeKind::Docker,
+            action: ACTION,
+            subject,
+            reason: "too many commands and logs are open at a time; close some".to_owned(),
+        });
+    };
+    let program = plan.command.first().cloned().unwrap_or_default();
+    let (tty, with_stdin) = (plan.tty, plan.stdin);
+    let name = shared.container_name(key);
+    let started = shared
+        .daemon
+        .call(Lane::Calls, shared.timeouts.exec, |facts| async move {
+            let created = facts.client.create_exec(&name, exec_config(plan)).await?;
+            let version = facts.client.client_version();
+            let path = format!("/v{version}/exec/{}/start", created.id);
+            Ok((
+                created.id,
+                hijack::start_exec(shared.daemon.socket(), &path, tty.is_some()).await,
+            ))
+        });
+    let (exec_id, connection) = started
+        .await
+        .map_err(|failure| failure.about(ACTION, &subject))?;
+    let connection = connection.map_err(|failure| failure.about(ACTION, &subject))?;
+
+    let (io, mut ends) = exec_channels();
+    if !with_stdin {
+        ends.stdin.close();
+    }
+    let command = Command {
+        shared: Arc::clone(shared),
+        exec_id,
+        program,
+        _place: place,
+    };
+    tokio::spawn(command.run(connection, tty, ends));
+    Ok(io)
+}
+
+fn exec_config(plan: ExecPlan) -> ExecConfig {
+    let environment = plan
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
+    ExecConfig {
+        attach_stdin: Some(plan.stdin),
+        attach_stdout: Some(true),
+        attach_stderr: Some(true),
+        tty: Some(plan.tty.is_some()),
+        env: Some(environment.collect()),
+        cmd: Some(plan.command),
+        user: plan.user,
+        working_dir: plan.workdir,
+        privileged: Some(false),
+        ..ExecConfig::default()
+    }
+}
+
+impl Command {
+    async fn run(self, connection: Hijacked, tty: Option<TerminalSize>, mut ends: ExecEnds) {
+        let (reader, writer) = tokio::io::split(connection);
+        let output = carry_output(reader, tty.is_some(), &ends.output);
+        let input = async {
+            carry_input(&mut ends.stdin, writer).await;
+            std::future::pending().await
+        };
+        let resizes = async {
+            if let Some(size) = tty {
+                self.resize(size).await;
+                while let Some(size) = latest_size(&mut ends.resize).await {
+                    self.resize(size).await;
+                }
+            }
+            std::future::pending().await
+        };
+        let explanation = tokio::select! {
+            // The outputs ended. Input and sizes have no reader any more.
+            explanation = output => explanation,
+            // Never end; cancelled when the outputs end.
+            () = input => None,
+            () = resizes => None,
+            // Nobody reads any more: the connection ends, the command goes on.
+            () = ends.output.closed() => return,
+        };
+        drop(ends.output);
+        drop(ends.stdin);
+        let status = self.status(explanation).await;
+        // Whoever does not wait for it has lost interest.
+        let _ = ends.status.send(status);
+    }
+
+    async fn resize(&self, size: TerminalSize) {
+        for _ in 0..RESIZE_ATTEMPTS {
+            let options = ResizeExecOptions {
+                width: size.columns,
+                height: size.rows,
+            };
+            let resized = self.shared.daemon.call(
+                Lane::Calls,
+                self.shared.timeouts.exec,
+                |facts| async move { facts.client.resize_exec(&self.exec_id, options).await },
+            );
+            if resized.await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(RESIZE_INTERVAL).await;
+        }
+        tracing::debug!(exec = %self.exec_id, "a terminal keeps its size");
+    }
+
+    /// How the command ended. `explanation` is what dockerd may have said instead of its output.
+    async fn status(&self, explanation: Option<Bytes>) -> ExecStatus {
+        let unknown = |error: String| ExecStatus {
+            exit_code: None,
+            error: Some(error),
+        };
+        let ended = match tokio::time::timeout(EXIT_PATIENCE, self.ended()).await {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(failure)) if failure.is_not_found() => {
+                return unknown("the container is gone".to_owned());
+            }
+            Ok(Err(failure)) => {
+                let error = failure.about("tell the end of a command in", &self.program);
+                return unknown(error.to_string());
+            }
+            Err(_) => return unknown("Docker does not tell how the command ended".to_owned()),
+        };
+        let Some(exit_code) = ended.exit_code else {
+            return unknown("Docker does not tell how the command ended".to_owned());
+        };
+        if exit_code == NOT_STARTED && ended.pid.unwrap_or(0) == 0 {
+            let reason = explanation.map(|words| String::from_utf8_lossy(&words).trim().to_owned());
+            let reason = reason.unwrap_or_else(|| "Docker could not start it".to_owned());
+            return ExecStatus {
+                exit_code: Some(unrunnable_exit_code(&reason).unwrap_or(126)),
+                error: Some(format!("cannot run `{}`: {reason}", self.program)),
+            };
+        }
+        exited(i32::try_from(exit_code).unwrap_or(i32::MAX))
+    }
+
+    async fn ended(&self) -> Result<ExecInspectResponse, Failure> {
+        loop {
+            let seen = self.shared.daemon.call(
+                Lane::Calls,
+                self.shared.timeouts.inspect,
+                |facts| async move { facts.client.inspect_exec(&self.exec_id).await },
+            );
+            let seen = seen.await?;
+            if seen.running != Some(true) {
+                return Ok(seen);
+            }
+            tokio::time::sleep(EXIT_INTERVAL).await;
+        }
+    }
+}
+
+/// Ends with the outputs, or when nobody reads any more. Returns what came instead of output, if
+/// nothing but an explanation of dockerd's came.
+async fn carry_output<R: AsyncRead + Unpin>(
+    mut from: R,
+    tty: bool,
+    to: &mpsc::Sender<(OutputStream, Bytes)>,
+) -> Option<Bytes> {
+    let mut frames = Frames::new();
+    let mut received = BytesMut::new();
+    // The command's own words may look like an explanation; then they wait for the next ones.
+    let mut held: Option<(OutputStream, Bytes)> = None;
+    let mut first = true;
+    loop {
+        received.reserve(OUTPUT_CHUNK_BYTES);
+        let room = OUTPUT_CHUNK_BYTES as u64;
+        match (&mut from).take(room).read_buf(&mut received).await {
+            Ok(0) | Err(_) => return held.map(|(_, words)| words),
+            Ok(_) => {}
+        }
+        loop {
+            let piece = if tty {
+                let bytes = received.split().freeze();
+                (!bytes.is_empty()).then_some((OutputStream::Stdout, bytes))
+            } else {
+                frames.next(&mut received)
+            };
+            let Some(piece) = piece else { break };
+            if std::mem::take(&mut first) && is_explanation(&piece.1) {
+                held = Some(piece);
+                continue;
+            }
+            for piece in held.take().into_iter().chain([piece]) {
+                if to.send(piece).await.is_err() {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+fn is_explanation(bytes: &[u8]) -> bool {
+    EXPLANATIONS
+        .iter()
+        .any(|beginning| bytes.starts_with(beginning))
+}
+
+/// Ends when the input ends, which closes the connection's way there, or the command reads no
+/// more.
+async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
+    while let Some(bytes) = from.recv().await {
+        if to.write_all(&bytes).await.is_err() {
+            from.close();
+            return;
+        }
+    }
+    // Fails when the command has ended already.
+    let _ = to.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn carried(pieces: &'static [&'static [u8]]) -> (Vec<u8>, Option<Bytes>) {
+        let (mut near, far) = tokio::io::duplex(64);
+        let (sender, mut receiver) = mpsc::channel::<(OutputStream, Bytes)>(1);
+        let writing = async {
+            for piece in pieces {
+                near.write_all(piece).await.expect("read on the other side");
+                tokio::task::yield_now().await;
+            }
+            drop(near);
+        };
+        let reading = async {
+            let mut output = Vec::new();
+            while let Some((_, bytes)) = receiver.recv().await {
+                output.extend_from_slice(&bytes);
+            }
+            output
+        };
+        let carrying = async {
+            let explanation = carry_output(far, true, &sender).await;
+            drop(sender);
+            explanation
+        };
+        let ((), output, explanation) = tokio::join!(writing, reading, carrying);
+        (output, explanation)
+    }
+
+    #[tokio::test]
+    async fn an_explanation_is_kept_from_the_output_and_its_imitation_is_not_lost() {
+        let (output, explanation) = carried(&[b"OCI runtime exec failed: nosuch"]).await;
+        assert_eq!((&output[..], explanation.is_some()), (&b""[..], true));
+        let (output, explanation) = carried(&[b"OCI runtime exec failed", b", they say"]).await;
+        let all = &b"OCI runtime exec failed, they say"[..];
+        // Both pieces may come as one.
+        assert_eq!(explanation.as_deref().unwrap_or(&output), all);
+        let (output, explanation) = carried(&[b"\x01\xff\xff\xff\xff\xff\xff\xff", b"raw"]).await;
+        assert_eq!(
+            (&output[..], explanation),
+            (&b"\x01\xff\xff\xff\xff\xff\xff\xffraw"[..], None)
+        );
+    }
+}

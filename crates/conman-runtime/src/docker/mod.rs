@@ -1,0 +1,323 @@
+//! [`DockerRuntime`]: containers of a Docker daemon, through its HTTP API on a Unix socket.
+//!
+//! The daemon is asked to create, start, describe and remove, never to kill. What it says is not
+//! trusted where the kernel can be asked: whose process a PID is, and whether a container still
+//! has processes.
+//!
+//! Tasks: one for each running command ([`exec`]). Every call to the daemon is bounded in time and
+//! number ([`daemon`]); a log is read by whoever polls its stream.
+
+mod container_body;
+mod daemon;
+mod described;
+mod exec;
+mod failure;
+mod frames;
+mod hijack;
+mod logs;
+mod options;
+mod removal;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
+use conman_core::naming::{self, LABEL_INSTANCE};
+use conman_proto::RuntimeKind;
+use futures_util::stream::BoxStream;
+
+pub use options::{DockerOptions, DockerTimeouts};
+
+use crate::container_files::ContainerFiles;
+use crate::kernel_view::KernelView;
+use crate::{
+    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions, Runtime,
+    RuntimeError, RuntimeInfo, Started,
+};
+use container_body::container_body;
+use daemon::{Daemon, Lane};
+use described::{Inspected, Listed};
+use failure::Failure;
+
+/// How often dockerd is asked whether it has noticed an end, at first and later.
+const FIRST_EXIT_INTERVAL: Duration = Duration::from_millis(10);
+const LAST_EXIT_INTERVAL: Duration = Duration::from_millis(320);
+
+/// Containers of a Docker daemon.
+#[derive(Debug)]
+pub struct DockerRuntime {
+    shared: Arc<Shared>,
+}
+
+/// What calls and running commands share.
+#[derive(Debug)]
+struct Shared {
+    daemon: Daemon,
+    kernel: KernelView,
+    timeouts: DockerTimeouts,
+    max_removals: usize,
+    /// Where the files are of what this daemon has created and not removed yet; a container that
+    /// dockerd knows says it by a label, too.
+    files: Mutex<HashMap<ContainerKey, PathBuf>>,
+}
+
+impl DockerRuntime {
+    /// Connects to nothing yet: a daemon that does not answer is reported by every call, and found
+    /// once it does.
+    pub fn connect(options: DockerOptions) -> Result<Self, RuntimeError> {
+        let shared = Shared {
+            daemon: Daemon::new(
+                options.socket,
+                options.max_calls,
+                options.max_removals,
+                options.max_streams,
+            ),
+            kernel: KernelView::new(options.instance)?,
+            timeouts: options.timeouts,
+            max_removals: options.max_removals,
+            files: Mutex::default(),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+}
+
+#[async_trait]
+impl Runtime for DockerRuntime {
+    fn kind(&self) -> RuntimeKind {
+        RuntimeKind::Docker
+    }
+
+    async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
+        let described =
+            self.shared
+                .daemon
+                .call(Lane::Calls, self.shared.timeouts.info, |facts| async move {
+                    facts.client.info().await
+                });
+        let info = described
+            .await
+            .map_err(|failure| failure.about("describe itself", "the host"))?;
+        Ok(RuntimeInfo {
+            warnings: described::warnings(&info),
+            version: info.server_version.unwrap_or_else(|| "unknown".to_owned()),
+        })
+    }
+
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        self.shared.create(plan).await
+    }
+
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        self.shared.start(key).await
+    }
+
+    async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
+        let Some(container) = self.shared.inspect(key, "find").await? else {
+            return Ok(None);
+        };
+        let (shared, owned) = (Arc::clone(&self.shared), key.clone());
+        let pid = self
+            .shared
+            .on_blocking_thread("find", move || Ok(shared.kernel.init_pid(&owned)))
+            .await?;
+        Ok(Some(FoundContainer {
+            key: key.clone(),
+            pid,
+            exit_code: container.exit_code(),
+            container_id: container.container_id,
+        }))
+    }
+
+    async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
+        let listed = self.shared.list().await;
+        let listed = listed.map_err(|failure| failure.about("list", "the containers"))?;
+        let shared = Arc::clone(&self.shared);
+        let found = move || {
+            let found = listed.into_iter().map(|each| FoundContainer {
+                pid: shared.kernel.init_pid(&each.key),
+                key: each.key,
+                container_id: each.container_id,
+                exit_code: each.exit_code,
+            });
+            Ok(found.collect())
+        };
+        self.shared.on_blocking_thread("list", found).await
+    }
+
+    fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
+        self.shared.kernel.owns_pid(key, pid)
+    }
+
+    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+        self.shared.kernel.pids(key)
+    }
+
+    async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
+        tokio::time::timeout(patience, self.shared.noticed_exit_code(key))
+            .await
+            .ok()?
+    }
+
+    async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
+        removal::remove(&self.shared, keys).await
+    }
+
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        exec::exec(&self.shared, key, plan).await
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        logs::logs(&self.shared, key, options).await
+    }
+}
+
+impl Shared {
+    fn container_name(&self, key: &ContainerKey) -> String {
+        naming::container_name(self.kernel.instance(), &key.session, key.generation)
+    }
+
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let files = ContainerFiles::at(&plan.files_dir);
+        let (written, key) = (files.clone(), plan.key.clone());
+        self.on_blocking_thread("create", move || written.write(&key))
+            .await?;
+        locked(&self.files).insert(plan.key.clone(), plan.files_dir.clone());
+
+        let name = self.container_name(&plan.key);
+        let created = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.create, |facts| async move {
+                let body = container_body(plan, self.kernel.instance(), facts.cgroup_driver);
+                let options = CreateContainerOptionsBuilder::default().name(&name).build();
+                facts.client.create_container(Some(options), body).await
+            });
+        match created.await {
+            Ok(created) => {
+                for warning in &created.warnings {
+                    tracing::debug!(container = %plan.key, warning, "Docker warns");
+                }
+                Ok(created.id)
+            }
+            Err(failure) => {
+                let never_asked = matches!(failure, Failure::Unreachable { .. });
+                let error = failure.of_create(&plan.key, &plan.spec.image);
+                let refused =
+                    !error.is_ambiguous() && !matches!(error, RuntimeError::Exists { .. });
+                // Those of a container that exists, or that may yet come to exist, are in use.
+                if never_asked || refused {
+                    self.forget_files_dir(&plan.key);
+                    self.on_blocking_thread("create", move || files.remove())
+                        .await?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        let name = self.container_name(key);
+        let started = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.start, |facts| async move {
+                facts.client.start_container(&name, None).await?;
+                let container = facts.client.inspect_container(&name, None).await?;
+                match described::running_pid(&container) {
+                    Some(pid) => Ok(Ok(Started {
+                        container_id: container.id.unwrap_or_default(),
+                        pid,
+                    })),
+                    None => Ok(Err(
+                        described::ended_at_once(&facts.client, key, container).await
+                    )),
+                }
+            });
+        started.await.map_err(|failure| failure.of_start(key))?
+    }
+
+    /// The container as dockerd describes it; `None` when there is none that is this instance's.
+    async fn inspect(
+        &self,
+        key: &ContainerKey,
+        action: &'static str,
+    ) -> Result<Option<Inspected>, RuntimeError> {
+        let name = self.container_name(key);
+        let inspected = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.inspect, |facts| async move {
+                facts.client.inspect_container(&name, None).await
+            });
+        match inspected.await {
+            Ok(container) => Ok(Inspected::of(container, self.kernel.instance())),
+            Err(failure) if failure.is_not_found() => Ok(None),
+            Err(failure) => Err(failure.about(action, &key.to_string())),
+        }
+    }
+
+    /// Every container with this instance's label.
+    async fn list(&self) -> Result<Vec<Listed>, Failure> {
+        let label = format!("{LABEL_INSTANCE}={}", self.kernel.instance());
+        let filters = HashMap::from([("label".to_owned(), vec![label])]);
+        let listed = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.list, |facts| async move {
+                let options = ListContainersOptionsBuilder::default()
+                    .all(true)
+                    .filters(&filters);
+                facts.client.list_containers(Some(options.build())).await
+            });
+        Ok(listed.await?.into_iter().filter_map(Listed::of).collect())
+    }
+
+    /// Waits until dockerd has noticed the end, however long that takes it.
+    async fn noticed_exit_code(&self, key: &ContainerKey) -> Option<i32> {
+        let mut interval = FIRST_EXIT_INTERVAL;
+        loop {
+            match self.inspect(key, "wait for").await {
+                Ok(None) => return None,
+                Ok(Some(container)) => {
+                    let exit_code = container.exit_code();
+                    if exit_code.is_some() {
+                        return exit_code;
+                    }
+                }
+                Err(error) => tracing::debug!(container = %key, %error, "no exit code yet"),
+            }
+            tokio::time::sleep(interval).await;
+            interval = (interval * 2).min(LAST_EXIT_INTERVAL);
+        }
+    }
+
+    fn files_dir(&self, key: &ContainerKey) -> Option<PathBuf> {
+        locked(&self.files).get(key).cloned()
+    }
+
+    fn forget_files_dir(&self, key: &ContainerKey) {
+        locked(&self.files).remove(key);
+    }
+
+    /// Looks at files and cgroups away from the threads that carry tunnels.
+    async fn on_blocking_thread<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(removal::shutting_down(action)),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,157 @@
+//! Removing dead containers in batches, with everything that was made for them.
+//!
+//! A container's own files go first and its cgroups last, and dockerd's record of it, which says
+//! where the files are, in between: whatever is cut short is found again by the next removal.
+//!
+//! dockerd notices a death late when it is busy: then it refuses the removal of what it still
+//! believes to run, and is asked again, until the time for the batch is over.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::query_parameters::RemoveContainerOptionsBuilder;
+use conman_proto::RuntimeKind;
+use futures_util::stream::{self, StreamExt};
+use tokio::time::Instant;
+
+use super::Shared;
+use super::daemon::Lane;
+use super::described::Listed;
+use super::failure::Failure;
+use crate::container_files::ContainerFiles;
+use crate::{ContainerKey, RuntimeError};
+
+const ACTION: &str = "remove";
+
+/// Between two rounds of the same batch.
+const ROUND_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How one attempt went.
+enum Attempt {
+    Done,
+    /// dockerd is not ready for it, for this reason.
+    NotYet(Failure),
+}
+
+pub(super) async fn remove(
+    shared: &Arc<Shared>,
+    keys: &[ContainerKey],
+) -> Vec<Result<(), RuntimeError>> {
+    let deadline = Instant::now() + shared.timeouts.remove;
+    // One list tells which of them exist and are this instance's own; nothing else is touched.
+    let listed: HashMap<ContainerKey, Listed> = match shared.list().await {
+        Ok(listed) => listed
+            .into_iter()
+            .map(|each| (each.key.clone(), each))
+            .collect(),
+        Err(failure) => {
+            return keys
+                .iter()
+                .map(|key| Err(failure.clone().about(ACTION, &key.to_string())))
+                .collect();
+        }
+    };
+    let mut results: Vec<Option<Result<(), RuntimeError>>> = keys.iter().map(|_| None).collect();
+    loop {
+        let pending = results
+            .iter()
+            .enumerate()
+            .filter(|(_, result)| result.is_none());
+        let pending: Vec<usize> = pending.map(|(index, _)| index).collect();
+        if pending.is_empty() {
+            break;
+        }
+        let over = Instant::now() >= deadline;
+        let attempts = stream::iter(pending).map(|index| {
+            let key = &keys[index];
+            let listed = listed.get(key);
+            async move { (index, remove_one(shared, key, listed, deadline).await) }
+        });
+        // The lane bounds the calls to dockerd; this bounds what waits for it.
+        let mut attempts = attempts.buffer_unordered(shared.max_removals);
+        while let Some((index, attempt)) = attempts.next().await {
+            results[index] = match attempt {
+                Ok(Attempt::Done) => Some(Ok(())),
+                Ok(Attempt::NotYet(failure)) if over => {
+                    Some(Err(failure.about(ACTION, &keys[index].to_string())))
+                }
+                Ok(Attempt::NotYet(_)) => None,
+                Err(error) => Some(Err(error)),
+            };
+        }
+        drop(attempts);
+        if results.iter().any(Option::is_none) {
+            let next = (Instant::now() + ROUND_INTERVAL).min(deadline);
+            tokio::time::sleep_until(next).await;
+        }
+    }
+    results
+        .into_iter()
+        .map(|result| result.expect("every round ends or is repeated"))
+        .collect()
+}
+
+async fn remove_one(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    listed: Option<&Listed>,
+    deadline: Instant,
+) -> Result<Attempt, RuntimeError> {
+    let files_dir = shared.files_dir(key).or_else(|| listed?.files_dir.clone());
+    prepare(shared, key, files_dir).await?;
+    if let Some(listed) = listed {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // The last round comes after the deadline and is to find what has become ready since.
+        let limit = left.max(ROUND_INTERVAL);
+        let options = RemoveContainerOptionsBuilder::default()
+            .v(true)
+            .force(false)
+            .build();
+        let removed = shared
+            .daemon
+            .call(Lane::Removals, limit, |facts| async move {
+                facts
+                    .client
+                    .remove_container(&listed.container_id, Some(options))
+                    .await
+            });
+        match removed.await {
+            Ok(()) => {}
+            Err(failure) if failure.is_not_found() => {}
+            Err(failure @ Failure::Answered { .. }) => return Ok(Attempt::NotYet(failure)),
+            Err(failure) => return Err(failure.about(ACTION, &key.to_string())),
+        }
+    }
+    let (shared_too, owned) = (Arc::clone(shared), key.clone());
+    shared
+        .on_blocking_thread(ACTION, move || shared_too.kernel.remove_cgroups(&owned))
+        .await?;
+    shared.forget_files_dir(key);
+    Ok(Attempt::Done)
+}
+
+/// Everything that needs no daemon and must come before it is asked.
+async fn prepare(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    files_dir: Option<PathBuf>,
+) -> Result<(), RuntimeError> {
+    let (shared_too, owned) = (Arc::clone(shared), key.clone());
+    shared
+        .on_blocking_thread(ACTION, move || {
+            shared_too.kernel.check_dead(&owned)?;
+            files_dir.map_or(Ok(()), |dir| ContainerFiles::at(&dir).remove())
+        })
+        .await
+}
+
+/// The daemon shuts down while files are being looked at.
+pub(super) fn shutting_down(action: &'static str) -> RuntimeError {
+    RuntimeError::Unavailable {
+        runtime: RuntimeKind::Docker,
+        action,
+        reason: "conman is shutting down".to_owned(),
+    }
+}
