@@ -189,6 +189,29 @@ impl Lifecycle {
         }
     }
 
+    /// A life whose program an earlier daemon started and did not yet see ready; its process is
+    /// held and recorded already. It gets the whole bound on readiness anew.
+    #[must_use]
+    pub fn adopt_unready(
+        now_ms: u64,
+        timing: Timing,
+        generation: Generation,
+        pid: i32,
+    ) -> (Self, Vec<Action>) {
+        let deadline_ms = now_ms.saturating_add(timing.ready_timeout_ms);
+        let step = Step::Probing {
+            generation,
+            pid,
+            deadline_ms,
+        };
+        let life = Self {
+            state: State::Starting(step),
+            timing,
+            create_sent: true,
+        };
+        (life, vec![Action::Probe])
+    }
+
     /// A life that an earlier daemon left in mid-start: what it started, if anything, must end.
     #[must_use]
     pub fn recover(now_ms: u64, timing: Timing, generation: Generation) -> (Self, Vec<Action>) {

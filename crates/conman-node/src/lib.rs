@@ -1,0 +1,72 @@
+//! One node: the sessions of one machine, from admission to what is left after their end.
+//!
+//! [`Node`] is the whole interface. It owns
+//! - one task for each session that has not ended (`session`), which alone writes the session's
+//!   state; everybody else holds a handle with two watch channels (its view out, an order to stop
+//!   in),
+//! - the map of sessions (`sessions`), which decides synchronously what an ensure comes to,
+//! - the kill table (`kill_table`), which knows at every moment what must be killed when the
+//!   machine goes,
+//! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
+//!   rest by the kill table and one bounded channel of commands,
+//! - three background tasks: `cleanup` (fed by a set of dead containers), `reconcile` (containers
+//!   without a record) and `runtime_health`.
+//!
+//! Invariants, each kept by the place named:
+//! - *One container of a session at a time.* A life begins only where the map has no life that has
+//!   not ended (`sessions`), and ends only with its release.
+//! - *Recorded before sent, known before started.* The claim is durable before the runtime hears of
+//!   the session, and the kill table says `Sent` before the start is sent (`session::start`).
+//! - *Killed, certified, released, in this order.* Only a `Certificate` can be released
+//!   (`session::end`), and only a dead init, or proof that nothing ran, makes one.
+//! - *The kill path asks nobody.* It needs pidfds and the registry, no runtime's daemon, no other
+//!   task and no lock that anybody holds across an await.
+#![forbid(unsafe_code)]
+
+mod access;
+mod adoption;
+mod binds;
+mod certificate;
+mod cleanup;
+mod context;
+mod emergency;
+mod ensure;
+mod error;
+mod events;
+mod hold;
+mod hunt;
+mod kill_table;
+mod netns_connect;
+mod node;
+mod options;
+mod phases;
+mod plan;
+mod readiness;
+mod reconcile;
+mod route;
+mod runtime_health;
+mod session;
+mod sessions;
+mod stuck;
+mod view;
+
+pub use emergency::{EmergencyHandle, PendingReport};
+pub use error::{
+    AccessError, EnsureError, FailureKind, NodeStartError, PreemptError, RouteError, StopError,
+    Waiting,
+};
+pub use node::Node;
+pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
+pub use route::SessionRoute;
+
+/// An error and everything that caused it, as one line for a person.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,234 @@
+//! Ways into a session: connections, commands, its log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_proto::{Generation, SessionId, SessionState};
+use conman_runtime::{ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError};
+use futures_util::stream::BoxStream;
+use tokio::time::{Instant, timeout_at};
+
+use crate::context::Context;
+use crate::ensure;
+use crate::error::{AccessError, RouteError};
+use crate::hold::Seat;
+use crate::route::SessionRoute;
+use crate::session::{SessionHandle, View};
+
+/// See [`crate::Node::route`].
+pub(crate) async fn route(
+    context: &Arc<Context>,
+    id: &SessionId,
+    may_start: bool,
+) -> Result<SessionRoute, RouteError> {
+    let Some(handle) = context.sessions.current(id) else {
+        return Err(RouteError::NoSuchSession { id: id.clone() });
+    };
+    if let Some(route) = to_running(context, &handle)? {
+        return Ok(route);
+    }
+    let began = Instant::now();
+    let seat = Seat::take(
+        id,
+        (&context.held, context.options.limits.max_held),
+        (&handle.held, context.options.limits.max_held_per_session),
+    )?;
+    let bound = hold_bound(context, &handle);
+    let held = timeout_at(began + bound, hold(context, handle, may_start)).await;
+    drop(seat);
+    metrics::histogram!("conman_hold_seconds").record(began.elapsed().as_secs_f64());
+    held.map_err(|_| RouteError::HoldTimedOut {
+        id: id.clone(),
+        waited: bound,
+    })?
+}
+
+/// Every step of a start is bounded, so this only caps their sum.
+fn hold_bound(context: &Context, handle: &SessionHandle) -> Duration {
+    let bounds = &context.options.bounds;
+    Duration::from_secs(handle.spec.ready_timeout_s.into())
+        + bounds.ending
+        + bounds.queue
+        + bounds.create
+        + bounds.start
+}
+
+async fn hold(
+    context: &Arc<Context>,
+    mut handle: Arc<SessionHandle>,
+    may_start: bool,
+) -> Result<SessionRoute, RouteError> {
+    let id = handle.id.clone();
+    loop {
+        let view = handle.view();
+        match view.state {
+            SessionState::Running | SessionState::Frozen => {
+                if let Some(route) = to_running(context, &handle)? {
+                    return Ok(route);
+                }
+                // It ended between two looks; look at what it is now.
+            }
+            SessionState::Starting => {
+                let view = handle
+                    .wait_for(|view| view.state != SessionState::Starting)
+                    .await;
+                if let Some(error) = ensure::failure(context, &handle, &view) {
+                    return Err(RouteError::NotStarted { id, source: error });
+                }
+            }
+            SessionState::Stuck => return Err(stuck(&id, &view)),
+            SessionState::Stopping | SessionState::Stopped | SessionState::Failed => {
+                if !(may_start && starts_on_connect(context, &handle)) {
+                    return Err(RouteError::Ended {
+                        id,
+                        state: view.state,
+                        reason: view.reason,
+                    });
+                }
+                let spec = (*handle.spec).clone();
+                let ensured =
+                    ensure::ensure(context, &id, &spec, true)
+                        .await
+                        .map_err(|source| RouteError::NotStarted {
+                            id: id.clone(),
+                            source,
+                        })?;
+                if ensured.handle.is_ended() {
+                    // Its program ended as soon as it ran; starting it over and over helps nobody.
+                    let view = ensured.handle.view();
+                    return Err(RouteError::Ended {
+                        id,
+                        state: view.state,
+                        reason: view.reason,
+                    });
+                }
+                handle = ensured.handle;
+            }
+        }
+    }
+}
+
+fn stuck(id: &SessionId, view: &View) -> RouteError {
+    let reason = view.reason.clone().unwrap_or_default();
+    RouteError::Stuck {
+        id: id.clone(),
+        reason,
+    }
+}
+
+fn starts_on_connect(context: &Context, handle: &SessionHandle) -> bool {
+    handle
+        .spec
+        .template
+        .as_ref()
+        .and_then(|name| context.options.policy.templates.get(name))
+        .is_some_and(|template| template.start_on_connect)
+}
+
+/// The route to a session that runs; `None` for one that does not.
+fn to_running(
+    context: &Context,
+    handle: &SessionHandle,
+) -> Result<Option<SessionRoute>, RouteError> {
+    let Some(port) = handle.spec.port else {
+        return Err(RouteError::NoPort {
+            id: handle.id.clone(),
+        });
+    };
+    let (generation, process) = {
+        let view = handle.view.borrow();
+        if view.state != SessionState::Running {
+            return Ok(None);
+        }
+        (view.generation, view.process.clone())
+    };
+    let (Some(generation), Some(process)) = (generation, process) else {
+        return Ok(None);
+    };
+    Ok(Some(SessionRoute {
+        id: handle.id.clone(),
+        generation,
+        port,
+        process,
+        activity: Arc::clone(&handle.activity),
+        closing: handle.closing.subscribe(),
+        sockets: Arc::clone(&context.sockets),
+    }))
+}
+
+/// See [`crate::Node::exec`].
+pub(crate) async fn exec(
+    context: &Context,
+    id: &SessionId,
+    plan: ExecPlan,
+) -> Result<ExecIo, AccessError> {
+    let (handle, generation) = shown(context, id)?;
+    let state = handle.state();
+    if state != SessionState::Running {
+        return Err(AccessError::NotRunning {
+            id: id.clone(),
+            state,
+        });
+    }
+    let runtime = runtime_of(context, &handle)?;
+    let key = ContainerKey {
+        session: id.clone(),
+        generation,
+    };
+    runtime
+        .exec(&key, plan)
+        .await
+        .map_err(|source| AccessError::Runtime {
+            id: id.clone(),
+            source,
+        })
+}
+
+/// See [`crate::Node::logs`].
+pub(crate) async fn logs(
+    context: &Context,
+    id: &SessionId,
+    options: LogOptions,
+) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, AccessError> {
+    let (handle, generation) = shown(context, id)?;
+    let runtime = runtime_of(context, &handle)?;
+    let key = ContainerKey {
+        session: id.clone(),
+        generation,
+    };
+    runtime
+        .logs(&key, options)
+        .await
+        .map_err(|source| match source {
+            RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
+            source => AccessError::Runtime {
+                id: id.clone(),
+                source,
+            },
+        })
+}
+
+fn shown(
+    context: &Context,
+    id: &SessionId,
+) -> Result<(Arc<SessionHandle>, Generation), AccessError> {
+    let none = || AccessError::NoSuchSession { id: id.clone() };
+    let handle = context.sessions.shown(id).ok_or_else(none)?;
+    let generation = handle.view().generation.ok_or_else(none)?;
+    Ok((handle, generation))
+}
+
+fn runtime_of<'a>(
+    context: &'a Context,
+    handle: &SessionHandle,
+) -> Result<&'a Arc<dyn Runtime>, AccessError> {
+    let kind = handle.spec.runtime;
+    context.runtime(kind).ok_or_else(|| AccessError::Runtime {
+        id: handle.id.clone(),
+        source: RuntimeError::Unavailable {
+            runtime: kind,
+            action: "reach the container",
+            reason: "this node is not configured to use it any more".to_owned(),
+        },
+    })
+}

@@ -1,0 +1,305 @@
+//! Takes over what an earlier daemon left, by its records and the kernel alone.
+
+use std::fmt;
+use std::sync::Arc;
+
+use conman_linux::{PidFd, ProcessIdentity};
+use conman_proto::{EventKind, Generation, SessionId, SessionState};
+use conman_registry::{
+    ContainerIdentity, Ending, RecordState, RegistryError, Release, SessionRecord,
+};
+use conman_runtime::ContainerKey;
+use jiff::Timestamp;
+
+use crate::context::Context;
+use crate::ensure::kill_entry;
+use crate::error::NodeStartError;
+use crate::kill_table::Stage;
+use crate::session::{self, Beginning, SessionHandle, View};
+
+/// How many of each were found.
+#[derive(Debug, Default)]
+pub(crate) struct Adopted {
+    running: usize,
+    starting: usize,
+    stopping: usize,
+    released: usize,
+    unresolved: usize,
+    ended: usize,
+}
+
+impl fmt::Display for Adopted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            running,
+            starting,
+            stopping,
+            released,
+            unresolved,
+            ended,
+        } = self;
+        write!(
+            formatter,
+            "adopted {running} running, {starting} starting and {stopping} stopping sessions; \
+             released {released} whose process was gone; {unresolved} unanswered starts are being \
+             looked for; {ended} ended ones are known"
+        )
+    }
+}
+
+/// What a record and the kernel together say of a session.
+enum Finding {
+    Goes(Beginning),
+    Gone,
+    Ended(Box<Ending>),
+}
+
+/// Adopts everything, or fails without having changed anything.
+pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartError> {
+    let records = context
+        .registry
+        .list()
+        .await
+        .map_err(NodeStartError::Records)?;
+    let mut found = Vec::with_capacity(records.len());
+    for record in records {
+        let finding = examine(&record)?;
+        found.push((record, finding));
+    }
+    let gone = release_gone(context, &found).await?;
+    let mut adopted = Adopted::default();
+    let mut ended: Vec<_> = Vec::new();
+    for (record, finding) in found {
+        match finding {
+            Finding::Goes(beginning) => take_on(context, &record, beginning, &mut adopted),
+            Finding::Gone => {
+                adopted.released += 1;
+                let ending = gone.iter().find(|release| release.id == record.id);
+                ended.extend(ending.map(|release| (record, release.ending.clone())));
+            }
+            Finding::Ended(ending) => {
+                adopted.ended += 1;
+                ended.push((record, *ending));
+            }
+        }
+    }
+    // The oldest are forgotten first, so the order matters.
+    ended.sort_by_key(|(_, ending)| ending.ended_at);
+    for (record, ending) in ended {
+        context.sessions.adopt(ended_handle(record, ending));
+    }
+    let kept = context.options.limits.max_stopped_kept;
+    forget(context, context.sessions.trim(kept));
+    Ok(adopted)
+}
+
+fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
+    if let RecordState::Ended(ending) = &record.state {
+        return Ok(Finding::Ended(Box::new(ending.clone())));
+    }
+    let Some(container) = &record.container else {
+        // Nobody wrote down whether its start came to anything.
+        return Ok(Finding::Goes(Beginning::Unresolved));
+    };
+    let process = match PidFd::open_verified(&identity(container)) {
+        Ok(process) => Arc::new(process),
+        Err(error) if error.proves_death() => return Ok(Finding::Gone),
+        Err(source) => {
+            let (id, generation) = (record.id.clone(), record.generation);
+            return Err(NodeStartError::Adopt {
+                id,
+                generation,
+                source,
+            });
+        }
+    };
+    if process.is_dead().unwrap_or(false) {
+        return Ok(Finding::Gone);
+    }
+    Ok(match &record.state {
+        RecordState::Running { .. } => Finding::Goes(Beginning::Running(process)),
+        RecordState::Starting => Finding::Goes(Beginning::Unready(process)),
+        RecordState::Stopping { reason } | RecordState::Stuck { reason } => {
+            Finding::Goes(Beginning::Doomed(process, reason.clone()))
+        }
+        RecordState::Ended(_) => Finding::Gone,
+    })
+}
+
+fn identity(container: &ContainerIdentity) -> ProcessIdentity {
+    ProcessIdentity {
+        pid: container.pid,
+        start_time_ticks: container.start_time_ticks,
+        boot_id: container.boot_id.clone(),
+    }
+}
+
+/// Releases, in one batch, the sessions whose init is proven dead.
+async fn release_gone(
+    context: &Context,
+    found: &[(SessionRecord, Finding)],
+) -> Result<Vec<Release>, NodeStartError> {
+    let gone: Vec<Release> = found
+        .iter()
+        .filter(|(_, finding)| matches!(finding, Finding::Gone))
+        .map(|(record, _)| Release {
+            id: record.id.clone(),
+            generation: record.generation,
+            ending: gone_ending(record),
+        })
+        .collect();
+    if gone.is_empty() {
+        return Ok(gone);
+    }
+    for result in context.registry.release(gone.clone()).await {
+        match result {
+            Ok(()) | Err(RegistryError::Superseded { .. }) => {}
+            Err(error) => return Err(NodeStartError::Release(error)),
+        }
+    }
+    for release in &gone {
+        let (id, generation) = (&release.id, release.generation);
+        context.note_session(
+            EventKind::SessionReleased,
+            id,
+            generation,
+            release.ending.reason.clone(),
+        );
+    }
+    for (record, _) in found
+        .iter()
+        .filter(|(_, finding)| matches!(finding, Finding::Gone))
+    {
+        let key = ContainerKey {
+            session: record.id.clone(),
+            generation: record.generation,
+        };
+        context.cleanup.push(record.spec.runtime, key);
+    }
+    Ok(gone)
+}
+
+/// A session whose process went while no daemon looked. Nobody knows its exit code.
+fn gone_ending(record: &SessionRecord) -> Ending {
+    let (failed, reason, started_at, phases) = match &record.state {
+        RecordState::Running { started_at, phases } => (
+            false,
+            "it ended while conman was not running".to_owned(),
+            Some(*started_at),
+            phases.clone(),
+        ),
+        RecordState::Starting => (
+            true,
+            "it ended before it was ready, while conman was not running".to_owned(),
+            None,
+            Vec::new(),
+        ),
+        RecordState::Stopping { reason } | RecordState::Stuck { reason } => {
+            (false, reason.clone(), None, Vec::new())
+        }
+        RecordState::Ended(ending) => return ending.clone(),
+    };
+    let ended_at = Timestamp::now();
+    Ending {
+        failed,
+        reason,
+        exit_code: None,
+        ended_at,
+        started_at,
+        phases,
+    }
+}
+
+fn take_on(
+    context: &Arc<Context>,
+    record: &SessionRecord,
+    beginning: Beginning,
+    adopted: &mut Adopted,
+) {
+    let generation = record.generation;
+    let mut view = View {
+        generation: Some(generation),
+        created_at: record.created_at,
+        ..View::starting()
+    };
+    let (count, stage) = match &beginning {
+        Beginning::Running(process) => {
+            view.state = SessionState::Running;
+            view.process = Some(Arc::clone(process));
+            (
+                &mut adopted.running,
+                Stage::Running(generation, Arc::clone(process)),
+            )
+        }
+        Beginning::Unready(process) => {
+            view.process = Some(Arc::clone(process));
+            (
+                &mut adopted.starting,
+                Stage::Running(generation, Arc::clone(process)),
+            )
+        }
+        Beginning::Doomed(process, reason) => {
+            view.state = SessionState::Stopping;
+            view.reason = Some(reason.clone());
+            view.process = Some(Arc::clone(process));
+            (
+                &mut adopted.stopping,
+                Stage::Running(generation, Arc::clone(process)),
+            )
+        }
+        Beginning::Unresolved | Beginning::Fresh => {
+            view.state = SessionState::Stopping;
+            (&mut adopted.unresolved, Stage::Sent(generation))
+        }
+    };
+    *count += 1;
+    if let RecordState::Running { started_at, phases } = &record.state {
+        view.started_at = Some(*started_at);
+        view.phases.clone_from(phases);
+    }
+    let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
+    let runtime = context.runtime(record.spec.runtime).cloned();
+    context
+        .table
+        .adopt(&record.id, kill_entry(&handle, stage, runtime));
+    context.sessions.adopt(Arc::clone(&handle));
+    let message = "taken over from an earlier daemon";
+    context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
+    session::spawn(Arc::clone(context), handle, beginning);
+}
+
+fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
+    let view = View {
+        state: if ending.failed {
+            SessionState::Failed
+        } else {
+            SessionState::Stopped
+        },
+        reason: Some(ending.reason),
+        exit_code: ending.exit_code,
+        generation: Some(record.generation),
+        created_at: record.created_at,
+        started_at: ending.started_at,
+        ended_at: Some(ending.ended_at),
+        phases: ending.phases,
+        ..View::starting()
+    };
+    SessionHandle::new(record.id, record.spec, view)
+}
+
+/// Makes the registry forget, in the background. What it still remembers after a failure is shown
+/// again at the next start, and forgotten then.
+pub(crate) fn forget(context: &Arc<Context>, forgotten: Vec<(SessionId, Generation)>) {
+    if forgotten.is_empty() {
+        return;
+    }
+    let context = Arc::clone(context);
+    tokio::spawn(async move {
+        for (id, generation) in forgotten {
+            if let Err(error) = context.registry.forget(&id, generation).await {
+                let reason = crate::error_chain(&error);
+                tracing::debug!(session = %id, reason, "an ended session was not forgotten");
+            }
+        }
+    });
+}

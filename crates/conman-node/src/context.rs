@@ -1,0 +1,63 @@
+//! What every part of a node works with.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use conman_linux::NetnsSockets;
+use conman_proto::{EventKind, Generation, RuntimeKind, SessionId};
+use conman_registry::{Journal, NewEvent, Registry};
+use conman_runtime::{ContainerKey, Runtime};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::cleanup::CleanupQueue;
+use crate::events::session_event;
+use crate::hold::Seats;
+use crate::kill_table::KillTable;
+use crate::options::NodeOptions;
+use crate::sessions::Sessions;
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) options: NodeOptions,
+    pub(crate) registry: Arc<dyn Registry>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) runtimes: BTreeMap<RuntimeKind, Arc<dyn Runtime>>,
+    pub(crate) table: Arc<KillTable>,
+    pub(crate) sockets: Arc<NetnsSockets>,
+    pub(crate) sessions: Sessions,
+    /// One permit for each start that the runtime may work on at a time.
+    pub(crate) starts: Arc<Semaphore>,
+    /// Connections that wait, of all sessions.
+    pub(crate) held: Arc<Seats>,
+    pub(crate) cleanup: CleanupQueue,
+    /// A container may appear that nobody waits for.
+    pub(crate) stray_expected: Notify,
+}
+
+impl Context {
+    pub(crate) fn runtime(&self, kind: RuntimeKind) -> Option<&Arc<dyn Runtime>> {
+        self.runtimes.get(&kind)
+    }
+
+    pub(crate) fn files_dir(&self, key: &ContainerKey) -> PathBuf {
+        self.options
+            .state_dir
+            .join("files")
+            .join(format!("{}.{}", key.session, key.generation))
+    }
+
+    pub(crate) fn note(&self, event: NewEvent) {
+        self.journal.append(vec![event]);
+    }
+
+    pub(crate) fn note_session(
+        &self,
+        kind: EventKind,
+        id: &SessionId,
+        generation: Generation,
+        message: impl Into<String>,
+    ) {
+        self.note(session_event(kind, id, generation, message.into()));
+    }
+}

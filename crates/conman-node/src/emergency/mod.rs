@@ -1,0 +1,300 @@
+//! The emergency thread: an OS thread with a tokio runtime of its own that preempts, watches the
+//! metadata server, and runs whatever the binary wants to work when all else hangs.
+//!
+//! Shared with the rest of the daemon are the kill table (a mutex held for map operations), the
+//! registry (whose futures need no particular runtime), the journal (which never blocks) and the
+//! sessions' watch channels. Nothing of it is held across an await anywhere, so a daemon whose
+//! every other thread is stuck still kills, certifies and releases.
+//!
+//! [`EmergencyHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
+
+mod desk;
+mod gce;
+mod log;
+mod metadata;
+mod preemption;
+mod target;
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use conman_proto::{EventKind, PreemptPlan, PreemptReport, PreemptRequest};
+use conman_registry::{Journal, Registry};
+use jiff::Timestamp;
+use tokio::runtime;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use self::desk::{Desk, OnNotice, OnReadmit, Origin, run_time};
+use self::log::Log;
+use self::preemption::Preemption;
+use crate::error::PreemptError;
+use crate::events::node_event;
+use crate::kill_table::KillTable;
+use crate::plan;
+
+pub(crate) use self::gce::watch as watch_gce;
+pub(crate) use self::metadata::{BadEndpoint, Endpoint};
+
+/// Commands that wait for the loop, which handles each in microseconds. A person, a signal
+/// handler and two watchers give them.
+const COMMANDS: usize = 64;
+
+/// Longest reason of a notice that is kept, in bytes.
+const MAX_REASON_BYTES: usize = 500;
+
+/// Scheduling priority of the thread (setpriority(2)): before every session and the daemon's own
+/// workers when processors are short. Needs CAP_SYS_NICE, and works without.
+const NICE: i32 = -15;
+
+/// What the emergency thread works with.
+#[derive(Debug, Clone)]
+pub(crate) struct Means {
+    pub(crate) table: Arc<KillTable>,
+    pub(crate) registry: Arc<dyn Registry>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) budget_ms: u32,
+}
+
+/// Gives orders to the emergency thread, from any thread and any runtime.
+#[derive(Debug, Clone)]
+pub struct EmergencyHandle {
+    commands: mpsc::Sender<Command>,
+    runtime: runtime::Handle,
+    means: Means,
+    log: Log,
+}
+
+#[derive(Debug)]
+enum Command {
+    Preempt(Notice),
+    Readmit(Origin),
+    Stop,
+}
+
+#[derive(Debug)]
+struct Notice {
+    budget_ms: u32,
+    reason: String,
+    source: String,
+    origin: Origin,
+    at: Instant,
+    noticed_at: Timestamp,
+    reply: oneshot::Sender<PreemptReport>,
+}
+
+/// A preemption's report to come. Dropping it changes nothing for the preemption.
+#[derive(Debug)]
+pub struct PendingReport {
+    reply: oneshot::Receiver<PreemptReport>,
+}
+
+impl PendingReport {
+    /// Waits for the end of the preemption, which its budget bounds.
+    pub async fn wait(self) -> Result<PreemptReport, PreemptError> {
+        self.reply.await.map_err(|_| PreemptError::ThreadEnded)
+    }
+}
+
+impl EmergencyHandle {
+    /// Gives notice that the machine is going. Returns as soon as the notice is given; notices
+    /// after the first one get its report.
+    ///
+    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`.
+    pub fn preempt(
+        &self,
+        request: &PreemptRequest,
+        source: &str,
+    ) -> Result<PendingReport, PreemptError> {
+        self.give(request, source, Origin::Operator)
+    }
+
+    /// Admits sessions again, at once or when the preemption under way is finished.
+    pub fn readmit(&self) -> Result<(), PreemptError> {
+        self.send(Command::Readmit(Origin::Operator))
+    }
+
+    /// What a preemption would do now.
+    #[must_use]
+    pub fn plan(&self, budget_ms: Option<u32>) -> PreemptPlan {
+        plan::of_table(&self.means.table, budget_ms.unwrap_or(self.means.budget_ms))
+    }
+
+    /// Whether a preemption is under way or over, and why.
+    #[must_use]
+    pub fn preempted(&self) -> Option<String> {
+        self.means.table.closed().map(|closed| closed.reason)
+    }
+
+    /// Runs something on the emergency thread that must work when the rest of the daemon hangs,
+    /// such as a signal handler. It must never block: that thread is the one that preempts.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    pub(crate) fn stop(&self) {
+        // A full queue means that nobody reads it: the thread is gone already.
+        let _ = self.commands.try_send(Command::Stop);
+    }
+
+    fn give(
+        &self,
+        request: &PreemptRequest,
+        source: &str,
+        origin: Origin,
+    ) -> Result<PendingReport, PreemptError> {
+        let (reply, receiver) = oneshot::channel();
+        let reason = request.reason.as_deref().unwrap_or("preemption notice");
+        self.send(Command::Preempt(Notice {
+            budget_ms: request.budget_ms.unwrap_or(self.means.budget_ms),
+            reason: cut(reason).to_owned(),
+            source: source.to_owned(),
+            origin,
+            at: Instant::now(),
+            noticed_at: Timestamp::now(),
+            reply,
+        }))?;
+        Ok(PendingReport { reply: receiver })
+    }
+
+    fn send(&self, command: Command) -> Result<(), PreemptError> {
+        self.commands
+            .try_send(command)
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => PreemptError::TooManyWaiting,
+                mpsc::error::TrySendError::Closed(_) => PreemptError::ThreadEnded,
+            })
+    }
+}
+
+fn cut(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)]
+}
+
+/// Starts the thread. It ends with [`EmergencyHandle::stop`].
+pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
+    let runtime = runtime::Builder::new_current_thread()
+        .thread_name("conman-emergency-blocking")
+        .enable_all()
+        .build()?;
+    let (commands, queue) = mpsc::channel(COMMANDS);
+    let log = Log::start()?;
+    let handle = EmergencyHandle {
+        commands,
+        runtime: runtime.handle().clone(),
+        means: means.clone(),
+        log: log.clone(),
+    };
+    thread::Builder::new()
+        .name("conman-emergency".to_owned())
+        .spawn(move || {
+            // Without the capability the thread competes like any other.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+            runtime.block_on(run(means, log, queue));
+            // Nothing that the thread was given to run may keep the daemon from ending.
+            runtime.shutdown_background();
+        })?;
+    Ok(handle)
+}
+
+/// The preemption under way.
+struct Running {
+    work: std::pin::Pin<Box<dyn Future<Output = preemption::Outcome> + Send>>,
+    waiting: Vec<oneshot::Sender<PreemptReport>>,
+    deadline: watch::Sender<Instant>,
+}
+
+async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
+    let mut desk = Desk::default();
+    let mut running: Option<Running> = None;
+    loop {
+        let finished = async {
+            match &mut running {
+                Some(running) => (&mut running.work).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // Cancel safe: a command is taken or stays in the queue.
+            command = queue.recv() => match command {
+                Some(Command::Preempt(notice)) => take(&means, &mut desk, &mut running, notice),
+                Some(Command::Readmit(by)) => readmit(&means, &log, &mut desk, by),
+                Some(Command::Stop) | None => return,
+            },
+            // Cancel safe: the work is kept and polled again.
+            outcome = finished => {
+                let waiting = running.take().map(|running| running.waiting).unwrap_or_default();
+                finish(&means, &log, &mut desk, outcome, waiting);
+            }
+        }
+    }
+}
+
+fn take(means: &Means, desk: &mut Desk, running: &mut Option<Running>, notice: Notice) {
+    let budget = std::time::Duration::from_millis(notice.budget_ms.into());
+    let deadline = notice.at + run_time(budget);
+    match desk.on_notice(notice.origin) {
+        OnNotice::Start => {
+            means.table.close(notice.reason.clone());
+            let (deadline, ends) = watch::channel(deadline);
+            let work = Preemption::new(means, &notice, ends);
+            *running = Some(Running {
+                work: Box::pin(work.run()),
+                waiting: vec![notice.reply],
+                deadline,
+            });
+        }
+        OnNotice::Join => {
+            if let Some(running) = running {
+                running.waiting.push(notice.reply);
+                running.deadline.send_if_modified(|present| {
+                    let sooner = deadline < *present;
+                    *present = deadline.min(*present);
+                    sooner
+                });
+            }
+        }
+        OnNotice::Answer(report) => {
+            // Whoever gave the notice may have stopped waiting.
+            let _ = notice.reply.send(*report);
+        }
+    }
+}
+
+fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
+    match desk.on_readmit(by) {
+        OnReadmit::Reopen => reopen(means, log),
+        OnReadmit::Later | OnReadmit::Ignore => {}
+    }
+}
+
+fn reopen(means: &Means, log: &Log) {
+    means.table.reopen();
+    let message = "sessions are admitted again".to_owned();
+    means
+        .journal
+        .append(vec![node_event(EventKind::NodeReadmitted, message)]);
+    log.info("sessions are admitted again".to_owned());
+}
+
+fn finish(
+    means: &Means,
+    log: &Log,
+    desk: &mut Desk,
+    outcome: preemption::Outcome,
+    waiting: Vec<oneshot::Sender<PreemptReport>>,
+) {
+    let preemption::Outcome { report, events } = outcome;
+    for reply in waiting {
+        // Whoever gave the notice may have stopped waiting.
+        let _ = reply.send(report.clone());
+    }
+    // Only now: the journal and the registry share a disk.
+    means.journal.append(events);
+    log.report(report.clone());
+    if desk.on_finished(report) {
+        reopen(means, log);
+    }
+}

@@ -1,0 +1,549 @@
+//! One preemption, from the notice to the report.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::Duration;
+
+use conman_core::Closing;
+use conman_linux::PidFd;
+use conman_proto::{EventKind, Generation, PreemptReport, SessionId, Unreleased};
+use conman_registry::{Ending, NewEvent, RecordState, RegistryError, Release};
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::target::{Standing, Target};
+use super::{Means, Notice};
+use crate::certificate;
+use crate::events::{node_event, session_event};
+use crate::hunt::hunt;
+use crate::kill_table::{Fate, KillEntry, Stage};
+use crate::plan;
+
+/// Between two looks at sessions whose start is under way.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// How long a claim under way may take to show in the registry. One that was not even sent, by a
+/// task that hangs, never shows.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Between two tries of a release that failed.
+const RELEASE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Sessions in one batch of releases: large enough for one commit to serve many, small enough
+/// for the first ones not to wait for the last.
+const BATCH: usize = 512;
+
+/// What a preemption did, with the events that tell of it.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) report: PreemptReport,
+    pub(super) events: Vec<NewEvent>,
+}
+
+type Released = (Vec<Release>, Vec<Result<(), RegistryError>>);
+
+pub(super) struct Preemption {
+    means: Means,
+    reason: String,
+    source: String,
+    at: Instant,
+    noticed_at: Timestamp,
+    budget_ms: u32,
+    deadline: watch::Receiver<Instant>,
+    targets: HashMap<SessionId, Target>,
+    dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
+    dead: Vec<Release>,
+    releasing: Option<BoxFuture<'static, Released>>,
+    retry_at: Option<Instant>,
+    looking_up: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
+    events: Vec<NewEvent>,
+    last_kill: Option<Instant>,
+    last_certificate: Option<Instant>,
+    last_release: Option<Instant>,
+    killed: u64,
+    certified: u64,
+}
+
+impl Preemption {
+    pub(super) fn new(means: &Means, notice: &Notice, deadline: watch::Receiver<Instant>) -> Self {
+        Self {
+            means: means.clone(),
+            reason: notice.reason.clone(),
+            source: notice.source.clone(),
+            at: notice.at,
+            noticed_at: notice.noticed_at,
+            budget_ms: notice.budget_ms,
+            deadline,
+            targets: HashMap::new(),
+            dying: FuturesUnordered::new(),
+            dead: Vec::new(),
+            releasing: None,
+            retry_at: None,
+            looking_up: None,
+            events: Vec::new(),
+            last_kill: None,
+            last_certificate: None,
+            last_release: None,
+            killed: 0,
+            certified: 0,
+        }
+    }
+
+    /// Kills, certifies and releases until everything is settled or the time is up.
+    pub(super) async fn run(mut self) -> Outcome {
+        self.scan();
+        let message = format!(
+            "{} sessions, notice by {}: {}",
+            self.targets.len(),
+            self.source,
+            self.reason
+        );
+        let started = NewEvent {
+            at: self.noticed_at,
+            ..node_event(EventKind::PreemptStarted, message)
+        };
+        self.events.insert(0, started);
+        while !self.targets.values().all(Target::is_settled) {
+            let end = *self.deadline.borrow_and_update();
+            if Instant::now() >= end {
+                break;
+            }
+            self.begin_release();
+            self.step(end).await;
+        }
+        self.conclude()
+    }
+
+    /// Waits for the next thing to happen and deals with it.
+    async fn step(&mut self, end: Instant) {
+        let means = self.means.clone();
+        let uncertain = self.targets.values().any(Target::is_uncertain);
+        let look = if uncertain {
+            Instant::now() + LOOK_AGAIN
+        } else {
+            end
+        };
+        let kill = self.next_kill().unwrap_or(end);
+        let retry = self.retry_at.unwrap_or(end);
+        let wake = look.min(kill).min(retry).min(end);
+        tokio::select! {
+            // Cancel safe: a certificate is taken or stays in the set.
+            Some(id) = self.dying.next(), if !self.dying.is_empty() => self.certify(id),
+            // Cancel safe: the work is kept and polled again.
+            (batch, results) = or_pending(&mut self.releasing) => {
+                self.releasing = None;
+                self.released(batch, results);
+            }
+            // Cancel safe: likewise.
+            found = or_pending(&mut self.looking_up) => {
+                self.looking_up = None;
+                self.found_claims(found);
+            }
+            // Cancel safe: the loop reads the deadline anew. The sender lives as long as this.
+            Ok(()) = self.deadline.changed() => self.shorten_grace(),
+            // Cancel safe: what changed is read from the table, and looked for again anyway while
+            // something is uncertain.
+            () = means.table.changed() => self.scan(),
+            // Cancel safe: the time is taken anew.
+            () = sleep_until(wake) => {
+                self.kill_due();
+                if uncertain {
+                    self.scan();
+                    self.look_up_claims();
+                }
+            }
+        }
+    }
+
+    /// Takes over what the table says, and acts on everything that is new in it.
+    fn scan(&mut self) {
+        let entries: HashMap<_, _> = self.means.table.entries().into_iter().collect();
+        for (id, target) in &mut self.targets {
+            // Its own task released it. Whoever is not uncertain is settled by its certificate.
+            if target.is_uncertain() && !entries.contains_key(id) {
+                target.standing = Standing::Settled;
+            }
+        }
+        for (id, entry) in entries {
+            self.take_over(id, entry);
+        }
+    }
+
+    fn take_over(&mut self, id: SessionId, entry: KillEntry) {
+        let known = match self.targets.entry(id.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Target::new(entry.clone()));
+                true
+            }
+            // Only what was uncertain can have become something else.
+            Entry::Occupied(target) => target.get().is_uncertain(),
+        };
+        if !known {
+            return;
+        }
+        match entry.stage.clone() {
+            Stage::Claiming => {}
+            Stage::Reserved(generation) => self.never_ran(&id, generation),
+            Stage::Sent(generation) => self.hunt(&id, generation),
+            Stage::Running(generation, process) => self.kill_or_warn(&id, generation, process),
+        }
+    }
+
+    /// A closed table lets no start be sent, so a reserved one has no process and gets none.
+    fn never_ran(&mut self, id: &SessionId, generation: Generation) {
+        self.set(id, Standing::Dead(generation));
+        self.queue_release(id, generation);
+    }
+
+    fn hunt(&mut self, id: &SessionId, generation: Generation) {
+        let Some(target) = self.targets.get_mut(id) else {
+            return;
+        };
+        target.standing = Standing::Sent(generation);
+        let Some(runtime) = target.entry.runtime.clone() else {
+            return;
+        };
+        let hunted = hunt(&*runtime, &target.key(id, generation));
+        if hunted.killed > 0 {
+            self.note_kill(id, generation);
+        }
+        if let Some(init) = hunted.init {
+            self.await_death(id, generation, init);
+        }
+    }
+
+    fn kill_or_warn(
+        &mut self,
+        id: &SessionId,
+        generation: Generation,
+        process: std::sync::Arc<PidFd>,
+    ) {
+        let Some(target) = self.targets.get_mut(id) else {
+            return;
+        };
+        target.entry.stage = Stage::Running(generation, process.clone());
+        let grace = plan::grace(id, &target.entry, self.budget_ms);
+        let warned = target.entry.warning.and_then(|(signal, _)| {
+            (!grace.is_zero() && process.signal(signal).is_ok()).then_some(grace)
+        });
+        match warned {
+            Some(grace) => {
+                let kill_at = self.at + grace;
+                target.standing = Standing::Warned(generation, process.clone(), kill_at);
+                self.watch(id, process);
+            }
+            None => self.kill(id, generation, process, true),
+        }
+    }
+
+    fn kill(
+        &mut self,
+        id: &SessionId,
+        generation: Generation,
+        process: std::sync::Arc<PidFd>,
+        watch: bool,
+    ) {
+        let Some(target) = self.targets.get_mut(id) else {
+            return;
+        };
+        // Before the kill, so that the tunnels' ends are told apart from a program's own end.
+        target
+            .entry
+            .closing
+            .send_replace(Some(Closing::service_restart("session is moving")));
+        match process.kill() {
+            Ok(true) => self.note_kill(id, generation),
+            // Dead already: its certificate comes at once.
+            Ok(false) => {}
+            Err(error) => {
+                let reason = format!("SIGKILL could not be sent: {}", crate::error_chain(&error));
+                target.standing = Standing::Failed(Some(generation), reason);
+                return;
+            }
+        }
+        if watch {
+            self.await_death(id, generation, process);
+        } else {
+            self.set(id, Standing::Killed(generation, process));
+        }
+    }
+
+    fn await_death(
+        &mut self,
+        id: &SessionId,
+        generation: Generation,
+        process: std::sync::Arc<PidFd>,
+    ) {
+        self.set(id, Standing::Killed(generation, process.clone()));
+        self.watch(id, process);
+    }
+
+    fn watch(&mut self, id: &SessionId, process: std::sync::Arc<PidFd>) {
+        let id = id.clone();
+        self.dying
+            .push(certificate::of(process).map(|()| id).boxed());
+    }
+
+    fn next_kill(&self) -> Option<Instant> {
+        let times = self
+            .targets
+            .values()
+            .filter_map(|target| match &target.standing {
+                Standing::Warned(_, _, at) => Some(*at),
+                _ => None,
+            });
+        times.min()
+    }
+
+    /// A later notice leaves less time: half of it for what grace there is.
+    fn shorten_grace(&mut self) {
+        let now = Instant::now();
+        let latest = now + self.deadline.borrow().saturating_duration_since(now) / 2;
+        for target in self.targets.values_mut() {
+            if let Standing::Warned(_, _, at) = &mut target.standing {
+                *at = latest.min(*at);
+            }
+        }
+    }
+
+    /// Kills those whose grace is over.
+    fn kill_due(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> = self
+            .targets
+            .iter()
+            .filter_map(|(id, target)| match &target.standing {
+                Standing::Warned(generation, process, at) if *at <= now => {
+                    Some((id.clone(), *generation, process.clone()))
+                }
+                _ => None,
+            })
+            .collect();
+        for (id, generation, process) in due {
+            self.kill(&id, generation, process, false);
+        }
+    }
+
+    /// One certificate, and every other one that is there already.
+    fn certify(&mut self, first: SessionId) {
+        let mut next = Some(first);
+        while let Some(id) = next {
+            if let Some(generation) = self.targets.get(&id).and_then(Target::generation)
+                && !self.targets.get(&id).is_some_and(Target::is_settled)
+            {
+                self.certified += 1;
+                self.last_certificate = Some(Instant::now());
+                self.event(
+                    EventKind::SessionDead,
+                    &id,
+                    generation,
+                    "its PID namespace is empty",
+                );
+                self.set(&id, Standing::Dead(generation));
+                self.queue_release(&id, generation);
+            }
+            next = self.dying.next().now_or_never().flatten();
+        }
+    }
+
+    fn queue_release(&mut self, id: &SessionId, generation: Generation) {
+        let Some(target) = self.targets.get(id) else {
+            return;
+        };
+        let ending = Ending {
+            failed: false,
+            reason: format!("preempted: {}", self.reason),
+            exit_code: None,
+            ended_at: Timestamp::now(),
+            started_at: target.entry.started_at,
+            phases: target.entry.phases.clone(),
+        };
+        self.dead.push(Release {
+            id: id.clone(),
+            generation,
+            ending,
+        });
+    }
+
+    fn begin_release(&mut self) {
+        let paused = self.retry_at.is_some_and(|at| Instant::now() < at);
+        if self.releasing.is_some() || self.dead.is_empty() || paused {
+            return;
+        }
+        self.retry_at = None;
+        let batch: Vec<Release> = self.dead.drain(..self.dead.len().min(BATCH)).collect();
+        let registry = self.means.registry.clone();
+        self.releasing = Some(
+            async move {
+                let results = registry.release(batch.clone()).await;
+                (batch, results)
+            }
+            .boxed(),
+        );
+    }
+
+    fn released(&mut self, batch: Vec<Release>, results: Vec<Result<(), RegistryError>>) {
+        for (release, result) in batch.into_iter().zip(results) {
+            let (id, generation) = (release.id.clone(), release.generation);
+            match result {
+                Ok(()) => {
+                    self.last_release = Some(Instant::now());
+                    self.event(
+                        EventKind::SessionReleased,
+                        &id,
+                        generation,
+                        &release.ending.reason,
+                    );
+                    if let Some(target) = self.targets.get_mut(&id) {
+                        target.standing = Standing::Released(generation);
+                        target
+                            .entry
+                            .fate
+                            .send_replace(Some(Fate::Released(release.ending)));
+                    }
+                    self.means.table.remove(&id, Some(generation));
+                }
+                Err(error) if error.is_retryable() => {
+                    self.retry_at = Some(Instant::now() + RELEASE_PAUSE);
+                    self.dead.push(release);
+                }
+                Err(error) => {
+                    let reason = format!("its release was refused: {}", crate::error_chain(&error));
+                    self.set(&id, Standing::Failed(Some(generation), reason));
+                }
+            }
+        }
+    }
+
+    /// Asks the registry for the generations of claims under way. Gives up on those that it does
+    /// not know after a while.
+    fn look_up_claims(&mut self) {
+        let claiming: Vec<SessionId> = self
+            .targets
+            .iter()
+            .filter(|(_, target)| matches!(target.standing, Standing::Claiming))
+            .map(|(id, _)| id.clone())
+            .collect();
+        if Instant::now() >= self.at + CLAIM_PATIENCE {
+            for id in claiming {
+                let reason = "its claim was still under way; it has no container, and the record, \
+                    if any, is released at the next start of conman";
+                self.set(&id, Standing::Failed(None, reason.to_owned()));
+            }
+            return;
+        }
+        if self.looking_up.is_some() || claiming.is_empty() {
+            return;
+        }
+        let registry = self.means.registry.clone();
+        self.looking_up = Some(
+            async move {
+                let mut found = Vec::new();
+                for id in claiming {
+                    if let Ok(Some(record)) = registry.get(&id).await
+                        && record.state == RecordState::Starting
+                    {
+                        found.push((id, record.generation));
+                    }
+                }
+                found
+            }
+            .boxed(),
+        );
+    }
+
+    fn found_claims(&mut self, found: Vec<(SessionId, Generation)>) {
+        for (id, generation) in found {
+            let claiming = self
+                .targets
+                .get(&id)
+                .is_some_and(|target| matches!(target.standing, Standing::Claiming));
+            if claiming {
+                // The table is closed, so this generation's start is never sent.
+                self.never_ran(&id, generation);
+            }
+        }
+    }
+
+    fn note_kill(&mut self, id: &SessionId, generation: Generation) {
+        // A start under way may take several passes.
+        let first = |target: &mut Target| !std::mem::replace(&mut target.struck, true);
+        if !self.targets.get_mut(id).is_some_and(first) {
+            return;
+        }
+        self.killed += 1;
+        self.last_kill = Some(Instant::now());
+        self.event(
+            EventKind::SessionKilled,
+            id,
+            generation,
+            "SIGKILL for the preemption",
+        );
+    }
+
+    fn set(&mut self, id: &SessionId, standing: Standing) {
+        if let Some(target) = self.targets.get_mut(id) {
+            target.standing = standing;
+        }
+    }
+
+    fn event(&mut self, kind: EventKind, id: &SessionId, generation: Generation, message: &str) {
+        self.events
+            .push(session_event(kind, id, generation, message.to_owned()));
+    }
+
+    fn conclude(mut self) -> Outcome {
+        let mut unreleased = Vec::new();
+        let mut released = 0;
+        for (id, target) in &self.targets {
+            match (&target.standing, target.generation()) {
+                (Standing::Released(_) | Standing::Settled, _) => released += 1,
+                (_, generation) => {
+                    let reason = target.complaint();
+                    target.entry.fate.send_replace(Some(Fate::Unreleased));
+                    // A claim that was never answered has no generation to report.
+                    if let Some(generation) = generation {
+                        unreleased.push(Unreleased {
+                            id: id.clone(),
+                            generation,
+                            reason,
+                        });
+                    }
+                }
+            }
+        }
+        unreleased.sort_by(|a, b| a.id.cmp(&b.id));
+        let since = |at: Option<Instant>| {
+            at.map(|at| at.saturating_duration_since(self.at).as_secs_f64() * 1_000.0)
+        };
+        let report = PreemptReport {
+            noticed_at: self.noticed_at,
+            source: self.source.clone(),
+            sessions: self.targets.len() as u64,
+            killed: self.killed,
+            certified: self.certified,
+            released,
+            last_kill_ms: since(self.last_kill),
+            last_certificate_ms: since(self.last_certificate),
+            last_release_ms: since(self.last_release),
+            unreleased,
+        };
+        let message = format!("{released} of {} sessions released", report.sessions);
+        self.events
+            .push(node_event(EventKind::PreemptFinished, message));
+        Outcome {
+            report,
+            events: self.events,
+        }
+    }
+}
+
+async fn or_pending<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
+    }
+}

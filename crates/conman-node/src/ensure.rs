@@ -1,0 +1,230 @@
+//! Brings sessions to running, and to their end.
+
+use std::sync::Arc;
+
+use conman_proto::{ResolvedSpec, SessionId, SessionState, StopReport};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::context::Context;
+use crate::error::{EnsureError, FailureKind, StopError};
+use crate::kill_table::{KillEntry, Stage};
+use crate::session::{self, Beginning, Failure, SessionHandle, View};
+use crate::sessions::Admission;
+
+/// What an ensure came to.
+#[derive(Debug)]
+pub(crate) struct Ensured {
+    pub(crate) handle: Arc<SessionHandle>,
+    /// Whether this very call began the start.
+    pub(crate) created: bool,
+}
+
+/// See [`crate::Node::ensure`].
+pub(crate) async fn ensure(
+    context: &Arc<Context>,
+    id: &SessionId,
+    spec: &ResolvedSpec,
+    wait: bool,
+) -> Result<Ensured, EnsureError> {
+    let deadline = Instant::now() + context.options.bounds.ending;
+    let ensured = loop {
+        match admit(context, id, spec) {
+            Admission::Start(handle) => {
+                session::spawn(Arc::clone(context), Arc::clone(&handle), Beginning::Fresh);
+                break Ensured {
+                    handle,
+                    created: true,
+                };
+            }
+            Admission::Join(handle) => {
+                break Ensured {
+                    handle,
+                    created: false,
+                };
+            }
+            Admission::WaitForEnd(handle) => wait_for_end(context, &handle, deadline).await?,
+            Admission::Refuse(error) => return Err(error),
+        }
+    };
+    let handle = &ensured.handle;
+    let view = handle
+        .wait_for(|view| match view.state {
+            SessionState::Starting => !wait && view.generation.is_some(),
+            SessionState::Stopping => false,
+            SessionState::Running
+            | SessionState::Frozen
+            | SessionState::Stuck
+            | SessionState::Stopped
+            | SessionState::Failed => true,
+        })
+        .await;
+    match failure(context, handle, &view) {
+        Some(error) => Err(error),
+        None => Ok(ensured),
+    }
+}
+
+fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admission {
+    let Some(runtime) = context.runtime(spec.runtime) else {
+        let known: Vec<_> = context.runtimes.keys().map(ToString::to_string).collect();
+        return Admission::Refuse(EnsureError::NoSuchRuntime {
+            runtime: spec.runtime,
+            known: known.join(", "),
+        });
+    };
+    context
+        .sessions
+        .admit(id, spec, context.options.limits.max_sessions, |handle| {
+            let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
+            context
+                .table
+                .admit(id, entry)
+                .map_err(|closed| EnsureError::Preempted {
+                    reason: closed.reason,
+                })
+        })
+}
+
+/// The kill table's entry of a life.
+pub(crate) fn kill_entry(
+    handle: &SessionHandle,
+    stage: Stage,
+    runtime: Option<Arc<dyn conman_runtime::Runtime>>,
+) -> KillEntry {
+    let signal = handle
+        .spec
+        .preempt_signal
+        .as_deref()
+        .and_then(conman_linux::parse_signal);
+    let grace = std::time::Duration::from_millis(handle.spec.preempt_grace_ms.into());
+    let view = handle.view();
+    KillEntry {
+        stage,
+        runtime,
+        warning: signal.map(|signal| (signal, grace)),
+        closing: Arc::clone(&handle.closing),
+        fate: Arc::clone(&handle.fate),
+        started_at: view.started_at,
+        phases: view.phases,
+    }
+}
+
+async fn wait_for_end(
+    context: &Context,
+    handle: &SessionHandle,
+    deadline: Instant,
+) -> Result<(), EnsureError> {
+    let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
+    let view = timeout_at(deadline, handle.wait_for(over))
+        .await
+        .map_err(|_| EnsureError::StillEnding {
+            id: handle.id.clone(),
+            waited: context.options.bounds.ending,
+        })?;
+    match (view.state, view.generation) {
+        (SessionState::Stuck, Some(generation)) => Err(EnsureError::Stuck {
+            id: handle.id.clone(),
+            generation,
+            reason: view.reason.unwrap_or_default(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// What kept a life from running, if anything did.
+pub(crate) fn failure(
+    context: &Context,
+    handle: &SessionHandle,
+    view: &View,
+) -> Option<EnsureError> {
+    let id = handle.id.clone();
+    let session = || Box::new(crate::view::session(context, handle));
+    let error = match view.failure.as_ref()? {
+        Failure::Unclaimed(source) => EnsureError::Registry {
+            id,
+            source: Arc::clone(source),
+        },
+        Failure::ClaimSlow => EnsureError::RegistrySlow {
+            id,
+            waited: context.options.bounds.registry,
+        },
+        Failure::Kind(FailureKind::Stopped) => EnsureError::Stopped {
+            id,
+            session: session(),
+        },
+        Failure::Kind(FailureKind::Preempted) => {
+            let reason = context
+                .table
+                .closed()
+                .map_or_else(String::new, |closed| closed.reason);
+            EnsureError::Preempted { reason }
+        }
+        Failure::Kind(kind) => EnsureError::StartFailed {
+            id,
+            kind: *kind,
+            session: session(),
+        },
+    };
+    Some(error)
+}
+
+/// See [`crate::Node::stop`].
+pub(crate) async fn stop(
+    context: &Context,
+    id: &SessionId,
+    why: &str,
+) -> Result<StopReport, StopError> {
+    let asked = Instant::now();
+    let none = || StopError::NoSuchSession { id: id.clone() };
+    let handle = context.sessions.current(id).ok_or_else(none)?;
+    handle.order_stop(why);
+    let bounds = &context.options.bounds;
+    let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
+    let bound = bounds.registry + bounds.stuck_after + bounds.exit_code;
+    let view = match timeout(bound, handle.wait_for(over)).await {
+        Ok(view) => view,
+        Err(_) => {
+            let view = handle.view();
+            if view.dead_at.is_some() {
+                let reason = view.reason.unwrap_or_default();
+                return Err(StopError::NotReleased {
+                    id: id.clone(),
+                    reason,
+                });
+            }
+            view
+        }
+    };
+    let Some(generation) = view.generation else {
+        // The start was stopped, or failed, before it was recorded: what is shown is older.
+        return match context.sessions.shown(id) {
+            Some(former) => report(id, &former.view(), asked).ok_or_else(none),
+            None => Err(none()),
+        };
+    };
+    let reason = view.reason.clone();
+    Ok(report(id, &view, asked).unwrap_or(StopReport {
+        id: id.clone(),
+        generation,
+        // Neither dead nor long enough dying to be called stuck: as good as stuck to the caller.
+        state: SessionState::Stuck,
+        reason,
+        dead_ms: None,
+        released_ms: None,
+    }))
+}
+
+fn report(id: &SessionId, view: &View, asked: Instant) -> Option<StopReport> {
+    let since = |at: Option<Instant>| {
+        at.map(|at| at.saturating_duration_since(asked).as_secs_f64() * 1_000.0)
+    };
+    let ended = view.state.is_ended();
+    (ended || view.state == SessionState::Stuck).then_some(StopReport {
+        id: id.clone(),
+        generation: view.generation?,
+        state: view.state,
+        reason: view.reason.clone(),
+        dead_ms: since(view.dead_at).filter(|_| ended),
+        released_ms: since(view.released_at).filter(|_| ended),
+    })
+}

@@ -1,0 +1,253 @@
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_linux::ProcessError;
+use conman_proto::{FieldError, Generation, RuntimeKind, Session, SessionId, SessionState};
+use conman_registry::RegistryError;
+use conman_runtime::RuntimeError;
+
+/// Why a node could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeStartError {
+    #[error("cannot read the registry's records")]
+    Records(#[source] RegistryError),
+    #[error("cannot release sessions whose processes are gone")]
+    Release(#[source] RegistryError),
+    #[error(
+        "cannot tell whether session {id} (generation {generation}) still runs; nothing was \
+        changed"
+    )]
+    Adopt {
+        id: SessionId,
+        generation: Generation,
+        #[source]
+        source: ProcessError,
+    },
+    #[error("no runtime was given; configure one")]
+    NoRuntime,
+    #[error("cannot {action}")]
+    Thread {
+        action: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the endpoint of the metadata server, `{endpoint}`, is no `http://HOST[:PORT]`: \
+        {reason}"
+    )]
+    Endpoint { endpoint: String, reason: String },
+}
+
+/// What kind of trouble kept a start from succeeding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The runtime does not answer.
+    RuntimeUnavailable,
+    /// The image is not on this node.
+    NoSuchImage,
+    /// The runtime refuses the spec, or its program cannot be run.
+    Refused,
+    /// A bind's source is missing or not allowed.
+    Bind,
+    /// The program runs and did not answer in time.
+    NotReady,
+    /// The program ended before it was ready.
+    Exited,
+    /// A bound on one of conman's or the runtime's steps passed.
+    TimedOut,
+    /// The registry failed.
+    Registry,
+    /// Files, processes or limits of the host.
+    Host,
+    /// Somebody stopped the session while it was starting.
+    Stopped,
+    /// The machine is going.
+    Preempted,
+    /// The daemon was restarted in the middle of the start.
+    Interrupted,
+}
+
+impl FailureKind {
+    /// Whether the same start may succeed later without a change by its caller.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        match self {
+            Self::RuntimeUnavailable
+            | Self::TimedOut
+            | Self::Registry
+            | Self::Host
+            | Self::Preempted
+            | Self::Interrupted => true,
+            Self::NoSuchImage
+            | Self::Refused
+            | Self::Bind
+            | Self::NotReady
+            | Self::Exited
+            | Self::Stopped => false,
+        }
+    }
+}
+
+/// Why `ensure` gave no running session.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EnsureError {
+    #[error("the spec of session {id} is not valid")]
+    BadSpec {
+        id: SessionId,
+        errors: Vec<FieldError>,
+    },
+    #[error("this node has no {runtime} runtime; its runtimes are {known}")]
+    NoSuchRuntime { runtime: RuntimeKind, known: String },
+    #[error(
+        "this node runs {max_sessions} sessions, which is its limit (max_sessions); stop one, \
+        or raise the limit"
+    )]
+    Full { max_sessions: usize },
+    #[error("this node was told that its machine is going ({reason}); use another one")]
+    Preempted { reason: String },
+    #[error("this node is shutting down")]
+    ShuttingDown,
+    #[error("session {id} did not start: {}", session.reason.as_deref().unwrap_or("no reason given"))]
+    StartFailed {
+        id: SessionId,
+        kind: FailureKind,
+        session: Box<Session>,
+    },
+    #[error("session {id} was stopped while it was starting")]
+    Stopped {
+        id: SessionId,
+        session: Box<Session>,
+    },
+    #[error(
+        "the former container of session {id} (generation {generation}) could not be killed \
+        yet: {reason}"
+    )]
+    Stuck {
+        id: SessionId,
+        generation: Generation,
+        reason: String,
+    },
+    #[error("the former container of session {id} did not end within {} s; try again",
+        waited.as_secs())]
+    StillEnding { id: SessionId, waited: Duration },
+    #[error("the start of session {id} could not be recorded")]
+    Registry {
+        id: SessionId,
+        #[source]
+        source: Arc<RegistryError>,
+    },
+    #[error("the registry did not record the start of session {id} within {} s; try again",
+        waited.as_secs())]
+    RegistrySlow { id: SessionId, waited: Duration },
+}
+
+impl EnsureError {
+    /// Whether the same request may succeed later without a change by its caller.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Full { .. }
+            | Self::Preempted { .. }
+            | Self::ShuttingDown
+            | Self::Stuck { .. }
+            | Self::StillEnding { .. }
+            | Self::Stopped { .. }
+            | Self::RegistrySlow { .. } => true,
+            Self::BadSpec { .. } | Self::NoSuchRuntime { .. } => false,
+            Self::StartFailed { kind, .. } => kind.is_retryable(),
+            Self::Registry { source, .. } => source.is_retryable(),
+        }
+    }
+}
+
+/// Why a session was not stopped.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StopError {
+    #[error("there is no session {id}")]
+    NoSuchSession { id: SessionId },
+    #[error("session {id} is dead, but its release is not recorded yet: {reason}")]
+    NotReleased { id: SessionId, reason: String },
+}
+
+/// Why a connection cannot be brought to a session.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RouteError {
+    #[error("there is no session {id}")]
+    NoSuchSession { id: SessionId },
+    #[error("session {id} is {state}{}; start it with PUT /v1/sessions/{id}",
+        reason.as_deref().map(|r| format!(" ({r})")).unwrap_or_default())]
+    Ended {
+        id: SessionId,
+        state: SessionState,
+        reason: Option<String>,
+    },
+    #[error("session {id} has no port")]
+    NoPort { id: SessionId },
+    #[error("{limit} connections already wait for {what}; try again in a moment")]
+    TooManyWaiting { what: Waiting, limit: usize },
+    #[error("session {id} cannot be reached: its container could not be killed yet: {reason}")]
+    Stuck { id: SessionId, reason: String },
+    #[error("session {id} was not ready within {} s", waited.as_secs())]
+    HoldTimedOut { id: SessionId, waited: Duration },
+    #[error("session {id} cannot be started")]
+    NotStarted {
+        id: SessionId,
+        #[source]
+        source: EnsureError,
+    },
+}
+
+impl RouteError {
+    /// Whether the same connection may succeed later without anybody's doing.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::NoSuchSession { .. } | Self::Ended { .. } | Self::NoPort { .. } => false,
+            Self::TooManyWaiting { .. } | Self::Stuck { .. } | Self::HoldTimedOut { .. } => true,
+            Self::NotStarted { source, .. } => source.is_retryable(),
+        }
+    }
+}
+
+/// Whose limit on held connections is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    Session(SessionId),
+    Node,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Session(id) => write!(formatter, "session {id}"),
+            Self::Node => formatter.write_str("sessions of this node"),
+        }
+    }
+}
+
+/// Why a command was not run, or a log not read.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    #[error("there is no session {id}")]
+    NoSuchSession { id: SessionId },
+    #[error("session {id} is {state}, not running")]
+    NotRunning { id: SessionId, state: SessionState },
+    #[error("session {id} has no container any more, so its log is gone")]
+    NotKept { id: SessionId },
+    #[error("cannot reach the container of session {id}")]
+    Runtime {
+        id: SessionId,
+        #[source]
+        source: RuntimeError,
+    },
+}
+
+/// Why a preemption gave no report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PreemptError {
+    #[error("the emergency thread has ended; restart conman")]
+    ThreadEnded,
+    #[error("too many preemption notices wait for an answer; the first one is being acted on")]
+    TooManyWaiting,
+}

@@ -1,0 +1,337 @@
+//! The node as the rest of the daemon sees it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use conman_core::SpecPolicy;
+use conman_core::listing::ListQuery;
+use conman_core::naming::Instance;
+use conman_linux::NetnsSockets;
+use conman_proto::{
+    EnsureResponse, EventKind, PreemptPlan, PreemptReport, PreemptRequest, Session, SessionId,
+    SessionList, SessionRequest, SessionState, StopReport,
+};
+use conman_registry::{Journal, Registry};
+use conman_runtime::{ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError};
+use futures_util::stream::BoxStream;
+use jiff::Timestamp;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::cleanup::CleanupQueue;
+use crate::context::Context;
+use crate::emergency::{self, EmergencyHandle, Endpoint};
+use crate::error::{AccessError, EnsureError, NodeStartError, PreemptError, RouteError, StopError};
+use crate::events::node_event;
+use crate::hold::Seats;
+use crate::kill_table::KillTable;
+use crate::options::NodeOptions;
+use crate::route::SessionRoute;
+use crate::runtime_health::RuntimeHealth;
+use crate::sessions::Sessions;
+use crate::{access, adoption, cleanup, ensure, reconcile, runtime_health, view};
+
+/// The sessions of one machine.
+#[derive(Debug)]
+pub struct Node {
+    context: Arc<Context>,
+    emergency: EmergencyHandle,
+    health: Arc<RuntimeHealth>,
+    started_at: Timestamp,
+    background: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Node {
+    /// Takes over what an earlier daemon left, and begins to serve.
+    ///
+    /// Adoption goes by the records and the kernel alone; when this returns, every session that
+    /// still runs is known and can be reached and killed, and every one that does not is
+    /// released. Only afterwards, in the background, the runtimes are asked what else there is:
+    /// starts whose answer was lost and containers without a record are ended, leftovers removed.
+    ///
+    /// The tasks run on the calling tokio runtime.
+    pub async fn start(
+        options: NodeOptions,
+        registry: Arc<dyn Registry>,
+        journal: Arc<Journal>,
+        runtimes: Vec<Arc<dyn Runtime>>,
+    ) -> Result<Arc<Self>, NodeStartError> {
+        if runtimes.is_empty() {
+            return Err(NodeStartError::NoRuntime);
+        }
+        let endpoint = gce_endpoint(&options)?;
+        let thread = |action| move |source| NodeStartError::Thread { action, source };
+        let sockets = NetnsSockets::start()
+            .map_err(thread("start the threads that make sockets in namespaces"))?;
+        let table = Arc::new(KillTable::default());
+        let means = emergency::Means {
+            table: Arc::clone(&table),
+            registry: Arc::clone(&registry),
+            journal: Arc::clone(&journal),
+            budget_ms: options.preempt_budget_ms,
+        };
+        let emergency = emergency::start(means).map_err(thread("start the emergency thread"))?;
+        let context = Arc::new(Context {
+            starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
+            registry,
+            journal,
+            runtimes: runtimes
+                .into_iter()
+                .map(|runtime| (runtime.kind(), runtime))
+                .collect(),
+            table,
+            sockets: Arc::new(sockets),
+            sessions: Sessions::default(),
+            held: Arc::new(Seats::default()),
+            cleanup: CleanupQueue::default(),
+            stray_expected: Notify::new(),
+            options,
+        });
+        let adopted = match adoption::adopt(&context).await {
+            Ok(adopted) => adopted,
+            Err(error) => {
+                emergency.stop();
+                return Err(error);
+            }
+        };
+        context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
+        tracing::info!(instance = %context.options.instance, "{adopted}");
+        if let Some(endpoint) = endpoint {
+            emergency::watch_gce(&emergency, &endpoint);
+        }
+        let health = Arc::new(RuntimeHealth::default());
+        let background = vec![
+            tokio::spawn(cleanup::run(Arc::clone(&context))),
+            tokio::spawn(reconcile::run(Arc::clone(&context))),
+            tokio::spawn(runtime_health::run(
+                Arc::clone(&context),
+                Arc::clone(&health),
+            )),
+        ];
+        Ok(Arc::new(Self {
+            context,
+            emergency,
+            health,
+            started_at: Timestamp::now(),
+            background: Mutex::new(background),
+        }))
+    }
+
+    /// Brings a session to running, or joins a start under way; with `wait: false` returns once
+    /// the start is recorded.
+    ///
+    /// A running one is returned as it is: its spec never changes. One that is stopping is awaited
+    /// (bounded) and started anew, one that has ended is started anew, each in a greater
+    /// generation. Cancelling does not cancel a start.
+    pub async fn ensure(
+        &self,
+        id: &SessionId,
+        request: &SessionRequest,
+        wait: bool,
+    ) -> Result<EnsureResponse, EnsureError> {
+        let spec =
+            conman_core::resolve(&self.context.options.policy, id, request).map_err(|errors| {
+                EnsureError::BadSpec {
+                    id: id.clone(),
+                    errors,
+                }
+            })?;
+        let ensured = ensure::ensure(&self.context, id, &spec, wait).await?;
+        Ok(EnsureResponse {
+            session: view::session(&self.context, &ensured.handle),
+            created: ensured.created,
+            spec_matches: conman_core::matches(&ensured.handle.spec, &spec),
+        })
+    }
+
+    /// One session.
+    #[must_use]
+    pub fn get(&self, id: &SessionId) -> Option<Session> {
+        let handle = self.context.sessions.shown(id)?;
+        Some(view::session(&self.context, &handle))
+    }
+
+    /// A page of sessions, ordered by id.
+    #[must_use]
+    pub fn list(&self, query: &ListQuery) -> SessionList {
+        let shown = self.context.sessions.all_shown();
+        let page = query.page(
+            shown
+                .iter()
+                .map(|handle| view::session(&self.context, handle)),
+        );
+        SessionList {
+            sessions: page.items,
+            next: page.next,
+        }
+    }
+
+    /// Kills a session, and returns once it is certified dead and released, or is stuck. `why` is
+    /// shown as its reason. Stopping one that has ended succeeds. Cancelling does not cancel it.
+    pub async fn stop(&self, id: &SessionId, why: &str) -> Result<StopReport, StopError> {
+        ensure::stop(&self.context, id, why).await
+    }
+
+    /// Runs a command in a running session.
+    pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
+        access::exec(&self.context, id, plan).await
+    }
+
+    /// A session's log, as long as its container exists.
+    pub async fn logs(
+        &self,
+        id: &SessionId,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, AccessError> {
+        access::logs(&self.context, id, options).await
+    }
+
+    /// The way to a session's program. A connection to one that is starting is held; one that
+    /// does not run is started if `may_start` and its template say so (`start_on_connect`).
+    ///
+    /// Returns at once, without a wait or a lock held by anybody for long, when the session runs.
+    pub async fn route(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
+        access::route(&self.context, id, may_start).await
+    }
+
+    /// What happened on this node.
+    #[must_use]
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.context.journal
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.context.options.name
+    }
+
+    #[must_use]
+    pub fn instance(&self) -> &Instance {
+        &self.context.options.instance
+    }
+
+    /// Templates and limits of specs.
+    #[must_use]
+    pub fn policy(&self) -> &SpecPolicy {
+        &self.context.options.policy
+    }
+
+    /// Where a session is reached.
+    #[must_use]
+    pub fn url(&self, id: &SessionId) -> String {
+        self.context.options.urls.url(id)
+    }
+
+    /// The node as the API shows it.
+    #[must_use]
+    pub fn view(&self) -> conman_proto::Node {
+        view::node(&self.context, &self.health, self.started_at)
+    }
+
+    /// What is amiss without making the node unready, in words.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.health.warnings()
+    }
+
+    /// What a preemption would do now.
+    #[must_use]
+    pub fn preempt_plan(&self, budget_ms: Option<u32>) -> PreemptPlan {
+        self.emergency.plan(budget_ms)
+    }
+
+    /// Kills, certifies and releases every session, and admits no more. A second notice gets the
+    /// first one's report. `dry_run` is the caller's to look at.
+    ///
+    /// The work is the emergency thread's; cancelling does not cancel it.
+    pub async fn preempt(
+        &self,
+        request: &PreemptRequest,
+        source: &str,
+    ) -> Result<PreemptReport, PreemptError> {
+        self.emergency.preempt(request, source)?.wait().await
+    }
+
+    /// Admits sessions again after a preemption.
+    pub fn readmit(&self) -> Result<(), PreemptError> {
+        self.emergency.readmit()
+    }
+
+    /// For whatever must work when everything else hangs.
+    #[must_use]
+    pub fn emergency(&self) -> &EmergencyHandle {
+        &self.emergency
+    }
+
+    /// Ends the node's work. With `leave` the containers go on, for the next daemon to adopt;
+    /// otherwise every session is stopped first, bounded by the bound on stuck ones.
+    pub async fn shutdown(&self, leave: bool) {
+        self.context.sessions.shut_down();
+        if !leave {
+            self.stop_all().await;
+        }
+        let message = if leave {
+            "leaving the sessions running"
+        } else {
+            "all sessions stopped"
+        };
+        self.context
+            .note(node_event(EventKind::NodeStopping, message.to_owned()));
+        self.emergency.stop();
+        for task in self.take_background() {
+            task.abort();
+        }
+        self.context.journal.flush().await;
+    }
+
+    async fn stop_all(&self) {
+        let live = self.context.sessions.live();
+        for handle in &live {
+            handle.order_stop("conman is shutting down");
+        }
+        let bounds = &self.context.options.bounds;
+        let over = |state: SessionState| state.is_ended() || state == SessionState::Stuck;
+        let all = async {
+            for handle in &live {
+                handle.wait_for(|view| over(view.state)).await;
+            }
+        };
+        if timeout(bounds.stuck_after + bounds.ending, all)
+            .await
+            .is_err()
+        {
+            tracing::warn!("some sessions did not stop in time; the next start deals with them");
+        }
+    }
+
+    fn take_background(&self) -> Vec<JoinHandle<()>> {
+        std::mem::take(
+            &mut *self
+                .background
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.emergency.stop();
+        for task in self.take_background() {
+            task.abort();
+        }
+    }
+}
+
+fn gce_endpoint(options: &NodeOptions) -> Result<Option<Endpoint>, NodeStartError> {
+    let Some(gce) = &options.gce else {
+        return Ok(None);
+    };
+    gce.endpoint
+        .parse()
+        .map(Some)
+        .map_err(|error: emergency::BadEndpoint| NodeStartError::Endpoint {
+            endpoint: gce.endpoint.clone(),
+            reason: crate::error_chain(&error),
+        })
+}

@@ -1,0 +1,168 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use conman_core::SpecPolicy;
+use conman_core::naming::Instance;
+use conman_proto::SessionId;
+
+/// What a node is and how much it may do.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// As the API and the journal show it.
+    pub name: String,
+    pub instance: Instance,
+    /// Each container's own small files go below it.
+    pub state_dir: PathBuf,
+    pub policy: SpecPolicy,
+    pub limits: NodeLimits,
+    pub bounds: NodeBounds,
+    pub urls: UrlScheme,
+    /// Time between a preemption notice that names none and the end of the machine.
+    pub preempt_budget_ms: u32,
+    /// Watch the metadata server of Google Compute Engine for preemption notices.
+    pub gce: Option<GceOptions>,
+}
+
+impl NodeOptions {
+    /// The documented defaults.
+    #[must_use]
+    pub fn new(name: String, instance: Instance, state_dir: PathBuf, policy: SpecPolicy) -> Self {
+        Self {
+            name,
+            instance,
+            state_dir,
+            policy,
+            limits: NodeLimits::default(),
+            bounds: NodeBounds::default(),
+            urls: UrlScheme::host("http", "localhost:7701"),
+            preempt_budget_ms: 25_000,
+            gce: None,
+        }
+    }
+}
+
+/// How many of each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeLimits {
+    /// Sessions that have not ended.
+    pub max_sessions: usize,
+    /// Starts that the runtime works on at a time; further ones queue.
+    pub max_starting: usize,
+    /// Ended sessions that are still shown; the oldest are forgotten.
+    pub max_stopped_kept: usize,
+    /// Connections held for one session that is starting.
+    pub max_held_per_session: usize,
+    /// Connections held for all sessions together.
+    pub max_held: usize,
+}
+
+impl Default for NodeLimits {
+    fn default() -> Self {
+        Self {
+            max_sessions: 1_000,
+            max_starting: 8,
+            max_stopped_kept: 1_000,
+            max_held_per_session: 128,
+            max_held: 4_096,
+        }
+    }
+}
+
+/// How long each thing may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeBounds {
+    /// One durable write of the registry.
+    pub registry: Duration,
+    /// A start's wait for its turn among `max_starting`.
+    pub queue: Duration,
+    /// Checking a start's binds.
+    pub prepare: Duration,
+    /// The runtime's making of a container, beyond the runtime's own bound.
+    pub create: Duration,
+    /// The runtime's starting of a container, beyond the runtime's own bound.
+    pub start: Duration,
+    /// Between SIGKILL and the word that a session is stuck.
+    pub stuck_after: Duration,
+    /// The runtime's answer to how a program ended.
+    pub exit_code: Duration,
+    /// An ensure's wait for the end of the session's former container.
+    pub ending: Duration,
+}
+
+impl Default for NodeBounds {
+    fn default() -> Self {
+        Self {
+            registry: Duration::from_secs(30),
+            queue: Duration::from_secs(120),
+            prepare: Duration::from_secs(10),
+            create: Duration::from_secs(120),
+            start: Duration::from_secs(120),
+            stuck_after: Duration::from_secs(5),
+            exit_code: Duration::from_secs(1),
+            ending: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Where a session is reached, as a pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UrlScheme {
+    before: String,
+    after: String,
+}
+
+impl UrlScheme {
+    /// `http://{id}.localhost:7701/`: `authority` is the domain, with the port where it is not
+    /// the scheme's own.
+    #[must_use]
+    pub fn host(scheme: &str, authority: &str) -> Self {
+        Self {
+            before: format!("{scheme}://"),
+            after: format!(".{authority}/"),
+        }
+    }
+
+    /// `http://127.0.0.1:7701/s/{id}/`: `base` is everything before `/s`.
+    #[must_use]
+    pub fn path(base: &str) -> Self {
+        Self {
+            before: format!("{}/s/", base.trim_end_matches('/')),
+            after: "/".to_owned(),
+        }
+    }
+
+    /// The session's URL.
+    #[must_use]
+    pub fn url(&self, id: &SessionId) -> String {
+        format!("{}{id}{}", self.before, self.after)
+    }
+}
+
+/// Google Compute Engine's metadata server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GceOptions {
+    /// `http://HOST[:PORT]`, without a path.
+    pub endpoint: String,
+}
+
+impl Default for GceOptions {
+    fn default() -> Self {
+        Self {
+            endpoint: "http://metadata.google.internal".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_has_a_url_by_host_or_by_path() {
+        let id: SessionId = "alice".parse().expect("an id");
+        let by_host = UrlScheme::host("https", "conman.example");
+        assert_eq!(by_host.url(&id), "https://alice.conman.example/");
+        let by_path = UrlScheme::path("http://127.0.0.1:7701/");
+        assert_eq!(by_path.url(&id), "http://127.0.0.1:7701/s/alice/");
+    }
+}

@@ -1,0 +1,111 @@
+//! The phases of a start, and a clock that makes them follow on each other without a gap.
+
+use std::time::Duration;
+
+use conman_registry::Phase;
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
+
+/// The start is recorded in the registry.
+pub(crate) const CLAIM: &str = "claim";
+/// Waiting for its turn among the starts that the runtime works on.
+pub(crate) const ADMIT: &str = "admit";
+/// Binds are checked.
+pub(crate) const PREPARE: &str = "prepare";
+/// The runtime makes the container.
+pub(crate) const CREATE: &str = "create";
+/// The runtime starts it.
+pub(crate) const START: &str = "start";
+/// Its init is taken hold of and verified.
+pub(crate) const VERIFY: &str = "verify";
+/// The program answers on its port. The record of the container is written meanwhile.
+pub(crate) const READY: &str = "ready";
+/// What the record of the container took beyond `ready`.
+pub(crate) const RECORD: &str = "record";
+/// The session is shown as running.
+pub(crate) const PUBLISH: &str = "publish";
+
+/// Measures phases that follow on each other: where one ends the next one begins.
+#[derive(Debug)]
+pub(crate) struct PhaseClock {
+    began_at: Timestamp,
+    began: Instant,
+    mark: Instant,
+    phases: Vec<Phase>,
+}
+
+impl PhaseClock {
+    /// Begins the first phase now.
+    pub(crate) fn start() -> Self {
+        let now = Instant::now();
+        Self {
+            began_at: Timestamp::now(),
+            began: now,
+            mark: now,
+            phases: Vec::new(),
+        }
+    }
+
+    /// With the phases of an earlier daemon.
+    pub(crate) fn resumed(phases: Vec<Phase>) -> Self {
+        Self {
+            phases,
+            ..Self::start()
+        }
+    }
+
+    /// Ends the present phase now.
+    pub(crate) fn end(&mut self, name: &str) -> &Phase {
+        self.end_at(name, Instant::now())
+    }
+
+    /// Ends the present phase at a moment that is not before its beginning.
+    pub(crate) fn end_at(&mut self, name: &str, at: Instant) -> &Phase {
+        let at = at.max(self.mark);
+        let offset = self.mark - self.began;
+        let duration = at - self.mark;
+        self.mark = at;
+        self.phases.push(Phase {
+            name: name.to_owned(),
+            started_at: later(self.began_at, offset),
+            duration_ms: duration.as_secs_f64() * 1_000.0,
+        });
+        // Pushed in the line above.
+        &self.phases[self.phases.len() - 1]
+    }
+
+    pub(crate) fn phases(&self) -> &[Phase] {
+        &self.phases
+    }
+}
+
+/// A wall-clock time so much later, by the monotonic clock's measure.
+fn later(at: Timestamp, offset: Duration) -> Timestamp {
+    SignedDuration::try_from(offset)
+        .ok()
+        .and_then(|offset| at.checked_add(offset).ok())
+        .unwrap_or(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_leave_no_gap_and_never_run_backwards() {
+        let mut clock = PhaseClock::start();
+        let first = clock.mark + Duration::from_millis(30);
+        clock.end_at(CLAIM, first);
+        clock.end_at(ADMIT, first - Duration::from_millis(20));
+        clock.end_at(CREATE, first + Duration::from_millis(12));
+        let durations: Vec<_> = clock
+            .phases()
+            .iter()
+            .map(|phase| phase.duration_ms)
+            .collect();
+        assert_eq!(durations, [30.0, 0.0, 12.0]);
+        let last = &clock.phases()[2];
+        let offset = last.started_at.duration_since(clock.began_at);
+        assert_eq!(offset, SignedDuration::from_millis(30));
+    }
+}

@@ -1,0 +1,124 @@
+//! Compares what the runtimes have with what the node knows, and ends what nobody owns.
+//!
+//! A container without a life of its generation is an orphan: its record is gone (a registry that
+//! was lost), it was made after its maker had given up, or an earlier daemon died before removing
+//! it. The comparison is sound because a life is known, with its generation, before the runtime
+//! hears of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_linux::PidFd;
+use conman_proto::EventKind;
+use conman_runtime::{FoundContainer, Runtime};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::certificate;
+use crate::context::Context;
+
+/// Between two comparisons when all is well.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// Between two comparisons while containers may appear late, or a runtime does not answer.
+const SHORT_INTERVAL: Duration = Duration::from_secs(3);
+
+/// How long after its maker gave up a container may still appear.
+const STRAY_PERIOD: Duration = Duration::from_secs(120);
+
+/// The bound on one listing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long an orphan may take to die before the others' turn.
+const DEATH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Compares until it is aborted.
+pub(crate) async fn run(context: Arc<Context>) {
+    let mut strays_until: Option<Instant> = None;
+    loop {
+        let all_well = match context.table.closed() {
+            // The emergency thread does what is left to do.
+            Some(_) => true,
+            None => sweep(&context).await,
+        };
+        let expected = strays_until.is_some_and(|until| Instant::now() < until);
+        let pause = if all_well && !expected {
+            INTERVAL
+        } else {
+            SHORT_INTERVAL
+        };
+        tokio::select! {
+            // Cancel safe: a notification is kept as a permit until it is taken.
+            () = context.stray_expected.notified() => {
+                strays_until = Some(Instant::now() + STRAY_PERIOD);
+                // Right away it is still on its way.
+                sleep(SHORT_INTERVAL).await;
+            }
+            // Cancel safe: the pause begins anew.
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// One comparison with every runtime. Returns whether all of them answered.
+async fn sweep(context: &Context) -> bool {
+    let mut all_well = true;
+    for (kind, runtime) in &context.runtimes {
+        match timeout(PATIENCE, runtime.list()).await {
+            Ok(Ok(found)) => {
+                for container in found {
+                    all_well &= settle(context, &**runtime, container).await;
+                }
+            }
+            Ok(Err(error)) => {
+                let reason = crate::error_chain(&error);
+                tracing::debug!(runtime = %kind, reason, "cannot list containers");
+                all_well = false;
+            }
+            Err(_) => all_well = false,
+        }
+    }
+    all_well
+}
+
+/// Ends and removes a container that no life owns. Returns whether that is under way.
+async fn settle(context: &Context, runtime: &dyn Runtime, found: FoundContainer) -> bool {
+    let key = &found.key;
+    if context.sessions.is_live(&key.session, key.generation) {
+        return true;
+    }
+    let Some(pid) = found.pid else {
+        context.cleanup.push(runtime.kind(), found.key);
+        return true;
+    };
+    let process = match PidFd::open(pid) {
+        Ok(process) => Arc::new(process),
+        // Dead since the list was made; the next one shows it as ended.
+        Err(error) if error.proves_death() => return false,
+        Err(error) => {
+            tracing::warn!(container = %key, pid, %error, "cannot take hold of an orphan");
+            return false;
+        }
+    };
+    if !runtime.owns_pid(key, pid) {
+        return false;
+    }
+    if let Err(error) = process.kill() {
+        tracing::warn!(container = %key, pid, %error, "cannot kill an orphan");
+        return false;
+    }
+    let dead = timeout(DEATH_PATIENCE, certificate::of(process))
+        .await
+        .is_ok();
+    if dead {
+        metrics::counter!("conman_orphans_ended_total").increment(1);
+        let message = "killed a container that no record of this node owns";
+        context.note_session(
+            EventKind::OrphanEnded,
+            &key.session,
+            key.generation,
+            message,
+        );
+        context.cleanup.push(runtime.kind(), found.key);
+    }
+    dead
+}

@@ -1,0 +1,126 @@
+//! What the calls of a session's task come back with.
+
+use std::sync::Arc;
+
+use conman_linux::{PidFd, ProcessIdentity};
+use conman_proto::Generation;
+use conman_registry::{Ending, RegistryError};
+use conman_runtime::{RuntimeError, Started};
+use jiff::Timestamp;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use crate::error::FailureKind;
+
+/// Why a step of a start failed: its kind for programs, the rest for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) kind: FailureKind,
+    /// Phase, cause and remedy in words.
+    pub(super) why: String,
+}
+
+impl Trouble {
+    pub(super) fn new(kind: FailureKind, why: impl Into<String>) -> Self {
+        Self {
+            kind,
+            why: why.into(),
+        }
+    }
+
+    /// What the runtime said while it was asked for `phase`.
+    pub(super) fn of_runtime(phase: &str, error: &RuntimeError) -> Self {
+        let (kind, remedy) = match error {
+            RuntimeError::Unavailable { .. } => (
+                FailureKind::RuntimeUnavailable,
+                "; see that it runs (for Docker: systemctl status docker)",
+            ),
+            RuntimeError::TimedOut { .. } => (
+                FailureKind::RuntimeUnavailable,
+                "; see whether it hangs or is overloaded",
+            ),
+            // It names its own remedy.
+            RuntimeError::NoSuchImage { .. } => (FailureKind::NoSuchImage, ""),
+            RuntimeError::Refused { .. } | RuntimeError::NoSuchCommand { .. } => {
+                (FailureKind::Refused, "; correct the session's spec")
+            }
+            RuntimeError::Exists { .. } => (
+                FailureKind::Host,
+                "; something else made it: remove it, then start the session again",
+            ),
+            RuntimeError::NoSuchContainer { .. } => (
+                FailureKind::Host,
+                "; something else removed it: start the session again",
+            ),
+            RuntimeError::StillAlive { .. } | RuntimeError::Host { .. } => (
+                FailureKind::Host,
+                "; see to the host, then start the session again",
+            ),
+        };
+        Self::new(
+            kind,
+            format!("{phase}: {}{remedy}", crate::error_chain(error)),
+        )
+    }
+}
+
+/// A call's outcome.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Claim(Result<Claimed, RegistryError>),
+    Make(Made, Option<OwnedSemaphorePermit>),
+    Launch(Launched),
+    Hold(Hold),
+    Record(Result<Instant, Trouble>),
+    Probe(Result<Instant, Trouble>),
+    LostStart(LostStart),
+    Release(Result<Ending, ReleaseFailure>),
+    /// The held process is certified dead.
+    Dead,
+}
+
+/// What the registry gave a start.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    pub(super) generation: Generation,
+    pub(super) created_at: Timestamp,
+}
+
+/// How far the making of a container came; each time is the end of a phase.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) admitted: Option<Instant>,
+    pub(super) prepared: Option<Instant>,
+    pub(super) created: Option<Instant>,
+    pub(super) result: Result<(), Trouble>,
+}
+
+/// What became of a start.
+#[derive(Debug)]
+pub(super) enum Launched {
+    Started(Started),
+    /// It was not sent, or was refused: nothing runs and nothing will.
+    Failed(Trouble),
+    Ambiguous(Trouble),
+}
+
+#[derive(Debug)]
+pub(super) enum Hold {
+    Held(Arc<PidFd>, ProcessIdentity),
+    Vanished,
+    NotOurs,
+    Failed(Trouble),
+}
+
+#[derive(Debug)]
+pub(super) enum LostStart {
+    Found { pid: i32 },
+    Gone,
+    Unknown(String),
+}
+
+#[derive(Debug)]
+pub(super) enum ReleaseFailure {
+    Superseded(Ending),
+    Failed(String),
+}

@@ -1,0 +1,81 @@
+//! What the rest of the program holds of a session's task.
+
+use std::sync::Arc;
+
+use conman_core::{Activity, Closing};
+use conman_proto::{ResolvedSpec, SessionId, SessionState};
+use tokio::sync::watch;
+
+use super::view::View;
+use crate::hold::Seats;
+use crate::kill_table::Fate;
+
+/// One life of a session: from its start to its end, in one generation.
+///
+/// The task alone writes the view; the order to stop is the only thing that goes the other way.
+/// Both are watch channels, so nobody waits for room in them.
+#[derive(Debug)]
+pub(crate) struct SessionHandle {
+    pub(crate) id: SessionId,
+    pub(crate) spec: Arc<ResolvedSpec>,
+    pub(crate) view: watch::Sender<View>,
+    /// Why it is to stop, once somebody wants that.
+    pub(super) stop: watch::Sender<Option<String>>,
+    pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
+    pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) held: Arc<Seats>,
+}
+
+impl SessionHandle {
+    pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            spec: Arc::new(spec),
+            view: watch::Sender::new(view),
+            stop: watch::Sender::new(None),
+            closing: Arc::new(watch::Sender::new(None)),
+            fate: Arc::new(watch::Sender::new(None)),
+            activity: Arc::new(Activity::default()),
+            held: Arc::new(Seats::default()),
+        })
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    pub(crate) fn state(&self) -> SessionState {
+        self.view.borrow().state
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.state().is_ended()
+    }
+
+    /// Orders it to stop; a later order changes nothing.
+    pub(crate) fn order_stop(&self, why: &str) {
+        self.stop.send_if_modified(|order| {
+            if order.is_some() {
+                return false;
+            }
+            *order = Some(why.to_owned());
+            true
+        });
+    }
+
+    /// The first view that satisfies `wanted`, at once if the present one does. Cancel safe.
+    pub(crate) async fn wait_for(&self, mut wanted: impl FnMut(&View) -> bool) -> View {
+        let mut views = self.view.subscribe();
+        loop {
+            {
+                let view = views.borrow_and_update();
+                if wanted(&view) {
+                    return view.clone();
+                }
+            }
+            // The sender lives in `self`, so this cannot fail.
+            let _ = views.changed().await;
+        }
+    }
+}

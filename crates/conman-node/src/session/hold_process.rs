@@ -1,0 +1,35 @@
+//! Takes hold of a container's init.
+
+use std::sync::Arc;
+
+use conman_linux::PidFd;
+use conman_runtime::{ContainerKey, Runtime};
+
+use super::answer::{Hold, Trouble};
+use crate::error::FailureKind;
+use crate::phases;
+
+/// Opens a pidfd first and verifies then, so that it is the verified process that is held. Reads
+/// procfs, and asks nobody.
+pub(super) fn hold(runtime: &dyn Runtime, key: &ContainerKey, pid: i32) -> Hold {
+    match PidFd::open_identified(pid) {
+        Ok((process, identity)) => {
+            let ours = runtime.owns_pid(key, pid);
+            // One that died in between is in no cgroup any more.
+            match process.is_dead() {
+                Ok(true) => Hold::Vanished,
+                _ if ours => Hold::Held(Arc::new(process), identity),
+                _ => Hold::NotOurs,
+            }
+        }
+        Err(error) if error.proves_death() => Hold::Vanished,
+        Err(error) => Hold::Failed(Trouble::new(
+            FailureKind::Host,
+            format!(
+                "{}: {}; see to the host",
+                phases::VERIFY,
+                crate::error_chain(&error)
+            ),
+        )),
+    }
+}

@@ -1,0 +1,95 @@
+//! When a running session has lived or idled long enough.
+
+use std::time::Duration;
+
+use conman_core::Activity;
+use conman_proto::ResolvedSpec;
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+/// Readings in one idle timeout: a session may idle so much of it longer.
+const READINGS: u32 = 8;
+
+/// Bounds between two readings: nobody needs it more precise, and a day's timeout should not take
+/// hours more.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Watches one running session.
+#[derive(Debug)]
+pub(super) struct Patience {
+    idle_timeout: Option<Duration>,
+    lifetime_ends: Option<(Instant, u32)>,
+    /// When something was last known to happen.
+    active: Instant,
+    begun: u64,
+    next_reading: Instant,
+}
+
+impl Patience {
+    /// Begins now; `started_at` may be long ago, by an earlier daemon's clock.
+    pub(super) fn begin(
+        spec: &ResolvedSpec,
+        activity: &Activity,
+        started_at: Timestamp,
+        now: Instant,
+    ) -> Self {
+        let seconds = |value: u32| Duration::from_secs(value.into());
+        let idle_timeout = (spec.idle_timeout_s > 0).then(|| seconds(spec.idle_timeout_s));
+        let lived = Duration::try_from(Timestamp::now().duration_since(started_at))
+            .unwrap_or(Duration::ZERO);
+        let lifetime_ends = (spec.max_lifetime_s > 0).then(|| {
+            (
+                now + seconds(spec.max_lifetime_s).saturating_sub(lived),
+                spec.max_lifetime_s,
+            )
+        });
+        let mut patience = Self {
+            idle_timeout,
+            lifetime_ends,
+            active: now,
+            begun: activity.begun(),
+            next_reading: now,
+        };
+        patience.next_reading = now + patience.interval();
+        patience
+    }
+
+    fn interval(&self) -> Duration {
+        self.idle_timeout
+            .map_or(LONGEST_INTERVAL, |timeout| timeout / READINGS)
+            .clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)
+    }
+
+    /// When to look; `None` for never.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        let reading = self.idle_timeout.map(|_| self.next_reading);
+        let lifetime = self.lifetime_ends.map(|(at, _)| at);
+        match (reading, lifetime) {
+            (Some(reading), Some(lifetime)) => Some(reading.min(lifetime)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Looks, and says why the session should stop, if it should.
+    pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<String> {
+        if let Some((at, seconds)) = self.lifetime_ends
+            && now >= at
+        {
+            return Some(format!("its longest lifetime of {seconds} s is over"));
+        }
+        let timeout = self.idle_timeout?;
+        if now < self.next_reading {
+            return None;
+        }
+        self.next_reading = now + self.interval();
+        let begun = activity.begun();
+        if activity.in_flight() > 0 || begun != self.begun {
+            self.begun = begun;
+            self.active = now;
+            return None;
+        }
+        (now.duration_since(self.active) >= timeout)
+            .then(|| format!("idle for {} s", timeout.as_secs()))
+    }
+}

@@ -1,0 +1,79 @@
+//! Has a container started, and kills what comes of it when it is not wanted any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_runtime::{ContainerKey, Runtime};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::answer::{Launched, Trouble};
+use super::handle::SessionHandle;
+use crate::context::Context;
+use crate::error::FailureKind;
+use crate::hunt::hunt;
+use crate::phases;
+
+/// Between two looks for processes of a start that is not wanted any more.
+const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Sends the start, if the kill table lets it.
+pub(super) async fn launch(
+    context: Arc<Context>,
+    handle: Arc<SessionHandle>,
+    runtime: Arc<dyn Runtime>,
+    key: ContainerKey,
+) -> Launched {
+    let phase = phases::START;
+    if let Err(closed) = context.table.send(&key.session, key.generation) {
+        let why = format!(
+            "{phase}: not sent, because this machine is going ({})",
+            closed.reason
+        );
+        return Launched::Failed(Trouble::new(FailureKind::Preempted, why));
+    }
+    let bound = context.options.bounds.start;
+    let answer = tokio::select! {
+        // Never cancelled by the other arm, which does not end; by the driver only together with
+        // the whole daemon.
+        answer = timeout(bound, runtime.start(&key)) => answer,
+        never = hunt_when_unwanted(&handle, &*runtime, &key) => match never {},
+    };
+    match answer {
+        Ok(Ok(started)) => Launched::Started(started),
+        Ok(Err(error)) => {
+            let trouble = Trouble::of_runtime(phase, &error);
+            // A refusal is believed only if the kernel knows of no process either.
+            if error.is_ambiguous() || !runtime.pids(&key).is_empty() {
+                Launched::Ambiguous(trouble)
+            } else {
+                Launched::Failed(trouble)
+            }
+        }
+        Err(_) => Launched::Ambiguous(Trouble::new(
+            FailureKind::TimedOut,
+            format!(
+                "{phase}: {} did not answer within {} s; see whether it hangs",
+                runtime.kind(),
+                bound.as_secs()
+            ),
+        )),
+    }
+}
+
+/// Once somebody wants the session gone, kills every process that the start brings forth, so that
+/// nobody has to wait for the runtime's answer.
+async fn hunt_when_unwanted(
+    handle: &SessionHandle,
+    runtime: &dyn Runtime,
+    key: &ContainerKey,
+) -> std::convert::Infallible {
+    let mut stop = handle.stop.subscribe();
+    // The sender lives in the handle, so this cannot fail.
+    let _ = stop.wait_for(Option::is_some).await;
+    let mut ticks = interval(HUNT_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        hunt(runtime, key);
+    }
+}

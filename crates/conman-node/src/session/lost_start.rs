@@ -1,0 +1,72 @@
+//! Finds out what became of a start that was not answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_runtime::{ContainerKey, FoundContainer, Runtime, RuntimeError};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::answer::LostStart;
+use crate::hunt::hunt;
+
+/// Between two looks for processes while the runtime is asked.
+const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// One try. The runtime bounds its calls itself, too.
+const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One try: kills what the kernel shows of the container, and asks the runtime whether there is,
+/// or can be, more.
+pub(super) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
+    tokio::select! {
+        // Cancel safe: the calls look, or remove what must not run.
+        answer = timeout(TRY_TIMEOUT, ask(&*runtime, &key)) => {
+            answer.unwrap_or_else(|_| LostStart::Unknown(format!(
+                "{} did not tell within {} s what became of the start",
+                runtime.kind(),
+                TRY_TIMEOUT.as_secs()
+            )))
+        }
+        // Cancel safe: it only kills.
+        pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
+    }
+}
+
+async fn hunt_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
+    let mut ticks = interval(HUNT_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Some(init) = hunt(runtime, key).init {
+            return init.pid();
+        }
+    }
+}
+
+async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
+    let unknown = |error: &RuntimeError| LostStart::Unknown(crate::error_chain(error));
+    match runtime.find(key).await {
+        Err(error) => unknown(&error),
+        // It was made before its start was sent, so its absence is its removal.
+        Ok(None) => gone(runtime, key),
+        Ok(Some(FoundContainer { pid: Some(pid), .. })) => LostStart::Found { pid },
+        // It ran and ended. A container is started once.
+        Ok(Some(FoundContainer {
+            exit_code: Some(_), ..
+        })) => gone(runtime, key),
+        // Made and not started: not yet, or never. Without the container it is never.
+        Ok(Some(_)) => match runtime.remove(std::slice::from_ref(key)).await.pop() {
+            Some(Ok(())) => LostStart::Unknown("its container was removed; looking again".into()),
+            Some(Err(error)) => unknown(&error),
+            None => LostStart::Unknown("the runtime said nothing of the removal".into()),
+        },
+    }
+}
+
+/// The runtime says that nothing runs; the kernel must say so too.
+fn gone(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
+    match runtime.pids(key).as_slice() {
+        [] => LostStart::Gone,
+        pids => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
+    }
+}

@@ -1,0 +1,146 @@
+//! Has a container made: waits for its turn, checks the binds, asks the runtime.
+
+use std::sync::Arc;
+
+use conman_proto::ResolvedSpec;
+use conman_runtime::{ContainerKey, ContainerPlan, Runtime};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout};
+
+use super::answer::{Made, Trouble};
+use super::handle::SessionHandle;
+use crate::binds;
+use crate::context::Context;
+use crate::error::FailureKind;
+use crate::phases;
+
+/// The permit is returned beside the answer: it is held until the container has started.
+pub(super) async fn make(
+    context: Arc<Context>,
+    handle: Arc<SessionHandle>,
+    runtime: Arc<dyn Runtime>,
+    key: ContainerKey,
+) -> (Made, Option<OwnedSemaphorePermit>) {
+    let mut made = Made {
+        admitted: None,
+        prepared: None,
+        created: None,
+        result: Ok(()),
+    };
+    let permit = match admit(&context, &handle).await {
+        Ok(permit) => permit,
+        Err(trouble) => {
+            made.result = Err(trouble);
+            return (made, None);
+        }
+    };
+    made.admitted = Some(Instant::now());
+    let binds = match prepare(&context, &handle.spec).await {
+        Ok(binds) => binds,
+        Err(trouble) => {
+            made.result = Err(trouble);
+            return (made, None);
+        }
+    };
+    made.prepared = Some(Instant::now());
+    let plan = ContainerPlan {
+        files_dir: context.files_dir(&key),
+        spec: (*handle.spec).clone(),
+        binds: binds
+            .into_iter()
+            .map(|bind| (bind.source, bind.target, bind.read_only))
+            .collect(),
+        key,
+    };
+    made.result = create(&context, &*runtime, &plan).await;
+    if made.result.is_ok() {
+        made.created = Some(Instant::now());
+    } else if !matches!(&made.result, Err(trouble) if trouble.kind == FailureKind::NoSuchImage) {
+        // The runtime may make it yet, after whatever removes it.
+        context.stray_expected.notify_one();
+    }
+    (made, Some(permit))
+}
+
+/// Waits for a turn. Given up when the session is to stop: then nothing was sent yet.
+async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemaphorePermit, Trouble> {
+    let mut stop = handle.stop.subscribe();
+    let mut fate = handle.fate.subscribe();
+    let bound = context.options.bounds.queue;
+    let phase = phases::ADMIT;
+    tokio::select! {
+        // Cancel safe: a permit that was granted and not taken is given back.
+        permit = timeout(bound, Arc::clone(&context.starts).acquire_owned()) => match permit {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(Trouble::new(FailureKind::Host, format!("{phase}: shutting down"))),
+            Err(_) => Err(Trouble::new(
+                FailureKind::TimedOut,
+                format!(
+                    "{phase}: no turn within {} s, with {} starts at a time; see whether the \
+                     runtime hangs, or raise max_starting",
+                    bound.as_secs(),
+                    context.options.limits.max_starting
+                ),
+            )),
+        },
+        // Cancel safe: the driver sees the order as well.
+        _ = stop.wait_for(Option::is_some) => {
+            Err(Trouble::new(FailureKind::Stopped, format!("{phase}: stopped while waiting")))
+        }
+        // Cancel safe: likewise.
+        _ = fate.wait_for(Option::is_some) => {
+            Err(Trouble::new(FailureKind::Preempted, format!("{phase}: preempted while waiting")))
+        }
+    }
+}
+
+async fn prepare(
+    context: &Context,
+    spec: &ResolvedSpec,
+) -> Result<Vec<conman_core::Bind>, Trouble> {
+    let phase = phases::PREPARE;
+    if spec.binds.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (wanted, roots) = (
+        spec.binds.clone(),
+        context.options.policy.bind_roots.clone(),
+    );
+    let bound = context.options.bounds.prepare;
+    // A file server that hangs takes a blocking thread along, and nothing else.
+    let checked = tokio::task::spawn_blocking(move || binds::check(&wanted, &roots));
+    match timeout(bound, checked).await {
+        Ok(Ok(Ok(binds))) => Ok(binds),
+        Ok(Ok(Err(bad))) => Err(Trouble::new(FailureKind::Bind, format!("{phase}: {bad}"))),
+        Ok(Err(error)) => Err(Trouble::new(FailureKind::Host, format!("{phase}: {error}"))),
+        Err(_) => Err(Trouble::new(
+            FailureKind::TimedOut,
+            format!(
+                "{phase}: the binds' sources could not be looked up within {} s; see whether \
+                 their file system hangs",
+                bound.as_secs()
+            ),
+        )),
+    }
+}
+
+async fn create(
+    context: &Context,
+    runtime: &dyn Runtime,
+    plan: &ContainerPlan,
+) -> Result<(), Trouble> {
+    let phase = phases::CREATE;
+    let bound = context.options.bounds.create;
+    match timeout(bound, runtime.create(plan)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(Trouble::of_runtime(phase, &error)),
+        Err(_) => Err(Trouble::new(
+            FailureKind::TimedOut,
+            format!(
+                "{phase}: {} did not answer within {} s; see whether it hangs",
+                runtime.kind(),
+                bound.as_secs()
+            ),
+        )),
+    }
+}

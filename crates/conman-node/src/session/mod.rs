@@ -1,0 +1,33 @@
+//! One session's task.
+//!
+//! The order of things is [`conman_core::lifecycle`]'s, which is pure. The driver here carries out
+//! what it asks for, each call as a task in one [`tokio::task::JoinSet`], and reports the outcomes
+//! back; it decides nothing about the order itself. What it adds:
+//! - the phases of a start and their times ([`crate::phases`]),
+//! - the kill table's entry, kept one step ahead of every call ([`crate::kill_table`]),
+//! - the view for others, the journal and the metrics (`publisher`),
+//! - the exit code, asked for before the release; idleness and the longest life (`idle`),
+//! - which events come from outside: an order to stop, and what the emergency thread did.
+//!
+//! ```text
+//!  handle.stop (watch) ──┐                       ┌──> handle.view (watch)
+//!  handle.fate (watch) ──┼──> driver <──> calls  ├──> journal, metrics
+//!  timers ───────────────┘    (machine)          └──> registry, runtime, kill table
+//! ```
+
+mod answer;
+mod claim;
+mod driver;
+mod handle;
+mod hold_process;
+mod idle;
+mod launch;
+mod lost_start;
+mod make;
+mod publisher;
+mod release;
+mod view;
+
+pub(crate) use self::driver::{Beginning, spawn};
+pub(crate) use self::handle::SessionHandle;
+pub(crate) use self::view::{Failure, View};

@@ -1,0 +1,293 @@
+//! Shows a life to others: its view, the journal, the metrics.
+
+use std::sync::Arc;
+
+use conman_core::Closing;
+use conman_core::lifecycle::Cause;
+use conman_linux::PidFd;
+use conman_proto::{EventKind, Generation, SessionState};
+use conman_registry::{Ending, Phase};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::answer::Claimed;
+use super::handle::SessionHandle;
+use super::view::{Failure, View};
+use crate::context::Context;
+use crate::events::{phase_event, session_event};
+use crate::stuck;
+
+#[derive(Debug)]
+pub(super) struct Publisher {
+    context: Arc<Context>,
+    handle: Arc<SessionHandle>,
+    killed: bool,
+    finished: bool,
+    /// The emergency thread released it, and tells of that.
+    elsewhere: bool,
+}
+
+impl Publisher {
+    pub(super) fn new(context: Arc<Context>, handle: Arc<SessionHandle>) -> Self {
+        Self {
+            context,
+            handle,
+            killed: false,
+            finished: false,
+            elsewhere: false,
+        }
+    }
+
+    /// Changes the view, and wakes whoever watches it only if `change` says that it did.
+    fn show(&self, change: impl FnOnce(&mut View) -> bool) {
+        self.handle.view.send_if_modified(change);
+    }
+
+    fn note(&self, kind: EventKind, generation: Option<Generation>, message: impl Into<String>) {
+        if let Some(generation) = generation {
+            self.context
+                .note_session(kind, &self.handle.id, generation, message);
+        }
+    }
+
+    pub(super) fn claimed(&self, claimed: &Claimed) {
+        self.show(|view| {
+            view.created_at = claimed.created_at;
+            view.generation = Some(claimed.generation);
+            true
+        });
+        let message = format!(
+            "starting {} with {}",
+            self.handle.spec.image, self.handle.spec.runtime
+        );
+        self.note(EventKind::SessionClaimed, Some(claimed.generation), message);
+    }
+
+    pub(super) fn starting(&self, generation: Option<Generation>, process: Option<&Arc<PidFd>>) {
+        self.show(|view| set_process(view, generation, process));
+    }
+
+    pub(super) fn ready(
+        &self,
+        generation: Option<Generation>,
+        started_at: Timestamp,
+        phases: &[Phase],
+    ) {
+        let Some(generation) = generation else { return };
+        let id = &self.handle.id;
+        let mut events: Vec<_> = phases
+            .iter()
+            .map(|phase| phase_event(id, generation, phase))
+            .collect();
+        let total: f64 = phases.iter().map(|phase| phase.duration_ms).sum();
+        let message = match self.handle.spec.port {
+            Some(port) => format!("running and ready on port {port} after {total:.1} ms"),
+            None => format!("running after {total:.1} ms"),
+        };
+        events.push(session_event(
+            EventKind::SessionReady,
+            id,
+            generation,
+            message,
+        ));
+        self.context.journal.append(events);
+        for phase in phases {
+            metrics::histogram!("conman_start_phase_seconds", "phase" => phase.name.clone())
+                .record(phase.duration_ms / 1_000.0);
+        }
+        metrics::histogram!("conman_start_seconds").record(total / 1_000.0);
+        metrics::counter!("conman_starts_total", "result" => "ready").increment(1);
+        self.show(|view| {
+            view.started_at = Some(started_at);
+            view.phases = phases.to_vec();
+            true
+        });
+    }
+
+    pub(super) fn running(&self, generation: Generation, process: Option<&Arc<PidFd>>) {
+        self.show(|view| {
+            let changed = view.state != SessionState::Running;
+            view.state = SessionState::Running;
+            set_process(view, Some(generation), process) || changed
+        });
+    }
+
+    pub(super) fn close_tunnels(&self, why: &str) {
+        self.handle.closing.send_if_modified(|closing| {
+            if closing.is_some() {
+                return false;
+            }
+            let reason = format!("session ended: {why}");
+            *closing = Some(Closing::service_restart(&reason));
+            true
+        });
+    }
+
+    pub(super) fn killed(&mut self, generation: Option<Generation>, why: &str) {
+        if !std::mem::replace(&mut self.killed, true) {
+            self.note(
+                EventKind::SessionKilled,
+                generation,
+                format!("SIGKILL: {why}"),
+            );
+        }
+    }
+
+    pub(super) fn released_elsewhere(&mut self) {
+        self.elsewhere = true;
+    }
+
+    pub(super) fn kill_failed(&self, why: &str) {
+        tracing::error!(session = %self.handle.id, why, "SIGKILL could not be sent");
+    }
+
+    pub(super) fn dead(&self, generation: Option<Generation>) {
+        self.show(|view| {
+            view.dead_at = Some(Instant::now());
+            view.process = None;
+            true
+        });
+        self.note(
+            EventKind::SessionDead,
+            generation,
+            "its PID namespace is empty",
+        );
+    }
+
+    pub(super) fn stopping(
+        &self,
+        cause: &Cause,
+        trouble: Option<String>,
+        failure: Option<Failure>,
+    ) {
+        let reason = with_trouble(cause.outcome(None).reason, trouble);
+        self.show(|view| {
+            view.failure = failure;
+            set_state(view, SessionState::Stopping, reason)
+        });
+    }
+
+    /// Returns the reason when it became stuck with this very call.
+    pub(super) fn stuck(
+        &self,
+        generation: Option<Generation>,
+        cause: &Cause,
+        pid: Option<i32>,
+        trouble: Option<String>,
+    ) -> Option<String> {
+        let mut reason = with_trouble(cause.outcome(None).reason, trouble);
+        if let Some(pid) = pid {
+            reason = format!("{reason}; killed, and not dead: {}", stuck::describe(pid));
+        }
+        let new = self.handle.state() != SessionState::Stuck;
+        self.show(|view| set_state(view, SessionState::Stuck, reason.clone()));
+        if !new {
+            return None;
+        }
+        metrics::counter!("conman_sessions_stuck_total").increment(1);
+        self.note(EventKind::SessionStuck, generation, reason.clone());
+        Some(reason)
+    }
+
+    /// Shows the end, once. `ending` is absent only for a life that never was recorded.
+    pub(super) fn ended(
+        &mut self,
+        generation: Option<Generation>,
+        cause: &Cause,
+        ending: Option<Ending>,
+        failure: Option<Failure>,
+    ) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        let outcome = cause.outcome(None);
+        let (failed, reason, exit_code, ended_at) = match ending {
+            Some(ending) => (
+                ending.failed,
+                ending.reason,
+                ending.exit_code,
+                ending.ended_at,
+            ),
+            None => (outcome.failed, outcome.reason, None, Timestamp::now()),
+        };
+        self.note_end(generation, cause, &reason, failure.is_some());
+        self.close_tunnels(&reason);
+        self.context.table.remove(&self.handle.id, generation);
+        let now = Instant::now();
+        let publish = || {
+            self.show(|view| {
+                let state = if failed {
+                    SessionState::Failed
+                } else {
+                    SessionState::Stopped
+                };
+                set_state(view, state, reason);
+                view.exit_code = exit_code;
+                view.ended_at = Some(ended_at);
+                view.process = None;
+                view.failure = failure;
+                view.dead_at.get_or_insert(now);
+                view.released_at = Some(now);
+                true
+            });
+        };
+        let kept = self.context.options.limits.max_stopped_kept;
+        let forgotten = self.context.sessions.finish(&self.handle, kept, publish);
+        crate::adoption::forget(&self.context, forgotten);
+    }
+
+    fn note_end(
+        &self,
+        generation: Option<Generation>,
+        cause: &Cause,
+        reason: &str,
+        start_failed: bool,
+    ) {
+        if start_failed {
+            metrics::counter!("conman_starts_total", "result" => "failed").increment(1);
+        }
+        match cause {
+            Cause::StartFailed(_) | Cause::ExitedEarly => {
+                self.note(EventKind::SessionFailed, generation, reason);
+            }
+            Cause::Exited => self.note(EventKind::SessionExited, generation, reason),
+            Cause::Asked(_) => {}
+        }
+        if !self.elsewhere {
+            self.note(EventKind::SessionReleased, generation, reason);
+        }
+        let cause = match cause {
+            Cause::StartFailed(_) => "start_failed",
+            Cause::ExitedEarly => "exited_early",
+            Cause::Exited => "exited",
+            Cause::Asked(_) => "asked",
+        };
+        metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
+    }
+}
+
+fn with_trouble(reason: String, trouble: Option<String>) -> String {
+    match trouble {
+        Some(trouble) => format!("{reason}; {trouble}"),
+        None => reason,
+    }
+}
+
+fn set_state(view: &mut View, state: SessionState, reason: String) -> bool {
+    let reason = Some(reason).filter(|reason| !reason.is_empty());
+    let changed = view.state != state || view.reason != reason;
+    view.state = state;
+    view.reason = reason;
+    changed
+}
+
+fn set_process(
+    view: &mut View,
+    generation: Option<Generation>,
+    process: Option<&Arc<PidFd>>,
+) -> bool {
+    let changed = view.generation != generation || view.process.is_some() != process.is_some();
+    view.generation = generation;
+    view.process = process.cloned();
+    changed
+}

@@ -1,0 +1,62 @@
+//! What the rest of the program sees of a session.
+
+use std::sync::Arc;
+
+use conman_linux::PidFd;
+use conman_proto::{Generation, SessionState};
+use conman_registry::{Phase, RegistryError};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::error::FailureKind;
+
+/// A session at one moment of one generation.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    pub(crate) state: SessionState,
+    pub(crate) reason: Option<String>,
+    pub(crate) exit_code: Option<i32>,
+    /// `None` until the registry has recorded the start: such a session is not shown.
+    pub(crate) generation: Option<Generation>,
+    pub(crate) created_at: Timestamp,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) ended_at: Option<Timestamp>,
+    /// The container's init while it lives.
+    pub(crate) process: Option<Arc<PidFd>>,
+    pub(crate) phases: Vec<Phase>,
+    /// What kept the start from succeeding.
+    pub(crate) failure: Option<Failure>,
+    /// When the death certificate came.
+    pub(crate) dead_at: Option<Instant>,
+    /// When the registry recorded the release.
+    pub(crate) released_at: Option<Instant>,
+}
+
+/// Why a start did not succeed, beyond the reason in words.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    Kind(FailureKind),
+    /// It was never recorded.
+    Unclaimed(Arc<RegistryError>),
+    /// It was not recorded in time.
+    ClaimSlow,
+}
+
+impl View {
+    pub(crate) fn starting() -> Self {
+        Self {
+            state: SessionState::Starting,
+            reason: None,
+            exit_code: None,
+            generation: None,
+            created_at: Timestamp::now(),
+            started_at: None,
+            ended_at: None,
+            process: None,
+            phases: Vec::new(),
+            failure: None,
+            dead_at: None,
+            released_at: None,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Admission: which lives there are, and what an ensure comes to. Synchronous.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
+
+use crate::error::EnsureError;
+use crate::session::{SessionHandle, View};
+
+/// All sessions of the node, the ended ones that are still shown included.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    slots: BTreeMap<SessionId, Slot>,
+    /// Lives that have not ended.
+    live: usize,
+    /// Ended generations, oldest first; some may have been followed by others since.
+    ended: VecDeque<(SessionId, Generation)>,
+    shutting_down: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    current: Arc<SessionHandle>,
+    /// What is shown while the current life has no generation yet.
+    former: Option<Arc<SessionHandle>>,
+}
+
+impl Slot {
+    fn shown(&self) -> Option<&Arc<SessionHandle>> {
+        if self.current.view().generation.is_some() {
+            Some(&self.current)
+        } else {
+            self.former.as_ref()
+        }
+    }
+}
+
+/// What an ensure comes to.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    /// A new life, which the caller must set going.
+    Start(Arc<SessionHandle>),
+    /// There is one already.
+    Join(Arc<SessionHandle>),
+    /// There is one that is about to end.
+    WaitForEnd(Arc<SessionHandle>),
+    Refuse(EnsureError),
+}
+
+impl Sessions {
+    /// A panic while the lock is held leaves at worst a counter too high.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides, and takes in the new life that results. `enter` enters a new life in the kill
+    /// table, which may refuse it.
+    pub(crate) fn admit(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+        max_sessions: usize,
+        enter: impl FnOnce(&SessionHandle) -> Result<(), EnsureError>,
+    ) -> Admission {
+        let mut inner = self.lock();
+        let former = match inner.slots.get(id) {
+            None => None,
+            Some(slot) => match slot.current.state() {
+                SessionState::Starting | SessionState::Running | SessionState::Frozen => {
+                    return Admission::Join(Arc::clone(&slot.current));
+                }
+                SessionState::Stopping | SessionState::Stuck => {
+                    return Admission::WaitForEnd(Arc::clone(&slot.current));
+                }
+                SessionState::Stopped | SessionState::Failed => slot.shown().cloned(),
+            },
+        };
+        if inner.shutting_down {
+            return Admission::Refuse(EnsureError::ShuttingDown);
+        }
+        if inner.live >= max_sessions {
+            return Admission::Refuse(EnsureError::Full { max_sessions });
+        }
+        let handle = SessionHandle::new(id.clone(), spec.clone(), View::starting());
+        if let Err(refusal) = enter(&handle) {
+            return Admission::Refuse(refusal);
+        }
+        inner.live += 1;
+        inner.slots.insert(
+            id.clone(),
+            Slot {
+                current: Arc::clone(&handle),
+                former,
+            },
+        );
+        Admission::Start(handle)
+    }
+
+    /// Takes in what the registry knows from before: a life that goes on, or an ended one.
+    pub(crate) fn adopt(&self, handle: Arc<SessionHandle>) {
+        let mut inner = self.lock();
+        match handle.view().generation.filter(|_| handle.is_ended()) {
+            Some(generation) => inner.ended.push_back((handle.id.clone(), generation)),
+            None => inner.live += 1,
+        }
+        let slot = Slot {
+            current: Arc::clone(&handle),
+            former: None,
+        };
+        inner.slots.insert(handle.id.clone(), slot);
+    }
+
+    /// Ends a life: `publish` shows it as ended. In one step with the count, so that whoever sees
+    /// the end finds room for the next life.
+    ///
+    /// Returns what is no longer shown, which the caller must make the registry forget.
+    pub(crate) fn finish(
+        &self,
+        handle: &Arc<SessionHandle>,
+        max_ended: usize,
+        publish: impl FnOnce(),
+    ) -> Vec<(SessionId, Generation)> {
+        let mut inner = self.lock();
+        publish();
+        inner.live = inner.live.saturating_sub(1);
+        match handle.view().generation {
+            Some(generation) => inner.ended.push_back((handle.id.clone(), generation)),
+            None => inner.drop_unclaimed(handle),
+        }
+        inner.trim(max_ended)
+    }
+
+    /// Drops ended lives beyond `max_ended`, oldest first.
+    pub(crate) fn trim(&self, max_ended: usize) -> Vec<(SessionId, Generation)> {
+        self.lock().trim(max_ended)
+    }
+
+    /// The life that is shown for an id.
+    pub(crate) fn shown(&self, id: &SessionId) -> Option<Arc<SessionHandle>> {
+        self.lock().slots.get(id)?.shown().cloned()
+    }
+
+    /// The latest life of an id, whether it is shown yet or not.
+    pub(crate) fn current(&self, id: &SessionId) -> Option<Arc<SessionHandle>> {
+        Some(Arc::clone(&self.lock().slots.get(id)?.current))
+    }
+
+    /// All lives that are shown, ordered by id.
+    pub(crate) fn all_shown(&self) -> Vec<Arc<SessionHandle>> {
+        self.lock()
+            .slots
+            .values()
+            .filter_map(Slot::shown)
+            .cloned()
+            .collect()
+    }
+
+    /// All lives that have not ended.
+    pub(crate) fn live(&self) -> Vec<Arc<SessionHandle>> {
+        let inner = self.lock();
+        inner
+            .slots
+            .values()
+            .map(|slot| &slot.current)
+            .filter(|life| !life.is_ended())
+            .cloned()
+            .collect()
+    }
+
+    /// Whether this generation is that of a life that has not ended, or may be: a life without a
+    /// generation yet has no container, so it does not count.
+    pub(crate) fn is_live(&self, id: &SessionId, generation: Generation) -> bool {
+        self.current(id)
+            .is_some_and(|life| !life.is_ended() && life.view().generation == Some(generation))
+    }
+
+    /// Admits nothing from now on.
+    pub(crate) fn shut_down(&self) {
+        self.lock().shutting_down = true;
+    }
+}
+
+impl Inner {
+    /// A start that was never recorded leaves no trace.
+    fn drop_unclaimed(&mut self, handle: &Arc<SessionHandle>) {
+        let Some(slot) = self.slots.get_mut(&handle.id) else {
+            return;
+        };
+        if !Arc::ptr_eq(&slot.current, handle) {
+            return;
+        }
+        match slot.former.take() {
+            Some(former) => slot.current = former,
+            None => {
+                self.slots.remove(&handle.id);
+            }
+        }
+    }
+
+    fn trim(&mut self, max_ended: usize) -> Vec<(SessionId, Generation)> {
+        let mut forgotten = Vec::new();
+        while self.ended.len() > max_ended {
+            let Some((id, generation)) = self.ended.pop_front() else {
+                break;
+            };
+            let shown = self.slots.get(&id).is_some_and(|slot| {
+                slot.current.is_ended() && slot.current.view().generation == Some(generation)
+            });
+            if shown {
+                self.slots.remove(&id);
+                forgotten.push((id, generation));
+            }
+        }
+        forgotten
+    }
+}

@@ -1,0 +1,34 @@
+//! Says why a killed process does not die, as far as the kernel tells.
+
+/// The state of process `pid` and where in the kernel it waits.
+pub(crate) fn describe(pid: i32) -> String {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return format!("process {pid} is gone, but its PID namespace is not empty");
+    };
+    let state = status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:"))
+        .unwrap_or("unknown");
+    let state = state.split_whitespace().collect::<Vec<_>>().join(" ");
+    let place = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+    match place.as_str() {
+        "" | "0" => format!("process {pid} is in state {state}"),
+        place => format!("process {pid} is in state {state}, in the kernel's {place}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_described_by_its_state() {
+        let own = i32::try_from(std::process::id()).expect("a pid");
+        let text = describe(own);
+        assert!(
+            text.contains(&format!("process {own} is in state ")),
+            "{text}"
+        );
+        assert!(describe(i32::MAX).contains("is gone"));
+    }
+}
