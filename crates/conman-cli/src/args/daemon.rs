@@ -34,6 +34,31 @@ pub enum BenchCommand {
     Proxy(BenchProxyArgs),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(BenchTunnelsArgs),
+    /// Echo WebSocket messages: the program inside the benchmarks' sessions
+    #[command(hide = true)]
+    Echo(BenchEchoArgs),
+    /// Forward everything to one address with conman's proxy alone
+    #[command(hide = true)]
+    Forward(BenchForwardArgs),
+}
+
+/// Arguments of `conman bench echo`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchEchoArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: std::net::SocketAddr,
+}
+
+/// Arguments of `conman bench forward`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchForwardArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: std::net::SocketAddr,
+    /// Address that every session leads to
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub backend: std::net::SocketAddr,
 }
 
 /// Arguments of `conman bench kill`.

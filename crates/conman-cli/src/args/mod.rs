@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
-    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchKillArgs, BenchProxyArgs, BenchStartArgs,
-    BenchTunnelsArgs, NewTokenArgs, ServeArgs, TokenScope,
+    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchEchoArgs, BenchForwardArgs, BenchKillArgs,
+    BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, NewTokenArgs, ServeArgs, TokenScope,
 };
 pub use session::{
     ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs, LogsArgs,

@@ -265,3 +265,53 @@ impl Client {
 pub(crate) fn encode(value: &str) -> percent_encoding::PercentEncode<'_> {
     percent_encoding::utf8_percent_encode(value, percent_encoding::NON_ALPHANUMERIC)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// What the client makes of a daemon that sends `bytes` and then nothing for ever.
+    async fn answer_of_a_daemon_that_stalls(bytes: &'static [u8]) -> ClientError {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("bound");
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            stream.write_all(bytes).await.expect("sent");
+            std::future::pending::<()>().await;
+        });
+        let globals = Globals {
+            socket: Some(socket),
+            ..Globals::default()
+        };
+        let client = Client::new(&globals, |_| None).expect("configured");
+        let error = client
+            .get::<Problem>("/v1/nodes")
+            .await
+            .expect_err("no answer");
+        server.abort();
+        error
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_never_answers_is_given_up() {
+        let error = answer_of_a_daemon_that_stalls(b"").await;
+        assert!(
+            matches!(error, ClientError::TimedOut { after_s: 45, .. }),
+            "{error}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_stalls_in_the_middle_is_given_up() {
+        let half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{";
+        let error = answer_of_a_daemon_that_stalls(half).await;
+        assert!(
+            matches!(error, ClientError::TimedOut { after_s: 30, .. }),
+            "{error}"
+        );
+    }
+}

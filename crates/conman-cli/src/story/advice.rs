@@ -1,0 +1,136 @@
+//! What to do next.
+
+use conman_proto::{EventKind, Session, SessionState};
+
+use super::chapter::{Chapter, Ending};
+use crate::human::{bytes, duration, printable};
+
+impl Chapter<'_> {
+    pub(super) fn next(&self, ending: &Ending) -> Vec<String> {
+        let id = self.id;
+        let anew = format!("`conman run {id}` starts it anew.");
+        // Its log goes with its container.
+        let logs = self
+            .first(EventKind::SessionCleaned)
+            .is_none()
+            .then(|| format!("`conman logs {id}` shows what it printed."));
+        match ending {
+            Ending::None => self.next_while_it_lives(),
+            Ending::NotStarted { phase } => {
+                let mut next = vec![why_not_started(phase.as_deref(), self.session)];
+                if !matches!(
+                    phase.as_deref(),
+                    Some("admit" | "claim" | "prepare" | "create")
+                ) {
+                    next.extend(logs);
+                }
+                next.push(anew);
+                next
+            }
+            Ending::Exited { code } => {
+                let memory = self.session.and_then(|session| session.spec.memory_bytes);
+                let mut next: Vec<_> = logs.into_iter().collect();
+                if let (Some(137), Some(memory)) = (code, memory) {
+                    next.push(format!(
+                        "It may have needed more than its {} of memory: give it more with --memory.",
+                        bytes(memory)
+                    ));
+                }
+                next.push(anew);
+                next
+            }
+            Ending::Preempted => vec![
+                "Nothing was wrong with it: its machine was going away.".to_owned(),
+                format!(
+                    "`conman run {id}` starts it on another node, or here after `conman readmit` \
+                     if this machine stays."
+                ),
+            ],
+            Ending::Idle => vec![
+                format!("{anew} A connection does, too, where its template allows that."),
+                "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),
+            ],
+            Ending::Lifetime => vec![anew, "--max-lifetime lets it live longer.".to_owned()],
+            Ending::Stopped => vec![anew],
+            Ending::Stuck => self.next_while_stuck(),
+        }
+    }
+
+    pub(super) fn next_while_it_lives(&self) -> Vec<String> {
+        let id = self.id;
+        let Some(session) = self.session else {
+            return vec![format!("`conman run {id}` starts it.")];
+        };
+        match session.state {
+            SessionState::Running => {
+                let mut next: Vec<_> = session
+                    .url
+                    .iter()
+                    .map(|url| format!("It is reached at {}.", printable(url)))
+                    .collect();
+                next.push(format!("`conman exec -it {id} -- sh` opens a shell in it."));
+                next
+            }
+            SessionState::Starting => vec![
+                format!(
+                    "It fails by itself if it is not ready within {} of its start.",
+                    duration(std::time::Duration::from_secs(
+                        session.spec.ready_timeout_s.into()
+                    ))
+                ),
+                format!("`conman events --session {id}` shows what happens."),
+            ],
+            SessionState::Frozen => vec!["It goes on once the registry answers again.".to_owned()],
+            SessionState::Stopping
+            | SessionState::Stuck
+            | SessionState::Stopped
+            | SessionState::Failed => Vec::new(),
+        }
+    }
+
+    pub(super) fn next_while_stuck(&self) -> Vec<String> {
+        let mut next = vec![
+            "It is not released, so that nothing else runs under its name; conman goes on trying."
+                .to_owned(),
+        ];
+        if let Some(pid) = self.session.and_then(|session| session.pid) {
+            next.push(format!(
+                "As root, `cat /proc/{pid}/stack` and `ps -o pid,stat,wchan:32,cmd -p {pid}` tell \
+                 what it waits for: mostly a disk or a network file system that does not answer."
+            ));
+        }
+        next.push("If that never answers again, only a restart of the machine ends it.".to_owned());
+        next
+    }
+}
+
+fn why_not_started(phase: Option<&str>, session: Option<&Session>) -> String {
+    match (phase, session) {
+        (Some("ready"), Some(session)) => {
+            let spec = &session.spec;
+            let bound = duration(std::time::Duration::from_secs(spec.ready_timeout_s.into()));
+            match (spec.port, &spec.ready_path) {
+                (Some(port), Some(path)) => format!(
+                    "Check that its program answers GET {} on port {port} with 2xx or 3xx within \
+                     {bound}; --ready-timeout gives it longer.",
+                    printable(path)
+                ),
+                (Some(port), None) => format!(
+                    "Check that its program listens on port {port} within {bound}, not on another \
+                     port; --ready-timeout gives it longer."
+                ),
+                (None, _) => "Check that its program stays running.".to_owned(),
+            }
+        }
+        (Some("create"), Some(session)) => format!(
+            "Check its image `{}` and its spec: the runtime could not make the container.",
+            printable(&session.spec.image)
+        ),
+        (Some("start" | "verify"), Some(session)) if !session.spec.command.is_empty() => format!(
+            "Check that its command `{}` exists in the image and can be executed.",
+            printable(&session.spec.command[0])
+        ),
+        (Some("prepare"), _) => "Check that the sources of its binds exist on the node.".to_owned(),
+        _ => "`conman nodes` tells whether the node can start sessions at present.".to_owned(),
+    }
+}

@@ -1,0 +1,230 @@
+//! The latest generation of a session: how it ended, and why.
+
+use conman_proto::{Event, EventKind, Generation, Session, SessionState, Timeline};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::human::since;
+use crate::phases;
+
+/// How the latest generation ended, as far as it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It has not begun to end.
+    None,
+    /// The start failed in this phase.
+    NotStarted { phase: Option<String> },
+    /// Its program ended by itself.
+    Exited { code: Option<i32> },
+    /// The node was preempted.
+    Preempted,
+    /// Nobody used it for longer than its spec allows.
+    Idle,
+    /// It lived as long as its spec allows.
+    Lifetime,
+    /// Somebody stopped it.
+    Stopped,
+    /// It was killed and is not dead.
+    Stuck,
+}
+
+/// The latest generation of a session.
+pub(super) struct Chapter<'a> {
+    pub(super) id: &'a str,
+    pub(super) session: Option<&'a Session>,
+    pub(super) timeline: &'a Timeline,
+    pub(super) generation: Option<Generation>,
+    /// Of this generation, oldest first.
+    pub(super) events: Vec<&'a Event>,
+    pub(super) now: Timestamp,
+}
+
+impl Chapter<'_> {
+    pub(super) fn first(&self, kind: EventKind) -> Option<&Event> {
+        self.events.iter().find(|event| event.kind == kind).copied()
+    }
+
+    pub(super) fn last(&self, kind: EventKind) -> Option<&Event> {
+        self.events
+            .iter()
+            .rfind(|event| event.kind == kind)
+            .copied()
+    }
+
+    pub(super) fn all(&self, kind: EventKind) -> impl Iterator<Item = &Event> {
+        self.events
+            .iter()
+            .filter(move |event| event.kind == kind)
+            .copied()
+    }
+
+    pub(super) fn state(&self) -> Option<SessionState> {
+        self.session.map(|session| session.state)
+    }
+
+    pub(super) fn ending(&self) -> Ending {
+        let dead = self.first(EventKind::SessionDead).is_some();
+        if self.state() == Some(SessionState::Stuck)
+            || (self.session.is_none() && self.first(EventKind::SessionStuck).is_some() && !dead)
+        {
+            return Ending::Stuck;
+        }
+        if matches!(
+            self.state(),
+            Some(SessionState::Starting | SessionState::Running | SessionState::Frozen)
+        ) {
+            return Ending::None;
+        }
+        if self.first(EventKind::SessionExited).is_some() {
+            return Ending::Exited {
+                code: self.session.and_then(|session| session.exit_code),
+            };
+        }
+        let reason = self.reason().unwrap_or_default().to_lowercase();
+        if reason.contains("preempt") {
+            return Ending::Preempted;
+        }
+        if self.first(EventKind::SessionFailed).is_some() && !self.is_started() {
+            return Ending::NotStarted {
+                phase: self.failed_phase(),
+            };
+        }
+        if self.first(EventKind::SessionKilled).is_none() && !dead {
+            return match self.state() {
+                Some(SessionState::Failed) if !self.is_started() => Ending::NotStarted {
+                    phase: self.failed_phase(),
+                },
+                Some(SessionState::Failed) => Ending::Exited { code: None },
+                Some(SessionState::Stopped | SessionState::Stopping) => Ending::Stopped,
+                _ => Ending::None,
+            };
+        }
+        if reason.contains("idle") {
+            Ending::Idle
+        } else if reason.contains("lifetime") {
+            Ending::Lifetime
+        } else {
+            Ending::Stopped
+        }
+    }
+
+    /// Why it is in its state, by the session itself or the last event that tells.
+    pub(super) fn reason(&self) -> Option<&str> {
+        let told = [
+            EventKind::SessionStuck,
+            EventKind::SessionFailed,
+            EventKind::SessionExited,
+            EventKind::SessionKilled,
+            EventKind::SessionReleased,
+        ];
+        self.session
+            .and_then(|session| session.reason.as_deref())
+            .or_else(|| {
+                told.into_iter()
+                    .find_map(|kind| Some(self.last(kind)?.message.as_str()))
+            })
+            .filter(|reason| !reason.is_empty())
+    }
+
+    /// Whether the start came to its end.
+    pub(super) fn is_started(&self) -> bool {
+        self.first(EventKind::SessionReady).is_some()
+            || self
+                .session
+                .is_some_and(|session| session.started_at.is_some())
+    }
+
+    /// The phases of the start in order, the one that it is in, or failed in, included.
+    pub(super) fn phases(&self) -> Vec<Span<'_>> {
+        let mut spans = self.ended_phases();
+        let until = match self.first(EventKind::SessionFailed) {
+            Some(failed) => failed.at,
+            None => self.now,
+        };
+        let began = match spans.last().and_then(|last| last.ended_at) {
+            None => self
+                .first(EventKind::SessionClaimed)
+                .map(|claimed| claimed.at),
+            ended_at => ended_at,
+        };
+        if !self.is_started()
+            && let Some(name) = self.unfinished_phase(&spans)
+            && let Some(began) = began
+        {
+            let ms = since(until, began).as_secs_f64() * 1e3;
+            spans.push(Span {
+                name,
+                ms,
+                ended_at: None,
+            });
+        }
+        spans
+    }
+
+    fn ended_phases(&self) -> Vec<Span<'_>> {
+        let own = |generation| self.generation.is_none_or(|latest| latest == generation);
+        let spans: Vec<_> = self
+            .timeline
+            .phases
+            .iter()
+            .filter(|phase| own(phase.generation))
+            .map(|phase| {
+                let length = SignedDuration::from_secs_f64(phase.duration_ms / 1e3);
+                let ended_at = phase
+                    .started_at
+                    .checked_add(length)
+                    .unwrap_or(phase.started_at);
+                Span {
+                    name: &phase.name,
+                    ms: phase.duration_ms,
+                    ended_at: Some(ended_at),
+                }
+            })
+            .collect();
+        if !spans.is_empty() {
+            return spans;
+        }
+        // The journal may have dropped them; the session keeps the durations alone.
+        let kept = self
+            .session
+            .into_iter()
+            .flat_map(|session| &session.phases_ms);
+        let mut spans: Vec<_> = kept
+            .map(|(name, ms)| Span {
+                name,
+                ms: *ms,
+                ended_at: None,
+            })
+            .collect();
+        spans.sort_by_key(|span| phases::order(span.name));
+        spans
+    }
+
+    /// The phase behind those that ended, if the start is in one or failed in one.
+    fn unfinished_phase(&self, ended: &[Span<'_>]) -> Option<&'static str> {
+        let failed = self.state() == Some(SessionState::Failed)
+            || self.first(EventKind::SessionFailed).is_some();
+        let starting = self.state() == Some(SessionState::Starting);
+        (starting || (failed && !ended.is_empty()))
+            .then(|| phases::present(ended.iter().map(|span| span.name)))
+    }
+
+    /// The phase in which the start failed.
+    fn failed_phase(&self) -> Option<String> {
+        let told = self
+            .first(EventKind::SessionFailed)
+            .and_then(|failed| failed.phase.clone());
+        told.or_else(|| {
+            self.unfinished_phase(&self.ended_phases())
+                .map(str::to_owned)
+        })
+    }
+}
+
+/// One phase of a start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Span<'a> {
+    pub(super) name: &'a str,
+    pub(super) ms: f64,
+    /// Missing while it goes on, and where only its length is known.
+    pub(super) ended_at: Option<Timestamp>,
+}

@@ -1,0 +1,273 @@
+//! What happened in a generation, in sentences.
+
+use conman_proto::{EventKind, SessionState};
+use jiff::Timestamp;
+
+use super::chapter::{Chapter, Ending, Span};
+use super::{times, without_stop};
+use crate::human::{ago, clock, duration, milliseconds, printable, since};
+use crate::phases::{self, Whose};
+
+impl Chapter<'_> {
+    pub(super) fn headline(&self, ending: &Ending) -> String {
+        let id = self.id;
+        let Some(session) = self.session else {
+            return format!("{id} is forgotten by its node; the journal still tells of it.");
+        };
+        let for_so_long = |at: Option<Timestamp>| {
+            at.map_or_else(String::new, |at| {
+                format!(", for {}", duration(since(self.now, at)))
+            })
+        };
+        match (session.state, ending) {
+            (SessionState::Running, _) => {
+                format!(
+                    "{id} is running on {}{}.",
+                    session.node,
+                    for_so_long(session.started_at)
+                )
+            }
+            (SessionState::Starting, _) => {
+                format!("{id} is starting{}.", for_so_long(Some(session.created_at)))
+            }
+            (SessionState::Frozen, _) => {
+                format!("{id} is frozen: its node cannot prove at present that it owns it.")
+            }
+            (SessionState::Stopping, _) => format!("{id} is being stopped."),
+            (SessionState::Stuck, _) => {
+                format!("{id} is stuck: it was killed and is not dead.")
+            }
+            (SessionState::Failed, Ending::NotStarted { .. }) => format!("{id} failed to start."),
+            (SessionState::Failed, _) => format!("{id} failed."),
+            (SessionState::Stopped, Ending::Preempted) => {
+                format!("{id} is stopped, because its node was preempted.")
+            }
+            (SessionState::Stopped, Ending::Idle) => {
+                format!("{id} is stopped, because nobody used it.")
+            }
+            (SessionState::Stopped, Ending::Lifetime) => {
+                format!("{id} is stopped, because its lifetime was over.")
+            }
+            (SessionState::Stopped, _) => format!("{id} is stopped."),
+        }
+    }
+
+    /// From the request to readiness.
+    pub(super) fn start(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        let claimed = self.first(EventKind::SessionClaimed).map(|event| event.at);
+        let asked = claimed.or(self.session.map(|session| session.created_at));
+        let node = self
+            .session
+            .map(|session| session.node.as_str())
+            .or_else(|| self.events.first().map(|event| event.node.as_str()));
+        if let (Some(at), Some(generation), Some(node)) = (asked, self.generation, node) {
+            sentences.push(format!(
+                "Generation {generation} was asked for at {} ({}), on {}.",
+                clock(at),
+                ago(self.now, at),
+                printable(node)
+            ));
+        }
+        let spans = self.phases();
+        if spans.is_empty() {
+            return sentences;
+        }
+        let total: f64 = spans.iter().map(|span| span.ms).sum();
+        let list: Vec<_> = spans
+            .iter()
+            .map(|span| format!("{} {}", printable(span.name), milliseconds(span.ms)))
+            .collect();
+        let (total_text, list) = (milliseconds(total), list.join(", "));
+        sentences.push(if self.is_started() {
+            format!("The start took {total_text}: {list}.")
+        } else if self.state() == Some(SessionState::Starting) {
+            format!("It has been starting for {total_text}: {list} so far.")
+        } else {
+            format!("The start failed after {total_text}: {list} until it failed.")
+        });
+        sentences.extend(longest(&spans, total));
+        if let (Some(SessionState::Starting), Some(span)) = (self.state(), spans.last()) {
+            let words = phases::in_words(span.name);
+            sentences.push(format!("It is now {words} (`{}`).", span.name));
+        }
+        sentences
+    }
+
+    /// Between readiness and the end.
+    pub(super) fn life(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        let ready = self
+            .first(EventKind::SessionReady)
+            .map(|event| event.at)
+            .or(self.session.and_then(|session| session.started_at));
+        let end = [
+            EventKind::SessionExited,
+            EventKind::SessionKilled,
+            EventKind::SessionFailed,
+            EventKind::SessionDead,
+        ]
+        .into_iter()
+        .filter_map(|kind| Some(self.first(kind)?.at))
+        .min();
+        match (ready, end) {
+            (Some(ready), Some(end)) if end >= ready => sentences.push(format!(
+                "It was ready at {} and ran for {}.",
+                clock(ready),
+                duration(since(end, ready))
+            )),
+            (Some(ready), _) => sentences.push(format!("It was ready at {}.", clock(ready))),
+            (None, _) => {}
+        }
+        let adopted = self.all(EventKind::SessionAdopted).count();
+        if adopted > 0 {
+            sentences.push(format!(
+                "The daemon was restarted {} meanwhile and took it over without restarting it.",
+                times(adopted)
+            ));
+        }
+        sentences
+    }
+
+    /// How it ended, and what came after.
+    pub(super) fn end(&self, ending: &Ending) -> Vec<String> {
+        let mut sentences = Vec::new();
+        let reason = || {
+            self.reason()
+                .map_or_else(|| "no reason is known".into(), printable)
+        };
+        match ending {
+            Ending::None => {}
+            Ending::NotStarted { phase: Some(phase) } => sentences.push(format!(
+                "It failed while {} (`{}`): {}.",
+                phases::in_words(phase),
+                printable(phase),
+                without_stop(&reason())
+            )),
+            Ending::NotStarted { phase: None } => {
+                sentences.push(format!("It failed: {}.", without_stop(&reason())));
+            }
+            Ending::Exited { code } => sentences.push(match code {
+                Some(code) => format!(
+                    "Its program ended by itself with exit code {code}{}.",
+                    meaning(*code)
+                ),
+                None => format!("Its program ended by itself: {}.", without_stop(&reason())),
+            }),
+            Ending::Preempted | Ending::Idle | Ending::Lifetime | Ending::Stopped => {
+                sentences.push(format!("It was ended: {}.", without_stop(&reason())));
+            }
+            Ending::Stuck => {
+                if let Some(killed) = self.first(EventKind::SessionKilled) {
+                    let message = printable(&killed.message);
+                    sentences.push(format!("It was to end: {}.", without_stop(&message)));
+                }
+                sentences.push(format!("It is not dead: {}.", without_stop(&reason())));
+            }
+        }
+        sentences.extend(self.death());
+        sentences.extend(self.aftermath(ending));
+        sentences
+    }
+
+    /// Kill, certificate, release.
+    pub(super) fn death(&self) -> Vec<String> {
+        let killed = self.first(EventKind::SessionKilled);
+        let after_kill = |kind| {
+            let event = self.first(kind)?;
+            let killed = killed.filter(|killed| event.at >= killed.at)?;
+            Some(milliseconds(since(event.at, killed.at).as_secs_f64() * 1e3))
+        };
+        let mut sentences = Vec::new();
+        let dead = self.first(EventKind::SessionDead).is_some();
+        let released = self.first(EventKind::SessionReleased).is_some();
+        match (after_kill(EventKind::SessionDead), after_kill(EventKind::SessionReleased)) {
+            (Some(dead), Some(released)) => sentences.push(format!(
+                "{dead} after SIGKILL it was certified dead, {released} after SIGKILL it was released."
+            )),
+            (Some(dead), None) => {
+                sentences.push(format!("{dead} after SIGKILL it was certified dead."));
+                sentences.push("It is not released yet.".to_owned());
+            }
+            (None, _) if dead && released => {
+                sentences.push("It was certified dead and released.".to_owned());
+            }
+            (None, _) => {
+                if let Some(killed) = killed.filter(|_| !dead) {
+                    sentences.push(format!(
+                        "SIGKILL was sent at {} ({}).",
+                        clock(killed.at),
+                        ago(self.now, killed.at)
+                    ));
+                }
+            }
+        }
+        sentences
+    }
+
+    /// Clean-up, which nobody waits for.
+    pub(super) fn aftermath(&self, ending: &Ending) -> Vec<String> {
+        let mut sentences = Vec::new();
+        let cleaned = self.last(EventKind::SessionCleaned);
+        let failures = self.all(EventKind::CleanupFailed).count();
+        let last_failure = self.last(EventKind::CleanupFailed);
+        match (cleaned, last_failure) {
+            (Some(_), _) => sentences.push("What its container left is removed.".to_owned()),
+            (None, Some(failure)) => sentences.push(format!(
+                "Removing what its container left failed {} and is tried again: {}.",
+                times(failures),
+                without_stop(&printable(&failure.message))
+            )),
+            (None, None)
+                if *ending != Ending::None && self.first(EventKind::SessionReleased).is_some() =>
+            {
+                sentences.push("What its container left is still being removed.".to_owned());
+            }
+            (None, None) => {}
+        }
+        sentences
+    }
+}
+
+/// The phase that took longest, and whose time the start was.
+fn longest(spans: &[Span<'_>], total: f64) -> Vec<String> {
+    let Some(longest) = spans.iter().max_by(|a, b| a.ms.total_cmp(&b.ms)) else {
+        return Vec::new();
+    };
+    if spans.len() < 2 || total <= 0.0 {
+        return Vec::new();
+    }
+    let of = |wanted| {
+        let own = spans
+            .iter()
+            .filter(|span| phases::whose(span.name) == Some(wanted));
+        milliseconds(own.fold(0.0, |sum, span| sum + span.ms))
+    };
+    vec![
+        format!(
+            "What took longest was {} (`{}`): {}, {:.0} % of the whole.",
+            phases::in_words(longest.name),
+            printable(longest.name),
+            milliseconds(longest.ms),
+            longest.ms / total * 100.0
+        ),
+        format!(
+            "Of it all conman itself took {}, the container runtime {}, the program {}.",
+            of(Whose::Conman),
+            of(Whose::Runtime),
+            of(Whose::Program)
+        ),
+    ]
+}
+
+/// What an exit code mostly means.
+fn meaning(code: i32) -> &'static str {
+    match code {
+        126 => " (its command cannot be executed)",
+        127 => " (there is no such command)",
+        137 => " (SIGKILL: mostly the memory limit)",
+        139 => " (a segmentation fault)",
+        143 => " (SIGTERM)",
+        _ => "",
+    }
+}

@@ -1,0 +1,414 @@
+//! Whole stories, word for word.
+
+use std::collections::BTreeMap;
+
+use conman_proto::{Network, ResolvedSpec, RuntimeKind, SessionState, TimelinePhase};
+use jiff::SignedDuration;
+
+use super::*;
+
+const BEGIN: &str = "2026-03-01T12:00:00Z";
+
+fn at(ms: i64) -> Timestamp {
+    let begin: Timestamp = BEGIN.parse().expect("a time");
+    begin
+        .checked_add(SignedDuration::from_millis(ms))
+        .expect("in range")
+}
+
+fn generation(number: u64) -> Generation {
+    Generation::new(number).expect("not zero")
+}
+
+/// Events of `alice`, written down as they happen.
+struct Scene(Timeline);
+
+impl Scene {
+    fn new() -> Self {
+        let id = "alice".parse().expect("an id");
+        Self(Timeline {
+            id,
+            events: Vec::new(),
+            phases: Vec::new(),
+            truncated: false,
+        })
+    }
+
+    fn event(mut self, number: u64, ms: i64, kind: EventKind, message: &str) -> Self {
+        self.0.events.push(Event {
+            seq: self.0.events.len() as u64 + 1,
+            at: at(ms),
+            kind,
+            node: "n1".to_owned(),
+            session: Some(self.0.id.clone()),
+            generation: Some(generation(number)),
+            phase: None,
+            duration_ms: None,
+            message: message.to_owned(),
+        });
+        self
+    }
+
+    fn phases(mut self, number: u64, phases: &[(&str, f64)]) -> Self {
+        let mut started_at = at(0);
+        self.0.phases = phases
+            .iter()
+            .map(|(name, duration_ms)| {
+                let phase = TimelinePhase {
+                    name: (*name).to_owned(),
+                    generation: generation(number),
+                    started_at,
+                    duration_ms: *duration_ms,
+                };
+                let length = SignedDuration::from_secs_f64(duration_ms / 1e3);
+                started_at = started_at.checked_add(length).expect("in range");
+                phase
+            })
+            .collect();
+        self
+    }
+
+    /// The story as `conman why` prints it.
+    fn told(&self, session: Option<&Session>, now_ms: i64) -> String {
+        let story = Story::tell(session, &self.0, at(now_ms));
+        let mut lines = vec![story.headline];
+        lines.extend(story.sentences);
+        lines.extend(story.next.into_iter().map(|step| format!("-> {step}")));
+        lines.join("\n")
+    }
+}
+
+fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
+    Session {
+        id: "alice".parse().expect("an id"),
+        state,
+        reason: reason.map(str::to_owned),
+        exit_code: None,
+        spec: ResolvedSpec {
+            template: Some("python".to_owned()),
+            runtime: RuntimeKind::Docker,
+            image: "python:demo".to_owned(),
+            command: vec!["python3".to_owned()],
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            port: Some(8080),
+            ready_path: None,
+            ready_timeout_s: 60,
+            network: Network::Loopback,
+            memory_bytes: Some(268_435_456),
+            cpus: None,
+            pids: 128,
+            labels: BTreeMap::new(),
+            binds: Vec::new(),
+            idle_timeout_s: 600,
+            max_lifetime_s: 0,
+            preempt_signal: None,
+            preempt_grace_ms: 0,
+        },
+        url: Some("http://alice.localhost:7701/".to_owned()),
+        node: "n1".to_owned(),
+        runtime: RuntimeKind::Docker,
+        generation: generation(number),
+        pid: None,
+        port: Some(8080),
+        network: Network::Loopback,
+        template: Some("python".to_owned()),
+        created_at: at(0),
+        started_at: None,
+        ended_at: None,
+        phases_ms: BTreeMap::new(),
+        connections: 0,
+    }
+}
+
+const WHOLE_START: [(&str, f64); 9] = [
+    ("admit", 0.1),
+    ("claim", 1.4),
+    ("prepare", 0.8),
+    ("create", 121.0),
+    ("start", 203.0),
+    ("verify", 0.6),
+    ("record", 1.1),
+    ("ready", 482.0),
+    ("publish", 0.3),
+];
+
+fn started() -> Scene {
+    Scene::new()
+        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
+        .phases(7, &WHOLE_START)
+        .event(7, 810, EventKind::SessionReady, "ready")
+}
+
+#[test]
+fn a_session_that_runs() {
+    let mut running = session(7, SessionState::Running, None);
+    running.started_at = Some(at(810));
+    let scene = started().event(
+        7,
+        60_000,
+        EventKind::SessionAdopted,
+        "adopted after a restart",
+    );
+    assert_told(&scene.told(Some(&running), 200_000), "\
+alice is running on n1, for 3 min 19 s.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (3 min 20 s ago), on n1.
+The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+It was ready at 2026-03-01 12:00:00.810 UTC.
+The daemon was restarted once meanwhile and took it over without restarting it.
+-> It is reached at http://alice.localhost:7701/.
+-> `conman exec -it alice -- sh` opens a shell in it.");
+}
+
+#[test]
+fn a_session_that_is_starting() {
+    let starting = session(7, SessionState::Starting, None);
+    let scene = Scene::new()
+        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
+        .phases(7, &WHOLE_START[..7]);
+    assert_told(&scene.told(Some(&starting), 5_000), "\
+alice is starting, for 5 s.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
+It has been starting for 5.00 s: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 4.67 s so far.
+What took longest was waiting for the program to be ready (`ready`): 4.67 s, 93 % of the whole.
+Of it all conman itself took 4.0 ms, the container runtime 324 ms, the program 4.67 s.
+It is now waiting for the program to be ready (`ready`).
+-> It fails by itself if it is not ready within 1 min of its start.
+-> `conman events --session alice` shows what happens.");
+}
+
+#[test]
+fn a_start_that_failed_because_the_program_never_answered() {
+    let reason = "nothing answered on port 8080 within 60 s";
+    let failed = session(7, SessionState::Failed, Some(reason));
+    let scene = Scene::new()
+        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
+        .phases(7, &WHOLE_START[..7])
+        .event(7, 60_330, EventKind::SessionFailed, reason)
+        .event(
+            7,
+            60_331,
+            EventKind::SessionKilled,
+            "SIGKILL because the start failed",
+        )
+        .event(
+            7,
+            60_343,
+            EventKind::SessionDead,
+            "its PID namespace is empty",
+        )
+        .event(7, 60_346, EventKind::SessionReleased, reason)
+        .event(7, 61_000, EventKind::SessionCleaned, "container removed");
+    assert_told(&scene.told(Some(&failed), 90_000), "\
+alice failed to start.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min 30 s ago), on n1.
+The start failed after 1 min: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 1 min until it failed.
+What took longest was waiting for the program to be ready (`ready`): 1 min, 99 % of the whole.
+Of it all conman itself took 4.0 ms, the container runtime 324 ms, the program 1 min.
+It failed while waiting for the program to be ready (`ready`): nothing answered on port 8080 within 60 s.
+12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
+What its container left is removed.
+-> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
+-> `conman run alice` starts it anew.");
+}
+
+#[test]
+fn a_session_whose_node_was_preempted() {
+    let stopped = session(
+        7,
+        SessionState::Stopped,
+        Some("preempted: the machine is going away"),
+    );
+    let scene = started()
+        .event(
+            7,
+            3_600_000,
+            EventKind::SessionKilled,
+            "SIGKILL for the preemption",
+        )
+        .event(
+            7,
+            3_600_042,
+            EventKind::SessionDead,
+            "its PID namespace is empty",
+        )
+        .event(7, 3_600_051, EventKind::SessionReleased, "preempted");
+    assert_told(&scene.told(Some(&stopped), 3_660_000), "\
+alice is stopped, because its node was preempted.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 h 1 min ago), on n1.
+The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+It was ready at 2026-03-01 12:00:00.810 UTC and ran for 59 min 59 s.
+It was ended: preempted: the machine is going away.
+42 ms after SIGKILL it was certified dead, 51 ms after SIGKILL it was released.
+What its container left is still being removed.
+-> Nothing was wrong with it: its machine was going away.
+-> `conman run alice` starts it on another node, or here after `conman readmit` if this machine stays.");
+}
+
+#[test]
+fn a_session_that_is_stuck() {
+    let mut stuck = session(
+        7,
+        SessionState::Stuck,
+        Some("process 4711 is in uninterruptible sleep (D)"),
+    );
+    stuck.pid = Some(4711);
+    let scene = started()
+        .event(
+            7,
+            90_000,
+            EventKind::SessionKilled,
+            "SIGKILL because it was stopped through the API",
+        )
+        .event(
+            7,
+            95_000,
+            EventKind::SessionStuck,
+            "process 4711 is in uninterruptible sleep (D)",
+        );
+    assert_told(&scene.told(Some(&stuck), 120_000), "\
+alice is stuck: it was killed and is not dead.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (2 min ago), on n1.
+The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+It was ready at 2026-03-01 12:00:00.810 UTC and ran for 1 min 29 s.
+It was to end: SIGKILL because it was stopped through the API.
+It is not dead: process 4711 is in uninterruptible sleep (D).
+SIGKILL was sent at 2026-03-01 12:01:30.000 UTC (30 s ago).
+-> It is not released, so that nothing else runs under its name; conman goes on trying.
+-> As root, `cat /proc/4711/stack` and `ps -o pid,stat,wchan:32,cmd -p 4711` tell what it waits for: mostly a disk or a network file system that does not answer.
+-> If that never answers again, only a restart of the machine ends it.");
+}
+
+#[test]
+fn a_session_whose_program_was_killed_for_its_memory() {
+    let mut failed = session(
+        7,
+        SessionState::Failed,
+        Some("its program ended with exit code 137"),
+    );
+    failed.exit_code = Some(137);
+    let scene = started()
+        .event(
+            7,
+            20_000,
+            EventKind::SessionExited,
+            "its program ended with exit code 137",
+        )
+        .event(
+            7,
+            20_001,
+            EventKind::SessionDead,
+            "its PID namespace is empty",
+        )
+        .event(7, 20_004, EventKind::SessionReleased, "exited")
+        .event(
+            7,
+            21_000,
+            EventKind::CleanupFailed,
+            "docker does not answer.",
+        )
+        .event(
+            7,
+            23_000,
+            EventKind::CleanupFailed,
+            "docker does not answer.",
+        );
+    assert_told(&scene.told(Some(&failed), 30_000), "\
+alice failed.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (30 s ago), on n1.
+The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+It was ready at 2026-03-01 12:00:00.810 UTC and ran for 19 s.
+Its program ended by itself with exit code 137 (SIGKILL: mostly the memory limit).
+It was certified dead and released.
+Removing what its container left failed twice and is tried again: docker does not answer.
+-> `conman logs alice` shows what it printed.
+-> It may have needed more than its 256 MiB of memory: give it more with --memory.
+-> `conman run alice` starts it anew.");
+}
+
+#[test]
+fn earlier_generations_are_told_in_short_and_the_oldest_only_counted() {
+    let mut scene = Scene::new();
+    for number in 1..=5 {
+        let begin = i64::try_from(number).expect("small") * 1_000;
+        scene = scene
+            .event(number, begin, EventKind::SessionClaimed, "claimed")
+            .event(
+                number,
+                begin + 500,
+                EventKind::SessionKilled,
+                "SIGKILL because it was idle",
+            );
+    }
+    scene.0.truncated = true;
+    let mut running = session(6, SessionState::Running, None);
+    running.started_at = Some(at(9_000));
+    assert_told(
+        &scene.told(Some(&running), 10_000),
+        "\
+alice is running on n1, for 1 s.
+Its oldest events are no longer in the journal.
+It was started at least 5 times before this.
+Generation 3 ended at 2026-03-01 12:00:03.500 UTC: SIGKILL because it was idle.
+Generation 4 ended at 2026-03-01 12:00:04.500 UTC: SIGKILL because it was idle.
+Generation 5 ended at 2026-03-01 12:00:05.500 UTC: SIGKILL because it was idle.
+Generation 6 was asked for at 2026-03-01 12:00:00.000 UTC (10 s ago), on n1.
+It was ready at 2026-03-01 12:00:09.000 UTC.
+-> It is reached at http://alice.localhost:7701/.
+-> `conman exec -it alice -- sh` opens a shell in it.",
+    );
+}
+
+#[test]
+fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
+    let scene = started()
+        .event(
+            7,
+            700_000,
+            EventKind::SessionKilled,
+            "SIGKILL because it was idle for 10 min",
+        )
+        .event(
+            7,
+            700_009,
+            EventKind::SessionDead,
+            "its PID namespace is empty",
+        )
+        .event(7, 700_012, EventKind::SessionReleased, "idle for 10 min");
+    assert_told(&scene.told(None, 900_000), "\
+alice is forgotten by its node; the journal still tells of it.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (15 min ago), on n1.
+The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+It was ready at 2026-03-01 12:00:00.810 UTC and ran for 11 min 39 s.
+It was ended: SIGKILL because it was idle for 10 min.
+9.0 ms after SIGKILL it was certified dead, 12 ms after SIGKILL it was released.
+What its container left is still being removed.
+-> `conman run alice` starts it anew. A connection does, too, where its template allows that.
+-> --idle-timeout lets it wait longer; 0 lets it wait for ever.");
+}
+
+#[test]
+fn what_a_session_wrote_cannot_drive_the_terminal() {
+    let hostile = "\u{1b}]0;owned\u{7}";
+    let failed = session(7, SessionState::Failed, Some(hostile));
+    let scene = started().event(7, 900, EventKind::SessionFailed, hostile);
+    let told = scene.told(Some(&failed), 1_000);
+    assert!(
+        !told.contains('\u{1b}') && told.contains("\\u{1b}"),
+        "{told}"
+    );
+}
+
+fn assert_told(told: &str, expected: &str) {
+    assert_eq!(told, expected);
+}

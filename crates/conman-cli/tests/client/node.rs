@@ -1,0 +1,283 @@
+//! Commands about the node, tokens, and the story of a session.
+
+use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use crate::calls::Calls;
+use crate::support::{Daemon, client, command, outcome, problem, session, with};
+
+fn node() -> Value {
+    json!({
+        "name": "n1", "instance": "1a2b3c4d", "version": "9.8.7", "state": "live",
+        "runtime": "docker", "runtime_error": null, "sessions_running": 3,
+        "sessions_starting": 1, "sessions_stuck": 0, "max_sessions": 500, "connections": 12,
+        "started_at": "2026-03-01T12:00:00Z",
+    })
+}
+
+fn with_nodes(node: Value) -> Daemon {
+    let list = move || async move { Json(json!({ "nodes": [node] })) };
+    Daemon::start(Router::new().route("/v1/nodes", get(list)))
+}
+
+#[tokio::test]
+async fn nodes_are_listed_and_one_that_cannot_start_sessions_is_pointed_out() {
+    let daemon = with_nodes(with(
+        node(),
+        json!({ "runtime_error": "docker does not answer" }),
+    ));
+    let outcome = daemon.run(&["nodes"]).await;
+    assert_eq!(outcome.code, 0);
+    let row = outcome.stdout.lines().nth(1).expect("a row");
+    assert!(
+        row.starts_with("n1") && row.contains("live") && row.contains("500"),
+        "{row}"
+    );
+    assert!(
+        outcome.stderr.contains("docker does not answer"),
+        "{outcome:?}"
+    );
+    let json = daemon.run(&["nodes", "--json"]).await;
+    assert_eq!(
+        (
+            json.json()["nodes"][0]["name"].as_str(),
+            json.stderr.as_str()
+        ),
+        (Some("n1"), "")
+    );
+}
+
+#[tokio::test]
+async fn version_tells_both_and_its_own_also_when_no_daemon_answers() {
+    let daemon = with_nodes(node());
+    let both = daemon.run(&["version"]).await;
+    assert_eq!(both.code, 0);
+    assert!(
+        both.stdout.contains("client  ") && both.stdout.contains("server  9.8.7"),
+        "{both:?}"
+    );
+    assert_eq!(
+        daemon.run(&["version", "--json"]).await.json()["server"]["version"],
+        "9.8.7"
+    );
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let alone = outcome(command(&dir.path().join("none"), &["version", "--json"])).await;
+    assert_eq!(alone.code, 5);
+    assert_eq!(alone.json()["server"], Value::Null);
+    assert_eq!(alone.json()["client"]["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[tokio::test]
+async fn token_prints_the_token_alone_and_sends_the_time_to_live() {
+    let calls = Calls::default();
+    let noted = calls.clone();
+    let make = move |body: String| {
+        noted.note(body);
+        async {
+            Json(json!({
+                "token": "v4.local.abc", "expires_at": "2026-03-01T12:05:00Z",
+                "url": "http://alice.localhost:7701/?token=v4.local.abc",
+            }))
+        }
+    };
+    let daemon = Daemon::start(Router::new().route("/v1/sessions/{id}/token", post(make)));
+    let outcome = daemon.run(&["token", "alice", "--ttl", "5m"]).await;
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str()),
+        (0, "v4.local.abc\n")
+    );
+    assert_eq!(
+        daemon.run(&["token", "alice", "--json"]).await.json()["token"],
+        "v4.local.abc"
+    );
+    assert_eq!(calls.all(), [r#"{"ttl_s":300}"#, "{}"]);
+}
+
+/// A node that can be preempted; two of its sessions cannot be released when `stuck`.
+fn preemptible(calls: &Calls, stuck: bool) -> Daemon {
+    let calls = calls.clone();
+    let preempt = move |body: Json<Value>| {
+        calls.note(body.0.to_string());
+        let plan = json!({
+            "sessions": [
+                {"id": "alice", "generation": 7, "pid": 4711, "signal": "SIGTERM", "grace_ms": 500},
+                {"id": "bob", "generation": 9, "pid": null, "signal": null, "grace_ms": 0},
+            ],
+            "last_kill_ms": 500, "budget_ms": 25_000,
+        });
+        let unreleased = match stuck {
+            true => json!([{ "id": "bob", "generation": 9, "reason": "process 9 is not dead" }]),
+            false => json!([]),
+        };
+        let report = json!({
+            "noticed_at": "2026-03-01T12:00:00Z", "source": "admin", "sessions": 2, "killed": 2,
+            "certified": 2, "released": 2, "last_kill_ms": 1.5, "last_certificate_ms": 180.0,
+            "last_release_ms": 201.0, "unreleased": unreleased,
+        });
+        let dry_run = body.0["dry_run"] == true;
+        async move { Json(if dry_run { plan } else { report }) }
+    };
+    let readmit = || async { Json(node()) };
+    Daemon::start(
+        Router::new()
+            .route("/v1/nodes/self/preempt", post(preempt))
+            .route("/v1/nodes/self/readmit", post(readmit)),
+    )
+}
+
+#[tokio::test]
+async fn a_dry_run_shows_the_plan_and_says_that_nothing_was_done() {
+    let calls = Calls::default();
+    let outcome = preemptible(&calls, false)
+        .run(&["preempt", "--dry-run", "--budget", "25s"])
+        .await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("SIGTERM") && outcome.stdout.contains("500 ms"),
+        "{outcome:?}"
+    );
+    assert!(
+        outcome.stdout.contains("would kill 2 sessions"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.contains("Nothing was done"), "{outcome:?}");
+    assert_eq!(
+        calls.all(),
+        [json!({ "dry_run": true, "budget_ms": 25_000 }).to_string()]
+    );
+}
+
+#[tokio::test]
+async fn a_preemption_reports_its_four_moments() {
+    let calls = Calls::default();
+    let daemon = preemptible(&calls, false);
+    let outcome = daemon.run(&["preempt", "--reason", "kernel update"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    for text in [
+        "2 of 2 sessions killed",
+        "1.5 ms",
+        "180 ms",
+        "201 ms",
+        "conman readmit",
+    ] {
+        assert!(outcome.stdout.contains(text), "{text}: {outcome:?}");
+    }
+    assert_eq!(
+        calls.all(),
+        [json!({ "dry_run": false, "reason": "kernel update" }).to_string()]
+    );
+    assert_eq!(daemon.run(&["readmit"]).await.stdout, "n1 is live\n");
+}
+
+#[tokio::test]
+async fn sessions_that_could_not_be_released_make_a_preemption_stuck() {
+    let daemon = preemptible(&Calls::default(), true);
+    let outcome = daemon.run(&["preempt"]).await;
+    assert_eq!(outcome.code, 6);
+    assert!(
+        outcome.stderr.contains("bob: process 9 is not dead"),
+        "{outcome:?}"
+    );
+    let json = daemon.run(&["preempt", "--json"]).await;
+    assert_eq!(
+        (json.code, json.json()["unreleased"][0]["id"].as_str()),
+        (6, Some("bob"))
+    );
+    assert_eq!(json.problem().slug(), "unreleased");
+}
+
+/// A daemon with the timeline of `alice`, which it may have forgotten otherwise.
+fn remembering(forgotten: bool) -> Daemon {
+    let event = |seq: u64, at: &str, kind: &str, message: &str| {
+        json!({
+            "seq": seq, "at": at, "kind": kind, "node": "n1", "session": "alice",
+            "generation": 7, "message": message,
+        })
+    };
+    let timeline = json!({
+        "id": "alice",
+        "events": [
+            event(1, "2026-03-01T12:00:00Z", "session_claimed", "claimed"),
+            event(2, "2026-03-01T12:00:01Z", "session_ready", "ready"),
+            event(3, "2026-03-01T12:10:01Z", "session_killed", "SIGKILL for the preemption"),
+            event(4, "2026-03-01T12:10:01.040Z", "session_dead", "its PID namespace is empty"),
+            event(5, "2026-03-01T12:10:01.050Z", "session_released", "preempted"),
+            event(6, "2026-03-01T12:10:02Z", "kind_of_a_newer_daemon", "something new"),
+        ],
+        "phases": [
+            {"name": "create", "generation": 7, "started_at": "2026-03-01T12:00:00Z", "duration_ms": 300.0},
+            {"name": "ready", "generation": 7, "started_at": "2026-03-01T12:00:00.3Z", "duration_ms": 700.0},
+        ],
+        "truncated": false,
+    });
+    let tell = move || async move { Json(timeline) };
+    let show = move || async move {
+        if forgotten {
+            return problem(404, "no-such-session", "there is no session `alice`");
+        }
+        (
+            StatusCode::OK,
+            Json(with(
+                session("alice", "stopped"),
+                json!({ "reason": "preempted" }),
+            )),
+        )
+            .into_response()
+    };
+    Daemon::start(
+        Router::new()
+            .route("/v1/sessions/{id}/timeline", get(tell))
+            .route("/v1/sessions/{id}", get(show)),
+    )
+}
+
+#[tokio::test]
+async fn why_tells_the_story_and_in_json_brings_the_timeline_along() {
+    let daemon = remembering(false);
+    let outcome = daemon.run(&["why", "alice"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    for text in [
+        "alice is stopped, because its node was preempted.",
+        "The start took 1.00 s: create 300 ms, ready 700 ms.",
+        "40 ms after SIGKILL it was certified dead, 50 ms after SIGKILL it was released.",
+        "\nNext:\n",
+        "`conman run alice`",
+    ] {
+        assert!(outcome.stdout.contains(text), "{text}: {outcome:?}");
+    }
+    let json = daemon.run(&["why", "alice", "--json"]).await.json();
+    assert_eq!(
+        json["timeline"]["events"][5]["kind"],
+        "kind_of_a_newer_daemon"
+    );
+    assert!(json["story"]["next"].is_array());
+}
+
+#[tokio::test]
+async fn why_tells_of_a_session_that_only_the_journal_remembers() {
+    let outcome = remembering(true).run(&["why", "alice"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    assert!(
+        outcome.stdout.starts_with("alice is forgotten by its node"),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn completions_need_no_daemon_and_know_every_subcommand() {
+    for shell in ["bash", "zsh", "fish"] {
+        let outcome = outcome(client(&["completions", shell])).await;
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        for word in ["readmit", "preempt", "idle-timeout"] {
+            assert!(outcome.stdout.contains(word), "{shell}: {word}");
+        }
+    }
+    let json = outcome(client(&["completions", "bash", "--json"]))
+        .await
+        .json();
+    assert!(json["script"].as_str().expect("text").contains("_conman"));
+}

@@ -1,0 +1,349 @@
+//! The client on a terminal of its own, with a person before it.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+
+use axum::extract::Path;
+use axum::extract::ws::{Message, WebSocket};
+use axum::routing::{delete, get};
+use axum::{Json, Router};
+use conman_proto::TerminalSize;
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::termios::{LocalModes, OutputModes, Termios, tcgetattr, tcsetwinsize};
+use serde_json::json;
+use tokio::sync::{Notify, mpsc};
+
+use crate::calls::Calls;
+use crate::exec::{framed, playing};
+use crate::support::{Daemon, PATIENCE, session, with};
+
+/// A terminal, the client on it, and what a person sees.
+struct Person {
+    /// The keyboard.
+    keys: File,
+    /// Kept open so that the settings can be looked at after the client has ended.
+    terminal: OwnedFd,
+    screen: mpsc::UnboundedReceiver<Vec<u8>>,
+    unseen: String,
+    client: Child,
+    before: Termios,
+}
+
+impl Person {
+    /// Begins `conman exec -it alice sh`.
+    fn begin(daemon: &Daemon) -> Self {
+        Self::runs(daemon, &["exec", "-it", "alice", "--", "sh"])
+    }
+
+    /// Runs the client on a terminal of 100 columns and 30 rows.
+    fn runs(daemon: &Daemon, words: &[&str]) -> Self {
+        let size = Winsize {
+            ws_col: 100,
+            ws_row: 30,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        let OpenptyResult { master, slave } = openpty(&size, None).expect("a terminal");
+        let before = tcgetattr(&slave).expect("settings");
+        let end = || slave.try_clone().expect("a descriptor");
+        let client = Command::new(env!("CARGO_BIN_EXE_conman-client"))
+            .args(words)
+            .env("CONMAN_SOCKET", daemon.socket())
+            .env("TERM", "xterm")
+            .env_remove("CONMAN_URL")
+            .env_remove("NO_COLOR")
+            .stdin(end())
+            .stdout(end())
+            .stderr(end())
+            .spawn()
+            .expect("runs");
+        let keys = File::from(master);
+        let mut output = keys.try_clone().expect("a descriptor");
+        let (sender, screen) = mpsc::unbounded_channel();
+        // Ends with the test's process at the latest: the terminal stays open here.
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut buffer) {
+                if sender.send(buffer[..length].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            keys,
+            terminal: slave,
+            screen,
+            unseen: String::new(),
+            client,
+            before,
+        }
+    }
+
+    fn types(&mut self, text: &[u8]) {
+        self.keys.write_all(text).expect("typed");
+    }
+
+    /// Waits until `text` stands on the screen, behind what was waited for before.
+    async fn sees(&mut self, text: &str) {
+        let wait = async {
+            loop {
+                if let Some(begin) = self.unseen.find(text) {
+                    self.unseen.drain(..begin + text.len());
+                    return;
+                }
+                let piece = self.screen.recv().await.expect("the terminal is open");
+                self.unseen.push_str(&String::from_utf8_lossy(&piece));
+            }
+        };
+        let in_time = tokio::time::timeout(PATIENCE, wait).await.is_ok();
+        assert!(in_time, "`{text}` is not in `{}`", self.unseen);
+    }
+
+    fn is_raw(&self) -> bool {
+        let settings = tcgetattr(&self.terminal).expect("settings");
+        let cooked = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
+        !settings.local_modes.intersects(cooked)
+            && !settings.output_modes.contains(OutputModes::OPOST)
+    }
+
+    fn signals(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("sent");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.client.id()).expect("a pid"))
+    }
+
+    /// Waits for the client's end and looks whether the terminal is as it was.
+    async fn ends(&mut self) -> ExitStatus {
+        let wait = async {
+            loop {
+                if let Some(status) = self.client.try_wait().expect("waited") {
+                    return status;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let status = tokio::time::timeout(PATIENCE, wait).await.expect("in time");
+        self.assert_restored();
+        status
+    }
+
+    #[track_caller]
+    fn assert_restored(&self) {
+        let after = tcgetattr(&self.terminal).expect("settings");
+        assert_eq!(format!("{after:?}"), format!("{:?}", self.before));
+    }
+}
+
+impl Drop for Person {
+    fn drop(&mut self) {
+        // Ended already in every test that passes.
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
+
+/// A shell that says what it is told: input in capitals, the terminal's size, and for `q` its
+/// end with code 42, for `x` a connection that breaks.
+async fn shell(mut socket: WebSocket, request: conman_proto::ExecRequest) {
+    assert!(request.tty);
+    while let Some(Ok(Message::Binary(message))) = socket.recv().await {
+        let answer = match (message[0], &message[1..]) {
+            (0, b"q") => framed(3, br#"{"exit_code":42}"#),
+            (0, b"x") => return,
+            (0, b"\x03") => framed(1, b"[interrupt]"),
+            (0, keys) => framed(1, &keys.to_ascii_uppercase()),
+            (4, size) => {
+                let size: TerminalSize = serde_json::from_slice(size).expect("a size");
+                framed(1, format!("[{}x{}]", size.columns, size.rows).as_bytes())
+            }
+            (channel, _) => panic!("channel {channel}"),
+        };
+        if socket.send(answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_go_to_the_command_as_they_are_and_its_exit_code_comes_back() {
+    let daemon = playing(&Calls::default(), shell);
+    let mut person = Person::begin(&daemon);
+    person.sees("[100x30]").await;
+    assert!(person.is_raw());
+    person.types(b"hello");
+    person.sees("HELLO").await;
+    person.types(b"\x03");
+    person.sees("[interrupt]").await;
+    person.types(b"q");
+    assert_eq!(person.ends().await.code(), Some(42));
+}
+
+#[tokio::test]
+async fn a_resized_terminal_is_told_to_the_command() {
+    let daemon = playing(&Calls::default(), shell);
+    let mut person = Person::begin(&daemon);
+    person.sees("[100x30]").await;
+    let size = rustix::termios::Winsize {
+        ws_col: 132,
+        ws_row: 43,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&person.terminal, size).expect("resized");
+    // The kernel tells only the processes that the terminal controls; the client is not one here.
+    person.signals(Signal::SIGWINCH);
+    person.sees("[132x43]").await;
+    person.types(b"q");
+    assert_eq!(person.ends().await.code(), Some(42));
+}
+
+#[tokio::test]
+async fn signals_that_end_the_client_leave_the_terminal_as_it_was() {
+    let daemon = playing(&Calls::default(), shell);
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        let mut person = Person::begin(&daemon);
+        person.sees("[100x30]").await;
+        assert!(person.is_raw());
+        person.signals(signal);
+        assert_eq!(
+            person.ends().await.code(),
+            Some(128 + signal as i32),
+            "{signal}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_leaves_the_terminal_as_it_was() {
+    let daemon = playing(&Calls::default(), shell);
+    let mut person = Person::begin(&daemon);
+    person.sees("[100x30]").await;
+    person.types(b"x");
+    person.sees("broke off").await;
+    assert_eq!(person.ends().await.code(), Some(125));
+}
+
+#[tokio::test]
+async fn a_suspended_client_gives_the_terminal_back_until_it_is_continued() {
+    let daemon = playing(&Calls::default(), shell);
+    let mut person = Person::begin(&daemon);
+    person.sees("[100x30]").await;
+    person.signals(Signal::SIGTSTP);
+    let pid = person.pid();
+    let stopped = tokio::task::spawn_blocking(move || waitpid(pid, Some(WaitPidFlag::WUNTRACED)))
+        .await
+        .expect("waited")
+        .expect("a child");
+    assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    person.assert_restored();
+    person.signals(Signal::SIGCONT);
+    let raw_again = async {
+        while !person.is_raw() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, raw_again)
+        .await
+        .expect("in time");
+    person.types(b"still here");
+    person.sees("STILL HERE").await;
+    person.types(b"q");
+    assert_eq!(person.ends().await.code(), Some(42));
+}
+
+#[tokio::test]
+async fn a_person_who_waits_for_a_start_is_told_its_phase_and_then_the_url_and_the_time() {
+    let watched = Arc::new(Notify::new());
+    let looked = Arc::clone(&watched);
+    let starting = with(
+        session("alice", "starting"),
+        json!({ "phases_ms": {"admit": 0.1, "claim": 1.0, "prepare": 1.0, "create": 90.0} }),
+    );
+    let show = move || {
+        looked.notify_one();
+        async { Json(starting) }
+    };
+    let finish = Arc::new(Notify::new());
+    let may_finish = Arc::clone(&finish);
+    let ensure = move || async move {
+        may_finish.notified().await;
+        Json(with(
+            session("alice", "running"),
+            json!({ "created": true, "spec_matches": true }),
+        ))
+    };
+    let router = Router::new().route("/v1/sessions/{id}", get(show).put(ensure));
+    let daemon = Daemon::start(router);
+    let mut person = Person::runs(&daemon, &["run", "alice"]);
+    tokio::time::timeout(PATIENCE, watched.notified())
+        .await
+        .expect("looked in time");
+    person.sees("alice: starting the container").await;
+    finish.notify_one();
+    person.sees("http://alice.localhost:7701/").await;
+    person.sees("started in 300 ms").await;
+    assert_eq!(person.ends().await.code(), Some(0));
+}
+
+/// A daemon with one running session that notes what is stopped.
+fn one_session(calls: &Calls) -> Daemon {
+    let calls = calls.clone();
+    let list =
+        || async { Json(json!({ "sessions": [session("alice", "running")], "next": null })) };
+    let stop = move |Path(id): Path<String>| {
+        calls.note(id.clone());
+        async move {
+            Json(json!({
+                "id": id, "generation": 7, "state": "stopped", "dead_ms": 1.0, "released_ms": 2.0,
+            }))
+        }
+    };
+    Daemon::start(
+        Router::new()
+            .route("/v1/sessions", get(list))
+            .route("/v1/sessions/{id}", delete(stop)),
+    )
+}
+
+#[tokio::test]
+async fn stopping_everything_asks_the_person_and_only_yes_means_yes() {
+    let calls = Calls::default();
+    let daemon = one_session(&calls);
+    for answer in ["n\n", "\n", "yeah\n"] {
+        let mut person = Person::runs(&daemon, &["rm", "--all"]);
+        person.sees("Stop 1 session? [y/N]").await;
+        person.types(answer.as_bytes());
+        assert_eq!(person.ends().await.code(), Some(1), "{answer}");
+    }
+    assert!(calls.all().is_empty());
+    let mut person = Person::runs(&daemon, &["rm", "--all"]);
+    person.sees("Stop 1 session? [y/N]").await;
+    person.types(b"y\n");
+    person.sees("alice is stopped, after 2.0 ms").await;
+    assert_eq!(person.ends().await.code(), Some(0));
+    assert_eq!(calls.all(), ["alice"]);
+}
+
+#[tokio::test]
+async fn states_are_coloured_for_a_person_unless_they_ask_for_none() {
+    let daemon = one_session(&Calls::default());
+    let mut person = Person::runs(&daemon, &["ps"]);
+    person.sees("\u{1b}[38;5;10m").await;
+    assert_eq!(person.ends().await.code(), Some(0));
+    let mut person = Person::runs(&daemon, &["ps", "--no-color"]);
+    person.sees("http://alice.localhost:7701/").await;
+    assert_eq!(person.ends().await.code(), Some(0));
+}
