@@ -1,1 +1,55 @@
-fn main() {}
+//! The `conman` program: the daemon, its command line, its benchmarks.
+//!
+//! This crate only composes. `serve` reads the configuration, opens the state directory, and
+//! joins node, proxy and API; every other subcommand is carried out by a crate of its own.
+#![forbid(unsafe_code)]
+
+mod auth;
+mod bench;
+mod config;
+mod serve;
+mod telemetry;
+
+use std::process::ExitCode;
+
+use conman_cli::Command;
+
+fn main() -> ExitCode {
+    let cli = match conman_cli::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
+    match cli.command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Auth(arguments) => auth::run(&arguments, cli.globals.json),
+        Command::Bench(arguments) => on_runtime(bench::run(arguments, cli.globals.json)),
+        Command::Client(command) => {
+            on_runtime(async move { conman_cli::run(command, &cli.globals).await })
+        }
+    }
+}
+
+fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => {
+            let code = runtime.block_on(work);
+            // A thread that still reads standard input would hold the process up.
+            runtime.shutdown_background();
+            code
+        }
+        Err(error) => fail(&format!("cannot start a tokio runtime: {error}")),
+    }
+}
+
+/// Says why, on standard error.
+#[expect(
+    clippy::print_stderr,
+    reason = "the last words of a program that cannot go on"
+)]
+fn fail(why: &str) -> ExitCode {
+    eprintln!("conman: {why}");
+    ExitCode::FAILURE
+}

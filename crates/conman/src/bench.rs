@@ -1,0 +1,94 @@
+//! `conman bench`: joins the command line to the benchmarks.
+#![expect(
+    clippy::print_stdout,
+    reason = "a benchmark's table is this command's result"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use conman_bench::{
+    KillOptions, ProxyOptions, Report, StartOptions, TunnelsOptions, kill, proxy, start, tunnels,
+};
+use conman_cli::{BenchArgs, BenchCommand};
+
+pub(crate) async fn run(arguments: BenchArgs, json: bool) -> ExitCode {
+    match carry_out(arguments.command, json).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => crate::fail(&format!("{error:#}")),
+    }
+}
+
+async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
+    let binary = std::env::current_exe().context("finding conman's own binary")?;
+    let (report, svg) = match command {
+        BenchCommand::Kill(arguments) => {
+            let (count, rounds) = (size(arguments.count)?, size(arguments.rounds)?);
+            (
+                kill(&KillOptions {
+                    binary,
+                    count,
+                    rounds,
+                })
+                .await?,
+                arguments.svg,
+            )
+        }
+        BenchCommand::Start(arguments) => {
+            let (count, parallel) = (size(arguments.count)?, size(arguments.parallel)?);
+            (
+                start(&StartOptions {
+                    binary,
+                    count,
+                    parallel,
+                })
+                .await?,
+                arguments.svg,
+            )
+        }
+        BenchCommand::Proxy(arguments) => {
+            let (rounds, duration) = (size(arguments.rounds)?, arguments.duration);
+            (
+                proxy(&ProxyOptions {
+                    binary,
+                    rounds,
+                    duration,
+                })
+                .await?,
+                arguments.svg,
+            )
+        }
+        BenchCommand::Tunnels(arguments) => (
+            tunnels(&TunnelsOptions {
+                binary,
+                count: size(arguments.count)?,
+            })
+            .await?,
+            None,
+        ),
+        BenchCommand::Echo(arguments) => return conman_bench::serve_echo(arguments.listen).await,
+        BenchCommand::Forward(arguments) => {
+            return conman_bench::serve_forward(arguments.listen, arguments.backend).await;
+        }
+    };
+    show(&report, svg, json)
+}
+
+fn show(report: &Report, svg: Option<PathBuf>, json: bool) -> Result<()> {
+    if json {
+        println!("{}", report.json);
+    } else {
+        println!("{}", report.table);
+    }
+    let Some(path) = svg else { return Ok(()) };
+    write(&path, &report.chart.to_svg()?)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("writing the chart to {}", path.display()))
+}
+
+fn size(number: u32) -> Result<usize> {
+    usize::try_from(number).context("a count too large for this machine")
+}

@@ -1,0 +1,433 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use conman_auth::{HostRules, OriginRules};
+use conman_core::SpecPolicy;
+use conman_node::{NodeLimits, UrlScheme};
+use conman_proto::RuntimeKind;
+use toml::de::DeTable;
+
+use super::reader::{Mistake, Reader, Section};
+use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, templates};
+
+/// The configuration file when none is named.
+pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
+/// Largest configuration file; thousands of templates fit.
+const MAX_BYTES: u64 = 4 << 20;
+const DEFAULT_GCE_ENDPOINT: &str = "http://metadata.google.internal";
+/// Placeholder in `listen.url`.
+const ID: &str = "{id}";
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read the configuration file {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the configuration file {path} is larger than {MAX_BYTES} bytes")]
+    TooLarge { path: PathBuf },
+    #[error("the configuration has {}; nothing was started\n{}", count(mistakes.len()),
+        listed(path.as_deref(), mistakes))]
+    Wrong {
+        path: Option<PathBuf>,
+        mistakes: Vec<Mistake>,
+    },
+}
+
+fn count(mistakes: usize) -> String {
+    if mistakes == 1 {
+        "a mistake".to_owned()
+    } else {
+        format!("{mistakes} mistakes")
+    }
+}
+
+fn listed(path: Option<&Path>, mistakes: &[Mistake]) -> String {
+    let place = path.map_or_else(
+        || "(defaults)".to_owned(),
+        |path| path.display().to_string(),
+    );
+    let lines = mistakes
+        .iter()
+        .map(|mistake| format!("  {place}, {mistake}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Reads the configuration: the named file, or [`DEFAULT_PATH`], or, when there is no such file,
+/// the documented defaults.
+pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
+    let path = named.unwrap_or(Path::new(DEFAULT_PATH));
+    match read(path) {
+        Ok(text) => parse(&text, Some(path)),
+        Err(ConfigError::Read { source, .. })
+            if named.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            parse("", None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read {
+        path: path.to_path_buf(),
+        source,
+    };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let bytes = file
+        .take(MAX_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes > MAX_BYTES) {
+        return Err(ConfigError::TooLarge {
+            path: path.to_path_buf(),
+        });
+    }
+    Ok(text)
+}
+
+pub(super) fn parse(text: &str, path: Option<&Path>) -> Result<Config, ConfigError> {
+    let reader = Reader::new(text);
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let line = reader.line_of(error.span().map_or(0, |span| span.start));
+        reader.report(line, error.message().to_owned());
+    }
+    let config = config(&reader, &Section::new(&reader, "", table.get_ref()));
+    let mistakes = reader.into_mistakes();
+    if mistakes.is_empty() {
+        Ok(config)
+    } else {
+        Err(ConfigError::Wrong {
+            path: path.map(Path::to_path_buf),
+            mistakes,
+        })
+    }
+}
+
+/// Reads every section. A field with a mistake gets its default, so that reading goes on; the
+/// result is used only when there was no mistake at all.
+fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
+    let node = root.section("node");
+    let name = node.parsed("name", |name| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let valid = (1..=253).contains(&name.len()) && name.bytes().all(plain) && name != "self";
+        valid.then(|| name.to_owned()).ok_or_else(|| {
+            "must be 1 to 253 letters, digits, '-', '_' and '.', and not `self`".to_owned()
+        })
+    });
+    let state_dir = absolute(&node, "state_dir", "/var/lib/conman");
+    let runtime = node
+        .parsed("runtime", runtime_kind)
+        .unwrap_or(RuntimeKind::Docker);
+    node.finish();
+
+    let listen = listen(&root.section("listen"));
+    let registry = root.section("registry");
+    registry.parsed("kind", |kind| match kind {
+        "embedded" => Ok(()),
+        _ => Err("must be \"embedded\", the only registry of this version".to_owned()),
+    });
+    registry.finish();
+    let limits_section = root.section("limits");
+    let limits = limits(&limits_section);
+    let mut policy = SpecPolicy {
+        default_runtime: runtime,
+        ..SpecPolicy::default()
+    };
+    spec_limits(&limits_section, &mut policy);
+    limits_section.finish();
+
+    let auth = root.section("auth");
+    let tokens_file = auth.string("tokens_file").map(PathBuf::from);
+    auth.finish();
+    for (field, address) in [
+        ("listen.api", listen.api),
+        ("listen.sessions", listen.sessions),
+    ] {
+        if tokens_file.is_none() && !address.ip().is_loopback() {
+            reader.mistake(
+                field,
+                format_args!(
+                    "is {address}, which is not loopback: anybody who reaches it could run \
+                     programs here. Make tokens with `conman auth new-token` and name their file \
+                     in `auth.tokens_file`, or listen on 127.0.0.1"
+                ),
+            );
+        }
+    }
+    let preempt = preempt(&root.section("preempt"));
+    let docker = root.section("docker");
+    let docker_socket = absolute(&docker, "socket", "/var/run/docker.sock");
+    docker.finish();
+    let log = root.section("log");
+    let log_format = log
+        .parsed("format", |format| match format {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err("must be \"text\" or \"json\"".to_owned()),
+        })
+        .unwrap_or(LogFormat::Text);
+    log.finish();
+    let binds = root.section("binds");
+    policy.bind_roots = binds
+        .strings("allow")
+        .unwrap_or_default()
+        .into_iter()
+        .map(PathBuf::from)
+        .collect();
+    binds.finish();
+    for (name, template) in root.section("templates").sections() {
+        policy.templates.insert(name, templates::template(template));
+    }
+    policy_mistakes(reader, &policy);
+    root.finish();
+    Config {
+        name: name.unwrap_or_else(host_name),
+        state_dir,
+        runtime,
+        listen,
+        limits,
+        tokens_file,
+        preempt,
+        docker_socket,
+        log_format,
+        policy,
+    }
+}
+
+/// The policy checks itself and names fields as it has them; here they are named as in the file.
+fn policy_mistakes(reader: &Reader<'_>, policy: &SpecPolicy) {
+    for mistake in policy.mistakes() {
+        let field = match mistake.field.split_once('[') {
+            Some(("bind_roots", index)) => format!("binds.allow[{index}"),
+            _ if mistake.field.starts_with("templates.") => mistake.field,
+            _ => format!("limits.{}", mistake.field),
+        };
+        reader.mistake(&field, mistake.message);
+    }
+}
+
+fn listen(section: &Section<'_, '_>) -> Listen {
+    let address = |field: &str, port: u16| {
+        section
+            .parsed(field, |text| {
+                text.parse::<SocketAddr>()
+                    .map_err(|_| "must be ADDRESS:PORT, for example \"127.0.0.1:7700\"".to_owned())
+            })
+            .unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+    };
+    let (api, sessions) = (address("api", 7700), address("sessions", 7701));
+    if api == sessions && api.port() != 0 {
+        section.mistake(
+            "sessions",
+            "is the API's own address; sessions must have another origin than the API, because \
+             their content is hostile to it",
+        );
+    }
+    let admin = absolute(section, "admin", "/run/conman/conman.sock");
+    let domain = section
+        .string("domain")
+        .unwrap_or_else(|| "localhost".to_owned());
+    let hosts = section.strings("hosts").unwrap_or_default();
+    let allowed_origins = section.strings("allowed_origins").unwrap_or_default();
+    if let Err(mistakes) = HostRules::new(sessions, &hosts, Some(&domain)) {
+        for mistake in mistakes {
+            section.mistake(&format!("hosts[{}]", mistake.index), mistake.message);
+        }
+    }
+    if let Err(mistakes) = OriginRules::new(&allowed_origins) {
+        for mistake in mistakes {
+            section.mistake(
+                &format!("allowed_origins[{}]", mistake.index),
+                mistake.message,
+            );
+        }
+    }
+    let urls = section
+        .parsed("url", url_scheme)
+        .unwrap_or_else(|| UrlScheme::path(&format!("http://{sessions}")));
+    let trust_forwarded = section.boolean("trust_forwarded").unwrap_or(false);
+    section.finish();
+    Listen {
+        api,
+        sessions,
+        admin,
+        domain,
+        hosts,
+        allowed_origins,
+        urls,
+        trust_forwarded,
+    }
+}
+
+/// `https://{id}.example.org/` or `https://example.org/s/{id}/`.
+fn url_scheme(pattern: &str) -> Result<UrlScheme, String> {
+    let rule = "must be like \"https://{id}.example.org/\" or \"https://example.org/s/{id}/\"";
+    let (scheme, rest) = pattern.split_once("://").ok_or(rule)?;
+    if !matches!(scheme, "http" | "https") || rest.matches(ID).count() != 1 {
+        return Err(rule.to_owned());
+    }
+    let rest = rest.trim_end_matches('/');
+    let plain = |text: &str| {
+        !text.is_empty()
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-.:[]".contains(&b))
+    };
+    if let Some(authority) = rest
+        .strip_prefix("{id}.")
+        .filter(|authority| plain(authority))
+    {
+        return Ok(UrlScheme::host(scheme, authority));
+    }
+    match rest
+        .strip_suffix("/s/{id}")
+        .filter(|authority| plain(authority))
+    {
+        Some(authority) => Ok(UrlScheme::path(&format!("{scheme}://{authority}"))),
+        None => Err(rule.to_owned()),
+    }
+}
+
+fn limits(section: &Section<'_, '_>) -> Limits {
+    let defaults = NodeLimits::default();
+    let count = |field: &str, default: usize, most: u64| {
+        section.integer(field, 1..=most).unwrap_or(default)
+    };
+    Limits {
+        node: NodeLimits {
+            max_sessions: count("max_sessions", defaults.max_sessions, 1_000_000),
+            max_starting: count("max_starting", defaults.max_starting, 1_024),
+            max_stopped_kept: count("max_stopped_kept", defaults.max_stopped_kept, 1_000_000),
+            max_held_per_session: count(
+                "max_held_per_session",
+                defaults.max_held_per_session,
+                100_000,
+            ),
+            max_held: count("max_held", defaults.max_held, 1_000_000),
+        },
+        max_connections: count("max_connections", 16_384, 10_000_000),
+        max_api_connections: count("max_api_connections", 1_024, 1_000_000),
+        max_events: section
+            .integer("max_events", 100..=10_000_000)
+            .unwrap_or(100_000),
+    }
+}
+
+fn spec_limits(section: &Section<'_, '_>, policy: &mut SpecPolicy) {
+    let bytes = |field| section.integer(field, 1..=u64::from(u32::MAX) << 20);
+    policy.default_memory_bytes = bytes("default_memory_bytes");
+    policy.max_memory_bytes = bytes("max_memory_bytes");
+    policy.default_cpus = section.number("default_cpus");
+    policy.max_cpus = section.number("max_cpus");
+    let number = |field, default| {
+        section
+            .integer(field, 0..=u64::from(u32::MAX))
+            .unwrap_or(default)
+    };
+    policy.default_pids = number("default_pids", policy.default_pids);
+    policy.max_pids = number("max_pids", policy.max_pids);
+    policy.default_ready_timeout_s =
+        number("default_ready_timeout_s", policy.default_ready_timeout_s);
+    policy.default_idle_timeout_s = number("default_idle_timeout_s", policy.default_idle_timeout_s);
+    policy.default_max_lifetime_s = number("default_max_lifetime_s", policy.default_max_lifetime_s);
+}
+
+fn preempt(section: &Section<'_, '_>) -> Preempt {
+    let on_sigterm = section
+        .parsed("on_sigterm", |text| match text {
+            "preempt" => Ok(OnSigterm::Preempt),
+            "leave" => Ok(OnSigterm::Leave),
+            _ => Err(
+                "must be \"preempt\" (SIGTERM means that the machine is going) or \"leave\" \
+                      (only the daemon is)"
+                    .to_owned(),
+            ),
+        })
+        .unwrap_or(OnSigterm::Leave);
+    let budget_ms = section
+        .integer("budget_ms", 0..=3_600_000)
+        .unwrap_or(25_000);
+    let watched = section.boolean("gce").unwrap_or(false);
+    let endpoint = section
+        .parsed("gce_endpoint", |text| {
+            let authority = text.strip_prefix("http://").unwrap_or_default();
+            (!authority.is_empty() && !authority.contains('/'))
+                .then(|| text.to_owned())
+                .ok_or_else(|| "must be http://HOST or http://HOST:PORT".to_owned())
+        })
+        .unwrap_or_else(|| DEFAULT_GCE_ENDPOINT.to_owned());
+    section.finish();
+    Preempt {
+        on_sigterm,
+        budget_ms,
+        gce_endpoint: watched.then_some(endpoint),
+    }
+}
+
+pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
+    match text {
+        "docker" => Ok(RuntimeKind::Docker),
+        "process" => Ok(RuntimeKind::Process),
+        _ => Err(
+            "must be \"docker\" (or \"process\", bare namespaced processes for tests)".to_owned(),
+        ),
+    }
+}
+
+fn absolute(section: &Section<'_, '_>, field: &str, default: &str) -> PathBuf {
+    let path = section.parsed(field, |text| {
+        let path = PathBuf::from(text);
+        let plain = path.is_absolute()
+            && !path
+                .components()
+                .any(|part| part == std::path::Component::ParentDir);
+        plain
+            .then_some(path)
+            .ok_or_else(|| "must be an absolute path without `..`".to_owned())
+    });
+    path.unwrap_or_else(|| PathBuf::from(default))
+}
+
+/// The kernel's name for this machine, cut to what a node's name may hold.
+fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);
+    let name: String = name.chars().filter(plain).take(253).collect();
+    if name.is_empty() || name == "self" {
+        "node".to_owned()
+    } else {
+        name
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by_runtime = self.policy.templates.values().fold(
+            BTreeMap::<String, usize>::new(),
+            |mut counts, template| {
+                let runtime = template.runtime.unwrap_or(self.runtime);
+                *counts.entry(runtime.to_string()).or_default() += 1;
+                counts
+            },
+        );
+        write!(
+            formatter,
+            "node {} ({}), state in {}, templates {by_runtime:?}",
+            self.name,
+            self.runtime,
+            self.state_dir.display()
+        )
+    }
+}

@@ -1,0 +1,99 @@
+//! The configuration file: what may stand in it, what holds when it does not, and what is wrong.
+//!
+//! A file is read and checked whole before anything is bound or made. Every mistake is told at
+//! once, each with its line; an unknown field names the nearest known one.
+
+mod load;
+mod reader;
+mod templates;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use conman_core::SpecPolicy;
+use conman_node::{NodeLimits, UrlScheme};
+use conman_proto::RuntimeKind;
+
+pub(crate) use load::load;
+
+/// Everything that an operator may set, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// `node.name`: the host's name when absent.
+    pub(crate) name: String,
+    /// `node.state_dir`.
+    pub(crate) state_dir: PathBuf,
+    /// `node.runtime`.
+    pub(crate) runtime: RuntimeKind,
+    pub(crate) listen: Listen,
+    pub(crate) limits: Limits,
+    /// `auth.tokens_file`: nobody needs a token when absent, and nothing may listen beyond
+    /// loopback then.
+    pub(crate) tokens_file: Option<PathBuf>,
+    pub(crate) preempt: Preempt,
+    /// `docker.socket`.
+    pub(crate) docker_socket: PathBuf,
+    /// `log.format`.
+    pub(crate) log_format: LogFormat,
+    /// Templates, `[binds]`, and the limits of specs.
+    pub(crate) policy: SpecPolicy,
+}
+
+/// `[listen]`
+#[derive(Debug, Clone)]
+pub(crate) struct Listen {
+    /// `/v1`, probes, metrics.
+    pub(crate) api: SocketAddr,
+    /// The sessions themselves.
+    pub(crate) sessions: SocketAddr,
+    /// The command line's socket.
+    pub(crate) admin: PathBuf,
+    /// `{id}.<domain>` addresses a session.
+    pub(crate) domain: String,
+    /// Names under which the listeners may be addressed besides loopback's.
+    pub(crate) hosts: Vec<String>,
+    /// Pages that may call the API, or open WebSockets to sessions, from a browser.
+    pub(crate) allowed_origins: Vec<String>,
+    /// How a session's URL is made.
+    pub(crate) urls: UrlScheme,
+    /// Whether `X-Forwarded-*` of clients are believed.
+    pub(crate) trust_forwarded: bool,
+}
+
+/// `[limits]`
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) node: NodeLimits,
+    /// Client connections of the sessions listener.
+    pub(crate) max_connections: usize,
+    /// Client connections of the API listener and of the admin socket, each.
+    pub(crate) max_api_connections: usize,
+    /// Events kept in the journal.
+    pub(crate) max_events: u64,
+}
+
+/// `[preempt]`
+#[derive(Debug, Clone)]
+pub(crate) struct Preempt {
+    pub(crate) on_sigterm: OnSigterm,
+    /// Time between a notice that names none and the end of the machine.
+    pub(crate) budget_ms: u32,
+    /// Base URL of Google Compute Engine's metadata server, when it is to be watched.
+    pub(crate) gce_endpoint: Option<String>,
+}
+
+/// What SIGTERM means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnSigterm {
+    /// The machine is going: kill and release every session, then stop.
+    Preempt,
+    /// Only the daemon is going: the sessions stay for the next one to adopt.
+    Leave,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}

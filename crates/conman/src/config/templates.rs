@@ -1,0 +1,53 @@
+use conman_core::Template;
+use conman_proto::{Network, SessionRequest};
+
+use super::load::runtime_kind;
+use super::reader::Section;
+
+/// Any value passes here; whether it is allowed is the policy's to say, with the same words that
+/// a request over the API would get.
+const ANY: std::ops::RangeInclusive<u64> = 0..=u64::MAX >> 1;
+
+/// Reads one `[templates.<name>]`.
+pub(super) fn template(section: Section<'_, '_>) -> Template {
+    let network = section.parsed("network", |text| match text {
+        "loopback" => Ok(Network::Loopback),
+        "bridge" => Ok(Network::Bridge),
+        _ => Err("must be \"loopback\" or \"bridge\"".to_owned()),
+    });
+    let request = SessionRequest {
+        template: None,
+        image: section.string("image"),
+        command: section.strings("command"),
+        args: section.strings("args"),
+        env: section.string_map("env"),
+        port: section.integer("port", 1..=65_535).map(Some),
+        ready_path: section.string("ready_path"),
+        ready_timeout_s: section.integer("ready_timeout_s", ANY),
+        network,
+        memory_bytes: section.integer("memory_bytes", ANY),
+        cpus: section.number("cpus"),
+        pids: section.integer("pids", ANY),
+        labels: section.string_map("labels"),
+        binds: section.strings("binds"),
+        idle_timeout_s: section.integer("idle_timeout_s", ANY),
+        max_lifetime_s: section.integer("max_lifetime_s", ANY),
+        preempt_signal: section.string("preempt_signal"),
+        preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
+    };
+    let template = Template {
+        request,
+        runtime: section.parsed("runtime", runtime_kind),
+        start_on_connect: section.boolean("start_on_connect").unwrap_or(false),
+    };
+    section.parsed("on_node_loss", |text| match text {
+        "wait" => Ok(()),
+        _ => Err(
+            "must be \"wait\": nodes of this version have no peers that could restart a \
+                  session"
+                .to_owned(),
+        ),
+    });
+    section.finish();
+    template
+}

@@ -1,0 +1,279 @@
+//! `conman serve`: the daemon.
+//!
+//! The steps of the start take what the step before gave, so that their order cannot be mistaken:
+//! configuration → [`state::State`] (directory, lock, registry, journal, instance) →
+//! [`listeners::Listeners`] (bound, not yet served) → the running node (everything adopted) →
+//! served.
+//!
+//! Threads: the main tokio runtime (API, node), the data plane's and the emergency thread's own.
+//! Signals are handled on the emergency thread, so that SIGTERM works when all else hangs. One
+//! watch channel carries the word to stop from there to the main task.
+
+mod directory;
+mod gate;
+mod listeners;
+mod signals;
+mod state;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use conman_api::{ApiState, Listener, ServeOptions, serve_tcp, serve_unix};
+use conman_auth::{
+    ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
+};
+use conman_cli::ServeArgs;
+use conman_node::{GceOptions, Node, NodeOptions};
+use conman_proto::RuntimeKind;
+use conman_proxy::{Proxy, ProxyOptions};
+use conman_runtime::{DockerOptions, DockerRuntime, ProcessOptions, ProcessRuntime, Runtime};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{self, Config};
+use listeners::Listeners;
+use state::State;
+
+/// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
+const EXIT_CONFIG: u8 = 2;
+/// Time for tunnels and requests in flight when the daemon stops.
+const PROXY_PATIENCE: Duration = Duration::from_secs(5);
+/// Bound on the process runtime's calls.
+const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two clean-ups of the metrics' histograms.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
+    let config = match config::load(arguments.config.as_deref()) {
+        Ok(config) => config,
+        Err(error) => {
+            let _ = crate::fail(&chain(&error));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    crate::telemetry::init(config.log_format);
+    match start(arguments, config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => crate::fail(&format!("{error:#}")),
+    }
+}
+
+/// An error with its causes, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn start(arguments: &ServeArgs, config: Config) -> Result<()> {
+    let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
+    tracing::info!("{config}, {soft} open files at most");
+    let state = State::open(&config, arguments.generation_floor)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("conman-main")
+        .build()
+        .context("cannot start the tokio runtime")?;
+    let result = runtime.block_on(async {
+        let listeners = Listeners::bind(&config).await?;
+        serve(config, state, listeners).await
+    });
+    // Whatever still blocks a thread must not hold up a stop that has been answered for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(config: Config, state: State, listeners: Listeners) -> Result<()> {
+    let metrics = install_metrics()?;
+    let tokens = config
+        .tokens_file
+        .as_ref()
+        .map(|path| TokenFile::load(path).map(Arc::new))
+        .transpose()
+        .context("cannot use `auth.tokens_file`")?;
+    let connect_tokens = ConnectTokens::open(&config.state_dir, state.instance.as_str())
+        .context("cannot open the key of connect tokens")?;
+    let connect_tokens = Arc::new(connect_tokens);
+    let node = start_node(&config, &state).await?;
+    let stopped = signals::watch(&node, config.preempt.on_sigterm, tokens.clone());
+    let closing = CancellationToken::new();
+    let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;
+    let api_address = listeners
+        .api
+        .local_addr()
+        .context("cannot read the API's address")?;
+    let guard = ApiGuard::new(
+        tokens,
+        listeners.host_rules(&config, api_address)?,
+        origin_rules(&config)?,
+    );
+    let api = ApiState {
+        node: Arc::clone(&node),
+        guard: Arc::new(guard),
+        connect_tokens,
+        metrics,
+        closing: closing.clone(),
+    };
+    let options = ServeOptions {
+        max_connections: config.limits.max_api_connections,
+        ..ServeOptions::default()
+    };
+    let tcp = serve_tcp(
+        listeners.api,
+        conman_api::router(api.clone(), Listener::Tcp),
+        options.clone(),
+        closing.clone(),
+    );
+    let admin = serve_unix(
+        listeners.admin.listener,
+        conman_api::router(api, Listener::Admin),
+        options,
+        closing.clone(),
+    );
+    let servers = [tokio::spawn(tcp), tokio::spawn(admin)];
+    tracing::info!(
+        api = %api_address, sessions = %listeners.sessions_address,
+        admin = %config.listen.admin.display(), "ready"
+    );
+    let why = stopped.wait().await;
+    tracing::info!("stopping: {why}");
+    // Tunnels and streams are told first; the listeners accept nothing more from here on.
+    closing.cancel();
+    proxy.shutdown(PROXY_PATIENCE).await;
+    for server in servers {
+        server.await.context("a listener's task panicked")?;
+    }
+    // After a preemption there is nothing left to stop; otherwise the containers stay.
+    node.shutdown(true).await;
+    listeners.admin.path.remove();
+    drop(state);
+    Ok(())
+}
+
+fn install_metrics() -> Result<PrometheusHandle> {
+    let handle = PrometheusBuilder::new()
+        .install_recorder()
+        .context("cannot install the metrics recorder")?;
+    let upkeep = handle.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(METRICS_UPKEEP).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(handle)
+}
+
+async fn start_node(config: &Config, state: &State) -> Result<Arc<Node>> {
+    let mut options = NodeOptions::new(
+        config.name.clone(),
+        state.instance.clone(),
+        config.state_dir.clone(),
+        config.policy.clone(),
+    );
+    options.limits = config.limits.node.clone();
+    options.urls = config.listen.urls.clone();
+    options.preempt_budget_ms = config.preempt.budget_ms;
+    options.gce = config
+        .preempt
+        .gce_endpoint
+        .clone()
+        .map(|endpoint| GceOptions { endpoint });
+    let runtimes = runtimes(config, state)?;
+    Node::start(
+        options,
+        Arc::clone(&state.registry),
+        Arc::clone(&state.journal),
+        runtimes,
+    )
+    .await
+    .context("cannot take over what an earlier conman left")
+}
+
+/// The runtimes that the node or one of its templates names.
+fn runtimes(config: &Config, state: &State) -> Result<Vec<Arc<dyn Runtime>>> {
+    let mut kinds: Vec<RuntimeKind> = config
+        .policy
+        .templates
+        .values()
+        .filter_map(|template| template.runtime)
+        .collect();
+    kinds.push(config.runtime);
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+        .into_iter()
+        .map(|kind| -> Result<Arc<dyn Runtime>> {
+            Ok(match kind {
+                RuntimeKind::Docker => {
+                    let socket = config.docker_socket.clone();
+                    let options = DockerOptions::new(socket, state.instance.clone());
+                    let docker = DockerRuntime::connect(options)
+                        .context("cannot set up the Docker runtime")?;
+                    Arc::new(docker)
+                }
+                RuntimeKind::Process => {
+                    let directory = config.state_dir.join("process");
+                    let options = ProcessOptions {
+                        state_dir: directory,
+                        instance: state.instance.clone(),
+                        call_timeout: PROCESS_PATIENCE,
+                    };
+                    let process = ProcessRuntime::open(options)
+                        .context("cannot set up the process runtime")?;
+                    Arc::new(process)
+                }
+            })
+        })
+        .collect()
+}
+
+fn start_proxy(
+    config: &Config,
+    listeners: &Listeners,
+    node: &Arc<Node>,
+    tokens: &Option<Arc<TokenFile>>,
+    connect_tokens: &Arc<ConnectTokens>,
+) -> Result<Proxy> {
+    let guard = SessionGuard::new(
+        tokens.clone(),
+        Arc::clone(connect_tokens),
+        listeners.host_rules(config, listeners.sessions_address)?,
+        origin_rules(config)?,
+        SessionGuardOptions::default(),
+    );
+    let options = ProxyOptions {
+        domain: Some(config.listen.domain.clone()),
+        max_connections: config.limits.max_connections,
+        max_held: config.limits.node.max_held,
+        trust_forwarded: config.listen.trust_forwarded,
+        ..ProxyOptions::default()
+    };
+    let listener = listeners
+        .sessions
+        .try_clone()
+        .context("cannot share the sessions listener")?;
+    Proxy::start(
+        listener,
+        options,
+        Arc::new(directory::NodeDirectory::new(Arc::clone(node))),
+        Arc::new(gate::SessionGate::new(guard)),
+    )
+    .context("cannot start the sessions listener's threads")
+}
+
+fn origin_rules(config: &Config) -> Result<OriginRules> {
+    OriginRules::new(&config.listen.allowed_origins).map_err(|mistakes| {
+        let texts: Vec<String> = mistakes
+            .into_iter()
+            .map(|mistake| mistake.message)
+            .collect();
+        anyhow::anyhow!("`listen.allowed_origins`: {}", texts.join("; "))
+    })
+}

@@ -1,0 +1,33 @@
+//! Log lines, panics among them.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// What is logged when `RUST_LOG` says nothing.
+const DEFAULT_FILTER: &str = "info";
+
+/// Installs the logger for the rest of the process.
+pub(crate) fn init(format: LogFormat) {
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    // A logger installed before, as a test's, is as good.
+    let _ = match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let text = panic.payload_as_str().unwrap_or("(no text)");
+        tracing::error!(place, "a task panicked: {text}");
+        default(panic);
+    }));
+}
