@@ -4,7 +4,9 @@
 //! and the inactive commit slot are synced first, then the byte that makes the slot current is
 //! written and synced. A crash at any point leaves the last acknowledged commit. One phase would
 //! do for that; what the second one buys is that redb never takes a *damaged* newest commit for
-//! an interrupted one and quietly serves the commit before it: it refuses. Quick repair is off:
+//! an interrupted one and quietly serves the commit before it: it refuses. (The one bit that says
+//! which slot is current is under no checksum; flipped, it leads to the commit before. Generations
+//! are safe even then, by the file of their own.) Quick repair is off:
 //! it writes the allocator's state with every commit to spare a walk through the file after a
 //! crash, and with the few MiB of a registry that walk takes about a millisecond.
 
@@ -78,8 +80,8 @@ pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
         // redb would take it for a file to be made. Ours are never empty under this name.
         return Err(OpenFailure::Damaged("it is empty".to_owned()));
     }
-    // Damage that redb's own checks do not foresee may end in a panic inside it; that is a
-    // refusal too. Nothing outside the closure is touched by it.
+    // Damage that redb's own checks do not foresee ends in a panic inside it (a flipped block of
+    // a branch page does); that is a refusal too. Nothing outside the closure is touched by it.
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, redb::Error> {
         let mut database = build(file, path)?;
         let intact = database.check_integrity()?;

@@ -10,6 +10,8 @@
 //! begins above it.
 
 mod error;
+#[cfg(test)]
+mod failing_disk;
 mod follow;
 mod opening;
 mod queue;

@@ -35,6 +35,12 @@ impl Room {
         }
     }
 
+    /// Whether the file is still there under its name. Whoever removed it took the records from
+    /// the next start of the daemon, though this one could write on.
+    pub(super) fn has_file(&self) -> bool {
+        !matches!(fs::metadata(&self.path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Sets the space aside, unless it already is.
     pub(super) fn ensure(&self) -> Result<(), RegistryError> {
         self.allocate().map_err(|source| RegistryError::Io {

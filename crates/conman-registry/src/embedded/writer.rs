@@ -100,6 +100,9 @@ impl Writer {
     }
 
     fn serve(&mut self, batch: Vec<Queued>) {
+        if !self.room.has_file() {
+            self.database = None;
+        }
         if let Err(error) = self.ensure_open() {
             refuse(batch, &error);
             return;

@@ -60,20 +60,7 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
             u64::try_from(Timestamp::now().as_microsecond()).unwrap_or(0)
         }
     };
-    let (database, extent) = match opened {
-        Existing::Whole(database, extent) => (database, extent),
-        Existing::None | Existing::SetAside => {
-            let database = database::create(&path, |transaction| tables::fill(transaction, mark))
-                .map_err(|error| store(&path, error))?;
-            (
-                database,
-                Extent {
-                    last_seq: mark,
-                    dropped_through: mark,
-                },
-            )
-        }
-    };
+    let (database, extent) = whole(opened, &path, mark)?;
     let positions =
         HighWater::open(&positions_path, found, mark).map_err(io("write", &positions_path))?;
     Ok(Opened {
@@ -82,6 +69,29 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
         positions,
         path,
     })
+}
+
+/// Opens the file again while the daemon runs. Where it is gone or damaged, the new one begins
+/// after `after`.
+pub(super) fn reopen(path: &Path, after: u64) -> Result<(Database, Extent), JournalError> {
+    whole(open_or_set_aside(path)?, path, after)
+}
+
+fn whole(existing: Existing, path: &Path, after: u64) -> Result<(Database, Extent), JournalError> {
+    match existing {
+        Existing::Whole(database, extent) => Ok((database, extent)),
+        Existing::None | Existing::SetAside => {
+            let database = database::create(path, |transaction| tables::fill(transaction, after))
+                .map_err(|error| store(path, error))?;
+            Ok((
+                database,
+                Extent {
+                    last_seq: after,
+                    dropped_through: after,
+                },
+            ))
+        }
+    }
 }
 
 enum Existing {

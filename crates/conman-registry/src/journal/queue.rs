@@ -10,7 +10,7 @@ use super::NewEvent;
 
 /// Most events that wait to be written. A start makes about a dozen, so this is a burst of a
 /// thousand starts while the disk stands still; with messages at their bound it is 64 MiB.
-const MAX_WAITING: usize = 16_384;
+pub(super) const MAX_WAITING: usize = 16_384;
 
 /// How long the writer waits for company after the first event. It writes on the same disk as
 /// the registry, and fewer syncs here mean shorter ones there; a reader of events does not notice.

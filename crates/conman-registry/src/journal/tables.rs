@@ -1,7 +1,8 @@
 //! What stands in `journal.redb`.
 //!
 //! `event` (position to JSON), `by_session` (id and position), `dropped` (id to the greatest
-//! position of it that was dropped) and `meta` (`format`, `last_seq`, `dropped_through`).
+//! position of it that was dropped) and `meta` (`format`, `last_seq`, `dropped_through`,
+//! `began_after`).
 
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ const DROPPED: TableDefinition<'_, &str, u64> = TableDefinition::new("dropped");
 const FORMAT_KEY: &str = "format";
 const LAST_SEQ_KEY: &str = "last_seq";
 const DROPPED_THROUGH_KEY: &str = "dropped_through";
+/// Where the file begins; above 0 when it follows one that was lost.
+const BEGAN_AFTER_KEY: &str = "began_after";
 /// The format that this version writes.
 pub(super) const FORMAT: u32 = 1;
 
@@ -59,6 +62,7 @@ pub(super) fn fill(transaction: &WriteTransaction, after: u64) -> Result<(), red
     meta.insert(FORMAT_KEY, u64::from(FORMAT))?;
     meta.insert(LAST_SEQ_KEY, after)?;
     meta.insert(DROPPED_THROUGH_KEY, after)?;
+    meta.insert(BEGAN_AFTER_KEY, after)?;
     Ok(())
 }
 
@@ -184,7 +188,14 @@ pub(super) fn read_session(
     let table = transaction.open_table(EVENTS)?;
     let by_session = transaction.open_table(BY_SESSION)?;
     let dropped = transaction.open_table(DROPPED)?;
-    let mut truncated = dropped.get(id.as_str())?.is_some();
+    // After the loss of a whole journal nobody knows which sessions it told of; until this one
+    // is full, each of them may have been among them.
+    let began_after = transaction
+        .open_table(META)?
+        .get(BEGAN_AFTER_KEY)?
+        .map_or(0, |v| v.value());
+    let follows_a_loss = began_after > 0 && extent_in(&transaction)?.dropped_through == began_after;
+    let mut truncated = follows_a_loss || dropped.get(id.as_str())?.is_some();
     let mut events = Vec::new();
     for entry in by_session
         .range((id.as_str(), 0)..=(id.as_str(), u64::MAX))?

@@ -1,17 +1,16 @@
 //! The one thread that writes the journal.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use conman_proto::{Event, EventKind};
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::queue::Taken;
 use super::tables::{self, Extent};
-use super::{NewEvent, Shared};
-use crate::database;
+use super::{JournalError, NewEvent, Shared, opening};
 use crate::high_water::HighWater;
 
 /// Positions reserved by one write of the positions file.
@@ -47,7 +46,7 @@ impl Writer {
         while let Some(Taken {
             events,
             lost,
-            flushes,
+            mut flushes,
         }) = self.shared.queue.take()
         {
             let mut batch: Vec<_> = events.into_iter().map(|new| self.number(new)).collect();
@@ -56,7 +55,7 @@ impl Writer {
                 batch.push(gap);
             }
             if !batch.is_empty() {
-                self.write(batch);
+                self.write(batch, &mut flushes);
             }
             for flush in flushes {
                 // Whoever asked may have gone.
@@ -81,7 +80,7 @@ impl Writer {
         })
     }
 
-    fn write(&mut self, batch: Vec<Arc<Event>>) {
+    fn write(&mut self, batch: Vec<Arc<Event>>, flushes: &mut Vec<oneshot::Sender<()>>) {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.attempt(&batch) {
@@ -101,6 +100,8 @@ impl Writer {
                 }
                 Err(error) => {
                     self.shared.set_database(None);
+                    // The attempt was made; a flush waits for no more.
+                    flushes.clear();
                     if pause == FIRST_PAUSE {
                         tracing::warn!(
                             path = %self.path.display(),
@@ -117,32 +118,37 @@ impl Writer {
         }
     }
 
-    fn attempt(&mut self, batch: &[Arc<Event>]) -> Result<Extent, redb::Error> {
+    fn attempt(&mut self, batch: &[Arc<Event>]) -> Result<Extent, JournalError> {
+        let io = |source| JournalError::Io {
+            action: "reserve positions of",
+            path: self.path.clone(),
+            source: Arc::new(source),
+        };
         if self.last_seq > self.positions.through() {
-            self.positions.raise(self.last_seq.saturating_add(BLOCK))?;
+            self.positions
+                .raise(self.last_seq.saturating_add(BLOCK))
+                .map_err(io)?;
         }
         let database = match self.shared.database() {
             Some(database) => database,
             None => {
-                let reopened = Arc::new(reopen(&self.path)?);
-                self.shared.set_database(Some(Arc::clone(&reopened)));
-                let extent = tables::extent(&reopened)?;
+                let before = batch.first().map_or(self.last_seq, |event| event.seq - 1);
+                let (database, extent) = opening::reopen(&self.path, before)?;
+                let database = Arc::new(database);
+                self.shared.set_database(Some(Arc::clone(&database)));
                 // The attempt that failed had become durable after all.
                 if extent.last_seq >= self.last_seq {
                     return Ok(extent);
                 }
-                reopened
+                database
             }
         };
-        tables::write(&database, batch, self.max_events)
+        tables::write(&database, batch, self.max_events).map_err(|error| JournalError::Store {
+            action: "write",
+            path: self.path.clone(),
+            source: Arc::new(error),
+        })
     }
-}
-
-fn reopen(path: &Path) -> Result<redb::Database, redb::Error> {
-    database::open(path).map_err(|failure| match failure {
-        database::OpenFailure::Failed(error) => error,
-        other => redb::Error::Corrupted(format!("{other:?}")),
-    })
 }
 
 fn gap(lost: u64) -> NewEvent {

@@ -5,7 +5,7 @@ use conman_registry::{Journal, NewEvent};
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
 
-fn event(session: &str, number: usize) -> NewEvent {
+pub(crate) fn event(session: &str, number: usize) -> NewEvent {
     NewEvent {
         at: Timestamp::now(),
         kind: EventKind::SessionReady,

@@ -1,0 +1,11 @@
+//! The registry and the journal as their users see them, on real files.
+
+mod conformance;
+mod damage;
+mod disk_full;
+mod generations;
+mod journal;
+mod migration;
+mod sigkill;
+mod support;
+mod two_daemons;
