@@ -1,0 +1,102 @@
+//! The HTTP API: routes, errors as problem details, and their OpenAPI description.
+//!
+//! [`router`] is the whole API as an axum router over a running [`Node`]; [`serve_tcp`] and
+//! [`serve_unix`] put it on a listener with bounds on connections, headers and time. The crate
+//! owns no state and no policy: a handler reads the request, asks the node, and writes the answer.
+//!
+//! A request passes, outermost first: an id, a log line and a metric; problems written out;
+//! panics caught; who asks ([`ApiGuard`]); the scope that its route needs; a time limit, unless
+//! the route bounds itself or streams; the handler.
+//!
+//! Tasks: one for each connection and listener, in [`serve_tcp`] and [`serve_unix`]; one for each
+//! interactive command once its WebSocket stands. No channels of its own; those of a command come
+//! bounded from the runtime. Streams and sockets end when [`ApiState::closing`] is cancelled.
+#![forbid(unsafe_code)]
+
+mod access;
+mod exec_collect;
+mod exec_request;
+mod exec_socket;
+mod field_errors;
+mod json_body;
+mod layers;
+mod log_lines;
+mod node_errors;
+mod openapi;
+mod path_params;
+mod problem;
+mod query;
+mod routes;
+mod server;
+
+use std::sync::{Arc, LazyLock};
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use conman_auth::{ApiGuard, ConnectTokens};
+use conman_node::Node;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+
+pub use node_errors::route_problem;
+pub use server::{Peer, ServeOptions, serve_tcp, serve_unix};
+
+/// What the handlers work with.
+#[derive(Clone)]
+pub struct ApiState {
+    /// The node that everything is asked of.
+    pub node: Arc<Node>,
+    /// Who may ask.
+    pub guard: Arc<ApiGuard>,
+    /// Makes connect tokens.
+    pub connect_tokens: Arc<ConnectTokens>,
+    /// Renders `/metrics`; whoever installed the recorder runs its upkeep.
+    pub metrics: PrometheusHandle,
+    /// Cancelled when the daemon stops: ends event and log streams and interactive commands,
+    /// which would otherwise outlast every patience.
+    pub closing: CancellationToken,
+}
+
+impl std::fmt::Debug for ApiState {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("ApiState").finish_non_exhaustive()
+    }
+}
+
+/// Which listener a request came by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listener {
+    /// The API listener: a token is needed where tokens are configured.
+    Tcp,
+    /// The admin socket: the peer's credentials count.
+    Admin,
+}
+
+/// The API for one of the two listeners.
+pub fn router(state: ApiState, listener: Listener) -> Router {
+    let (routes, _) = routes::all().split_for_parts();
+    routes
+        .with_state(state.clone())
+        .layer(from_fn_with_state((state, listener), access::authenticate))
+        .layer(CatchPanicLayer::custom(layers::panicked))
+        .layer(from_fn(layers::outermost))
+}
+
+/// The description of the API.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut api = routes::all().into_openapi();
+    openapi::finish(&mut api);
+    api
+}
+
+/// The description as it is served and kept in `proto/openapi.json`.
+fn openapi_json() -> &'static str {
+    static JSON: LazyLock<String> = LazyLock::new(|| {
+        let mut json = openapi().to_pretty_json().unwrap_or_default();
+        json.push('\n');
+        json
+    });
+    &JSON
+}

@@ -1,0 +1,101 @@
+//! Who asks, and whether they may.
+//!
+//! Two layers: the outer one lets nobody past whom the guard does not know, whatever they ask
+//! for, but for the probes; the inner one, around each group of routes, asks for the group's
+//! scope. So a route that somebody forgets to group is closed, not open.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use conman_auth::{Caller, CallerOrigin, Scope};
+
+use crate::problem::{ApiError, Kind};
+use crate::server::Peer;
+use crate::{ApiState, Listener};
+
+/// Paths that need no credential; the guard still checks where the request comes from.
+const OPEN: [&str; 2] = ["/healthz", "/readyz"];
+
+/// What a route asks of its caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needed {
+    /// Nothing: a probe.
+    Nothing,
+    Scope(Scope),
+}
+
+/// Lets known callers in, and tells the handlers who they are.
+pub(crate) async fn authenticate(
+    State((state, listener)): State<(ApiState, Listener)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let judged = peer(parts.extensions.get::<Peer>(), listener).and_then(|peer| {
+        if OPEN.contains(&parts.uri.path()) {
+            state
+                .guard
+                .check_source(&parts, peer)
+                .map(|()| None)
+                .map_err(ApiError::from)
+        } else {
+            state
+                .guard
+                .authenticate(&parts, peer)
+                .map(Some)
+                .map_err(ApiError::from)
+        }
+    });
+    match judged {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                tracing::Span::current().record("caller", caller.name.as_str());
+                parts.extensions.insert(caller);
+            }
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Asks the caller for a scope.
+pub(crate) async fn require(
+    State(needed): State<Needed>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let allowed = match needed {
+        Needed::Nothing => Ok(()),
+        Needed::Scope(scope) => match request.extensions().get::<Caller>() {
+            Some(caller) => caller.require(scope).map_err(ApiError::from),
+            None => Err(Kind::INTERNAL.because("nobody asked who the caller is")),
+        },
+    };
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => ApiError::into_response(refusal),
+    }
+}
+
+/// The caller in words that go into a session's reason and the journal.
+pub(crate) fn in_words(caller: &Caller) -> String {
+    match caller.origin {
+        CallerOrigin::AdminSocket { uid } => format!("uid {uid} on the admin socket"),
+        CallerOrigin::Token => format!("the holder of token `{}`", caller.name),
+        CallerOrigin::Local => "the API".to_owned(),
+    }
+}
+
+fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_auth::Peer, ApiError> {
+    match (peer, listener) {
+        (Some(Peer::Tcp(address)), Listener::Tcp) => Ok(conman_auth::Peer::Tcp(*address)),
+        (Some(Peer::Unix { uid, .. }), Listener::Admin) => {
+            Ok(conman_auth::Peer::AdminSocket { uid: *uid })
+        }
+        (Some(Peer::Tcp(_)), Listener::Admin)
+        | (Some(Peer::Unix { .. }), Listener::Tcp)
+        | (None, _) => {
+            Err(Kind::INTERNAL.because("the router is served on a listener that it is not for"))
+        }
+    }
+}

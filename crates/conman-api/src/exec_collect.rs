@@ -1,0 +1,218 @@
+//! Runs a command to its end and keeps a bounded part of what it prints.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_proto::{ExecResult, ExecStatus};
+use conman_runtime::{ExecIo, OutputStream};
+
+use crate::problem::{ApiError, Kind};
+
+/// Kept of each output stream; the rest is read, so that the command goes on, and dropped.
+const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
+
+/// Bytes of standard input that go into the command's bounded queue at a time.
+const STDIN_CHUNK_BYTES: usize = 64 * 1024;
+
+/// Feeds `stdin` to the command and collects its output until it ends or `patience` is over; a
+/// command that takes longer goes on running, for whoever started it to find.
+pub(crate) async fn run_to_end(
+    io: ExecIo,
+    stdin: Option<String>,
+    patience: Duration,
+) -> Result<ExecResult, ApiError> {
+    let ExecIo {
+        stdin: input,
+        output,
+        resize: _,
+        status,
+    } = io;
+    let feed = async move {
+        let mut text = Bytes::from(stdin.unwrap_or_default());
+        while !text.is_empty() {
+            let chunk = text.split_to(text.len().min(STDIN_CHUNK_BYTES));
+            // A command that has closed its input does not want the rest.
+            if input.send(chunk).await.is_err() {
+                break;
+            }
+        }
+    };
+    let collect = async move {
+        let collected = Collected::from(output).await;
+        (collected, status.await)
+    };
+    // The command's end counts, not whether it wanted all of its input.
+    let run = async move {
+        let mut feed = std::pin::pin!(feed);
+        let mut collect = std::pin::pin!(collect);
+        tokio::select! {
+            // Done with the input; the output goes on below.
+            () = &mut feed => collect.await,
+            // The command ended; nobody reads the rest of the input.
+            done = &mut collect => done,
+        }
+    };
+    let Ok((collected, status)) = tokio::time::timeout(patience, run).await else {
+        let patience = patience.as_millis();
+        return Err(Kind::EXEC_TIMED_OUT.because(format!(
+            "the command did not end within {patience} ms and goes on running; raise timeout_ms \
+             or use the WebSocket form"
+        )));
+    };
+    let status = status.unwrap_or(ExecStatus {
+        exit_code: None,
+        error: Some("the connection to the command was lost".to_owned()),
+    });
+    match status.exit_code {
+        Some(exit_code) => Ok(collected.into_result(exit_code)),
+        None => Err(Kind::EXEC_FAILED.because(
+            status
+                .error
+                .unwrap_or_else(|| "how the command ended is unknown".to_owned()),
+        )),
+    }
+}
+
+/// What was kept so far.
+#[derive(Debug, Default)]
+struct Collected {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    truncated: bool,
+}
+
+impl Collected {
+    async fn from(mut output: tokio::sync::mpsc::Receiver<(OutputStream, Bytes)>) -> Self {
+        let mut collected = Self::default();
+        while let Some((stream, bytes)) = output.recv().await {
+            let kept = match stream {
+                OutputStream::Stdout => &mut collected.stdout,
+                OutputStream::Stderr => &mut collected.stderr,
+            };
+            let room = MAX_OUTPUT_BYTES - kept.len();
+            kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            collected.truncated |= bytes.len() > room;
+        }
+        collected
+    }
+
+    fn into_result(self, exit_code: i32) -> ExecResult {
+        ExecResult {
+            exit_code,
+            stdout: String::from_utf8_lossy(&self.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&self.stderr).into_owned(),
+            truncated: self.truncated,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A command played by `script`.
+    fn command<F, Fut>(script: F) -> ExecIo
+    where
+        F: FnOnce(
+            mpsc::Receiver<Bytes>,
+            mpsc::Sender<(OutputStream, Bytes)>,
+            oneshot::Sender<ExecStatus>,
+        ) -> Fut,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let (stdin, input) = mpsc::channel(1);
+        let (printed, output) = mpsc::channel(1);
+        let (ended, status) = oneshot::channel();
+        let (resize, _) = mpsc::channel(1);
+        tokio::spawn(script(input, printed, ended));
+        ExecIo {
+            stdin,
+            output,
+            resize,
+            status,
+        }
+    }
+
+    fn exited(exit_code: i32) -> ExecStatus {
+        ExecStatus {
+            exit_code: Some(exit_code),
+            error: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_that_prints_while_it_reads_does_not_deadlock() {
+        let io = command(|mut input, printed, ended| async move {
+            while let Some(chunk) = input.recv().await {
+                printed
+                    .send((OutputStream::Stdout, chunk))
+                    .await
+                    .expect("somebody reads");
+            }
+            ended.send(exited(3)).expect("somebody waits");
+        });
+        let text = "x".repeat(STDIN_CHUNK_BYTES * 5 + 1);
+        let result = run_to_end(io, Some(text.clone()), PATIENCE)
+            .await
+            .expect("ended");
+        assert_eq!((result.exit_code, result.stdout), (3, text));
+    }
+
+    #[tokio::test]
+    async fn output_beyond_the_bound_is_dropped_and_said_so() {
+        let io = command(|_, printed, ended| async move {
+            for _ in 0..3 {
+                let chunk = Bytes::from(vec![b'y'; MAX_OUTPUT_BYTES / 2 + 1]);
+                printed
+                    .send((OutputStream::Stderr, chunk))
+                    .await
+                    .expect("somebody reads");
+            }
+            ended.send(exited(0)).expect("somebody waits");
+        });
+        let result = run_to_end(io, None, PATIENCE).await.expect("ended");
+        assert_eq!(result.stderr.len(), MAX_OUTPUT_BYTES);
+        assert!(result.truncated);
+    }
+
+    #[tokio::test]
+    async fn a_command_that_ignores_its_input_ends_all_the_same() {
+        let io = command(|input, printed, ended| async move {
+            drop(printed);
+            ended.send(exited(0)).expect("somebody waits");
+            std::future::pending::<()>().await;
+            drop(input);
+        });
+        let text = "x".repeat(STDIN_CHUNK_BYTES * 5);
+        assert_eq!(
+            run_to_end(io, Some(text), PATIENCE)
+                .await
+                .expect("ended")
+                .exit_code,
+            0
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_end_is_left_alone_with_a_word() {
+        let io = command(|input, printed, ended| async move {
+            std::future::pending::<()>().await;
+            drop((input, printed, ended));
+        });
+        let error = run_to_end(io, None, PATIENCE)
+            .await
+            .expect_err("never ends");
+        assert_eq!(error.problem().slug(), "exec-timed-out");
+    }
+
+    #[tokio::test]
+    async fn a_command_whose_end_is_unknown_is_an_error() {
+        let io = command(|_, _, ended| async move { drop(ended) });
+        let error = run_to_end(io, None, PATIENCE).await.expect_err("lost");
+        assert_eq!(error.problem().slug(), "exec-failed");
+    }
+}

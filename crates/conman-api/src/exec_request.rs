@@ -1,0 +1,243 @@
+//! Checks a command before it runs: every bound, every mistake at once.
+
+use std::time::Duration;
+
+use conman_proto::{ExecRequest, FieldError, TerminalSize};
+use conman_runtime::ExecPlan;
+
+use crate::problem::{ApiError, Kind};
+
+const MAX_COMMAND_ITEMS: usize = 256;
+const MAX_COMMAND_BYTES: usize = 64 * 1024;
+const MAX_ENV_ENTRIES: usize = 256;
+const MAX_ENV_BYTES: usize = 64 * 1024;
+const MAX_PATH_BYTES: usize = 4_096;
+const MAX_USER_BYTES: usize = 256;
+const MAX_STDIN_BYTES: usize = 1024 * 1024;
+const MAX_TIMEOUT_MS: u32 = 3_600_000;
+const DEFAULT_TIMEOUT_MS: u32 = 60_000;
+
+/// Size of a terminal until the client has told its own.
+const DEFAULT_TERMINAL: TerminalSize = TerminalSize {
+    columns: 80,
+    rows: 24,
+};
+
+/// Which of the two routes a command came by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `POST`: input and output in JSON.
+    Json,
+    /// The WebSocket.
+    Interactive,
+}
+
+/// A command that may run.
+#[derive(Debug)]
+pub(crate) struct CheckedExec {
+    pub(crate) plan: ExecPlan,
+    /// Text for standard input; only with [`Form::Json`].
+    pub(crate) stdin: Option<String>,
+    /// Bound on the run time; only meaningful with [`Form::Json`].
+    pub(crate) timeout: Duration,
+}
+
+/// Refuses what is out of bounds or belongs to the other form.
+pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, ApiError> {
+    let mut mistakes = Mistakes::default();
+    check_command(&request.command, &mut mistakes);
+    check_env(&request, &mut mistakes);
+    if let Some(workdir) = &request.workdir {
+        mistakes.unless(
+            workdir.starts_with('/') && is_clean(workdir) && workdir.len() <= MAX_PATH_BYTES,
+            "workdir",
+            "must be an absolute path without control characters, at most 4096 bytes",
+        );
+    }
+    if let Some(user) = &request.user {
+        mistakes.unless(
+            !user.is_empty() && is_clean(user) && user.len() <= MAX_USER_BYTES,
+            "user",
+            "must be a user name or uid, `user:group` allowed, at most 256 bytes",
+        );
+    }
+    match form {
+        Form::Json => {
+            mistakes.unless(
+                !request.tty,
+                "tty",
+                "needs the WebSocket form: GET with an upgrade",
+            );
+            let within = request
+                .stdin
+                .as_ref()
+                .is_none_or(|it| it.len() <= MAX_STDIN_BYTES);
+            mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
+        }
+        Form::Interactive => {
+            let absent = request.stdin.is_none();
+            mistakes.unless(absent, "stdin", "needs POST; here send `stdin` messages");
+            let absent = request.timeout_ms.is_none();
+            mistakes.unless(
+                absent,
+                "timeout_ms",
+                "needs POST; here close the connection",
+            );
+        }
+    }
+    let timeout_ms = request.timeout_ms.unwrap_or(DEFAULT_TIMEOUT_MS);
+    mistakes.unless(
+        (1..=MAX_TIMEOUT_MS).contains(&timeout_ms),
+        "timeout_ms",
+        "must be from 1 to 3600000",
+    );
+    mistakes.into_result()?;
+    let plan = ExecPlan {
+        command: request.command,
+        env: request.env.into_iter().collect(),
+        workdir: request.workdir,
+        user: request.user,
+        tty: request.tty.then_some(DEFAULT_TERMINAL),
+        stdin: form == Form::Interactive || request.stdin.is_some(),
+    };
+    let timeout = Duration::from_millis(timeout_ms.into());
+    Ok(CheckedExec {
+        plan,
+        stdin: request.stdin,
+        timeout,
+    })
+}
+
+fn check_command(command: &[String], mistakes: &mut Mistakes) {
+    let bytes: usize = command.iter().map(String::len).sum();
+    mistakes.unless(
+        (1..=MAX_COMMAND_ITEMS).contains(&command.len()) && bytes <= MAX_COMMAND_BYTES,
+        "command",
+        "must have 1 to 256 items of at most 65536 bytes in all",
+    );
+    if command.first().is_some_and(String::is_empty) {
+        mistakes.add("command[0]", "must name a program");
+    }
+    for (index, item) in command.iter().enumerate().take(MAX_COMMAND_ITEMS) {
+        let field = format!("command[{index}]");
+        mistakes.unless(
+            !item.contains('\0'),
+            &field,
+            "must not contain a NUL character",
+        );
+    }
+}
+
+fn check_env(request: &ExecRequest, mistakes: &mut Mistakes) {
+    let bytes: usize = request
+        .env
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    mistakes.unless(
+        request.env.len() <= MAX_ENV_ENTRIES && bytes <= MAX_ENV_BYTES,
+        "env",
+        "must have at most 256 entries of at most 65536 bytes in all",
+    );
+    for (name, value) in request.env.iter().take(MAX_ENV_ENTRIES) {
+        let valid = !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
+        let field = format!("env.{}", crate::field_errors::cut(name));
+        mistakes.unless(
+            valid,
+            &field,
+            "a name must not be empty nor contain '=', and neither it nor its value a NUL character",
+        );
+    }
+}
+
+fn is_clean(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+/// Every mistake found so far.
+#[derive(Debug, Default)]
+struct Mistakes(Vec<FieldError>);
+
+impl Mistakes {
+    fn add(&mut self, field: &str, message: &str) {
+        self.0.push(FieldError {
+            field: field.to_owned(),
+            message: message.to_owned(),
+        });
+    }
+
+    fn unless(&mut self, valid: bool, field: &str, message: &str) {
+        if !valid {
+            self.add(field, message);
+        }
+    }
+
+    fn into_result(self) -> Result<(), ApiError> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Kind::BAD_BODY.with_fields(self.0))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(change: impl FnOnce(&mut ExecRequest)) -> ExecRequest {
+        let mut request = ExecRequest {
+            command: vec!["true".to_owned()],
+            ..ExecRequest::default()
+        };
+        change(&mut request);
+        request
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused_by_field() {
+        let cases = [
+            (request(|it| it.command.clear()), "command"),
+            (request(|it| it.command[0].clear()), "command[0]"),
+            (
+                request(|it| it.command = vec!["x".to_owned(); 257]),
+                "command",
+            ),
+            (
+                request(|it| it.command.push("a\0b".to_owned())),
+                "command[1]",
+            ),
+            (
+                request(|it| it.env = [("A=B".to_owned(), String::new())].into()),
+                "env.A=B",
+            ),
+            (request(|it| it.workdir = Some("tmp".to_owned())), "workdir"),
+            (request(|it| it.user = Some("a\n".to_owned())), "user"),
+            (request(|it| it.tty = true), "tty"),
+            (
+                request(|it| it.stdin = Some("x".repeat(MAX_STDIN_BYTES + 1))),
+                "stdin",
+            ),
+            (request(|it| it.timeout_ms = Some(0)), "timeout_ms"),
+            (request(|it| it.timeout_ms = Some(3_600_001)), "timeout_ms"),
+        ];
+        for (request, field) in cases {
+            let error = check(request, Form::Json).expect_err(field);
+            let fields: Vec<_> = error.problem().errors.iter().map(|it| &it.field).collect();
+            assert_eq!(fields, [field]);
+        }
+    }
+
+    #[test]
+    fn each_form_refuses_what_only_the_other_can_do() {
+        let with_input = request(|it| {
+            it.stdin = Some("x".to_owned());
+            it.timeout_ms = Some(5);
+        });
+        let error = check(with_input.clone(), Form::Interactive).expect_err("input by query");
+        assert_eq!(error.problem().errors.len(), 2);
+        assert!(check(with_input, Form::Json).expect("valid").plan.stdin);
+        let terminal = check(request(|it| it.tty = true), Form::Interactive).expect("valid");
+        assert!(terminal.plan.tty.is_some());
+    }
+}

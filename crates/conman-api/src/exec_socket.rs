@@ -1,0 +1,209 @@
+//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`]).
+//!
+//! Two loops run within one task: one carries the client's messages to the command, the other
+//! the command's output to the client. Neither holds more than one message, so a slow client
+//! slows the command and a command that does not read slows the client. The first loop to end
+//! ends the connection; dropping the [`ExecIo`] then lets go of the command.
+//!
+//! A peer that vanished is found twice: every [`PING_INTERVAL`] a ping goes out, and a client
+//! from which nothing came within [`SILENCE`], answers to pings included, is gone.
+
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use conman_proto::{ExecChannel, ExecStatus, TerminalSize};
+use conman_runtime::{ExecIo, OutputStream};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// Most bytes in a message from the client: a terminal's paste fits, a file is cut into messages.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
+
+/// Most bytes of frames waiting to be written; one output chunk and the control frames fit.
+pub(crate) const MAX_WRITE_BUFFER_BYTES: usize = 2 * 1024 * 1024;
+
+/// Time between two pings.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Without a frame for so long, two pings among what was not answered, the client is gone. It
+/// bounds a single write too: who does not read cannot answer pings either.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Time for the client to answer the closing handshake.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+
+type Sender = SplitSink<WebSocket, Message>;
+type Receiver = SplitStream<WebSocket>;
+
+/// Why the conversation ended, and thus how it is closed.
+enum End {
+    /// The command ended and its status was sent.
+    Finished,
+    /// The client closed, vanished or stopped reading: there is nobody to tell.
+    Gone,
+    /// The client broke the protocol.
+    Violation(&'static str),
+    /// The daemon stops.
+    ShuttingDown,
+}
+
+/// Joins `socket` and a running command until either ends.
+pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: CancellationToken) {
+    let (mut sender, mut receiver) = socket.split();
+    let ExecIo {
+        stdin,
+        output,
+        resize,
+        status,
+    } = io;
+    let end = tokio::select! {
+        // Ends only with the connection, so what it may hold is lost with it anyway.
+        end = carry_input(&mut receiver, stdin, resize) => end,
+        // A half-written message is not continued by what follows: `Gone` writes nothing, and a
+        // violation's close frame queues behind it in the socket's own buffer.
+        end = carry_output(&mut sender, output, status) => end,
+        // Holds nothing.
+        () = shutdown.cancelled() => End::ShuttingDown,
+    };
+    close(sender, receiver, &end).await;
+}
+
+/// Tells the client that there is no command to talk to, as the last message it would get.
+pub(crate) async fn report(socket: WebSocket, status: ExecStatus) {
+    let (mut sender, receiver) = socket.split();
+    let end = match send(&mut sender, framed(ExecChannel::Status, &json(&status))).await {
+        Ok(()) => End::Finished,
+        Err(end) => end,
+    };
+    close(sender, receiver, &end).await;
+}
+
+async fn carry_input(
+    receiver: &mut Receiver,
+    stdin: mpsc::Sender<Bytes>,
+    resize: mpsc::Sender<TerminalSize>,
+) -> End {
+    let mut stdin = Some(stdin);
+    loop {
+        let message = match tokio::time::timeout(SILENCE, receiver.next()).await {
+            Ok(Some(Ok(message))) => message,
+            Ok(Some(Err(_)) | None) | Err(_) => return End::Gone,
+        };
+        let payload = match message {
+            Message::Binary(payload) => payload,
+            // Pings are answered by the socket itself.
+            Message::Ping(_) | Message::Pong(_) => continue,
+            Message::Close(_) => return End::Gone,
+            Message::Text(_) => return End::Violation("text messages have no meaning here"),
+        };
+        let Some(channel) = payload.first() else {
+            return End::Violation("a message begins with its channel");
+        };
+        let data = payload.slice(1..);
+        match ExecChannel::try_from(*channel) {
+            Ok(ExecChannel::Stdin) if data.is_empty() => stdin = None,
+            Ok(ExecChannel::Stdin) => {
+                // A command that has closed its input does not want the rest.
+                if let Some(open) = &stdin
+                    && open.send(data).await.is_err()
+                {
+                    stdin = None;
+                }
+            }
+            Ok(ExecChannel::Resize) => {
+                let Ok(size) = serde_json::from_slice::<TerminalSize>(&data) else {
+                    return End::Violation("a resize carries columns and rows as JSON");
+                };
+                // The next one makes up for one that finds the queue full.
+                let _ = resize.try_send(size);
+            }
+            Ok(ExecChannel::Stdout | ExecChannel::Stderr | ExecChannel::Status) | Err(_) => {
+                return End::Violation("only stdin (0) and resize (4) come from a client");
+            }
+        }
+    }
+}
+
+async fn carry_output(
+    sender: &mut Sender,
+    mut output: mpsc::Receiver<(OutputStream, Bytes)>,
+    status: oneshot::Receiver<ExecStatus>,
+) -> End {
+    let mut pings = tokio::time::interval(PING_INTERVAL);
+    pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let message = tokio::select! {
+            // `recv` loses nothing when it is cancelled.
+            chunk = output.recv() => match chunk {
+                Some((OutputStream::Stdout, bytes)) => framed(ExecChannel::Stdout, &bytes),
+                Some((OutputStream::Stderr, bytes)) => framed(ExecChannel::Stderr, &bytes),
+                None => break,
+            },
+            // A tick that was not waited for comes with the next call.
+            _ = pings.tick() => Message::Ping(Bytes::new()),
+        };
+        if let Err(end) = send(sender, message).await {
+            return end;
+        }
+    }
+    let mut status = status;
+    let status = loop {
+        tokio::select! {
+            // Borrowed: a status that arrives meanwhile stays in the channel.
+            status = &mut status => break status.unwrap_or_else(|_| ExecStatus {
+                exit_code: None,
+                error: Some("the connection to the command was lost".to_owned()),
+            }),
+            // As above.
+            _ = pings.tick() => if let Err(end) = send(sender, Message::Ping(Bytes::new())).await {
+                return end;
+            },
+        }
+    };
+    match send(sender, framed(ExecChannel::Status, &json(&status))).await {
+        Ok(()) => End::Finished,
+        Err(end) => end,
+    }
+}
+
+async fn send(sender: &mut Sender, message: Message) -> Result<(), End> {
+    match tokio::time::timeout(SILENCE, sender.send(message)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(End::Gone),
+    }
+}
+
+async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
+    let (code, reason) = match end {
+        End::Finished => (close_code::NORMAL, ""),
+        End::Gone => return,
+        End::Violation(reason) => (close_code::POLICY, *reason),
+        End::ShuttingDown => (close_code::RESTART, "conman is restarting"),
+    };
+    let frame = CloseFrame {
+        code,
+        reason: Utf8Bytes::from_static(reason),
+    };
+    let handshake = async {
+        if sender.send(Message::Close(Some(frame))).await.is_ok() {
+            while let Some(Ok(_)) = receiver.next().await {}
+        }
+    };
+    // Who does not answer in time is cut off; everything that matters has been sent.
+    let _ = tokio::time::timeout(CLOSE_PATIENCE, handshake).await;
+}
+
+fn framed(channel: ExecChannel, payload: &[u8]) -> Message {
+    let mut bytes = BytesMut::with_capacity(1 + payload.len());
+    bytes.put_u8(channel as u8);
+    bytes.put_slice(payload);
+    Message::Binary(bytes.freeze())
+}
+
+fn json<T: Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}

@@ -1,0 +1,125 @@
+//! What every request passes on its way in and out, outermost first: an id and a log line,
+//! security headers, problems written out, panics caught. Time limits are set route by route.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
+use http::{HeaderName, HeaderValue};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::problem::{self, Kind};
+use crate::server::Peer;
+
+/// Answers bear the id that the log line of their request has.
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest time for a route that only looks something up or writes it down.
+const QUICK: Duration = Duration::from_secs(30);
+
+/// Counts requests of this process; unique within its log.
+static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
+
+/// The outermost layer. Logged are method and path, never the query (commands and their
+/// environment stand there) nor any header.
+pub(crate) async fn outermost(request: Request, next: Next) -> Response {
+    let id = format!("{:08x}", NEXT_REQUEST.fetch_add(1, Ordering::Relaxed));
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("none", MatchedPath::as_str)
+        .to_owned();
+    let peer = request.extensions().get::<Peer>().copied();
+    let cut = crate::field_errors::cut(&path);
+    let caller = tracing::field::Empty;
+    let span = tracing::info_span!("request", id, %method, path = cut, caller);
+    let started = Instant::now();
+    async move {
+        let mut response = problem::write_out(next.run(request).await, &path);
+        set_headers(&mut response, &id);
+        let status = response.status().as_u16();
+        let peer = peer.map(tracing::field::display);
+        let took_ms = started.elapsed().as_secs_f64() * 1_000.0;
+        if response.status().is_server_error() {
+            tracing::warn!(status, took_ms, peer, "answered");
+        } else {
+            tracing::debug!(status, took_ms, peer, "answered");
+        }
+        metrics::counter!(
+            "conman_api_requests_total",
+            "method" => known_method(&method),
+            "route" => route,
+            "status" => status.to_string()
+        )
+        .increment(1);
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+/// Bounds the time of a route that has no bound of its own.
+pub(crate) async fn quick(request: Request, next: Next) -> Response {
+    let Ok(response) = tokio::time::timeout(QUICK, next.run(request)).await else {
+        let bound = QUICK.as_secs();
+        return Kind::TIMED_OUT
+            .because(format!(
+                "the request was given up after {bound} s; try again"
+            ))
+            .into_response();
+    };
+    response
+}
+
+/// A panic is one request's 500, with its message in the log alone.
+pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    tracing::error!(panic = message, "a request panicked");
+    Kind::INTERNAL
+        .because("the request met a bug in conman; its log has the details under x-request-id")
+        .into_response()
+}
+
+fn set_headers(response: &mut Response, id: &str) {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers
+        .entry(CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static(
+            "default-src 'none'; frame-ancestors 'none'",
+        ));
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+}
+
+/// A client may invent methods; the metric's labels stay few.
+fn known_method(method: &http::Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "PUT" => "PUT",
+        "POST" => "POST",
+        "DELETE" => "DELETE",
+        "HEAD" => "HEAD",
+        _ => "other",
+    }
+}

@@ -1,0 +1,143 @@
+//! The one place that says which problem each error of the node is. Every match is exhaustive,
+//! so that a new error cannot go out without a decision.
+
+use std::error::Error;
+
+use conman_node::{AccessError, EnsureError, FailureKind, PreemptError, RouteError, StopError};
+use conman_proto::Problem;
+use conman_registry::JournalError;
+use conman_runtime::RuntimeError;
+
+use crate::problem::{ApiError, Kind};
+
+impl From<EnsureError> for ApiError {
+    fn from(error: EnsureError) -> Self {
+        if let EnsureError::BadSpec { errors, .. } = error {
+            return Kind::BAD_SPEC.with_fields(errors);
+        }
+        ensure_kind(&error)
+            .because(chain(&error))
+            .retryable(error.is_retryable())
+    }
+}
+
+impl From<StopError> for ApiError {
+    fn from(error: StopError) -> Self {
+        let kind = match &error {
+            StopError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
+            StopError::NotReleased { .. } => Kind::NO_REGISTRY,
+        };
+        kind.because(chain(&error))
+    }
+}
+
+impl From<AccessError> for ApiError {
+    fn from(error: AccessError) -> Self {
+        let kind = match &error {
+            AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
+            AccessError::NotRunning { .. } => Kind::NOT_RUNNING,
+            AccessError::NotKept { .. } => Kind::NOT_KEPT,
+            AccessError::Runtime { source, .. } => runtime_kind(source),
+        };
+        kind.because(chain(&error))
+    }
+}
+
+impl From<PreemptError> for ApiError {
+    fn from(error: PreemptError) -> Self {
+        let kind = match &error {
+            PreemptError::ThreadEnded => Kind::INTERNAL,
+            PreemptError::TooManyWaiting => Kind::CROWDED,
+        };
+        kind.because(chain(&error))
+    }
+}
+
+impl From<JournalError> for ApiError {
+    fn from(error: JournalError) -> Self {
+        Kind::NO_REGISTRY.because(chain(&error))
+    }
+}
+
+/// The problem that a connection to a session meets, for whoever serves sessions.
+#[must_use]
+pub fn route_problem(error: &RouteError) -> Problem {
+    let kind = match error {
+        RouteError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
+        RouteError::Ended { .. } => Kind::ENDED,
+        RouteError::NoPort { .. } => Kind::NO_PORT,
+        RouteError::TooManyWaiting { .. } => Kind::CROWDED,
+        RouteError::Stuck { .. } => Kind::STUCK,
+        RouteError::HoldTimedOut { .. } => Kind::HELD_TOO_LONG,
+        RouteError::NotStarted { source, .. } => ensure_kind(source),
+    };
+    let mut problem = kind
+        .because(chain(error))
+        .retryable(error.is_retryable())
+        .into_problem();
+    if let RouteError::NotStarted {
+        source: EnsureError::BadSpec { errors, .. },
+        ..
+    } = error
+    {
+        problem.errors.clone_from(errors);
+    }
+    problem
+}
+
+fn ensure_kind(error: &EnsureError) -> Kind {
+    match error {
+        EnsureError::BadSpec { .. } => Kind::BAD_SPEC,
+        EnsureError::NoSuchRuntime { .. } => Kind::NO_SUCH_RUNTIME,
+        EnsureError::Full { .. } => Kind::FULL,
+        EnsureError::Preempted { .. } => Kind::PREEMPTED,
+        EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
+        EnsureError::StartFailed { kind, .. } => failure_kind(*kind),
+        EnsureError::Stopped { .. } => Kind::STOPPED,
+        EnsureError::Stuck { .. } => Kind::STUCK,
+        EnsureError::StillEnding { .. } => Kind::ENDING,
+        EnsureError::Registry { .. } | EnsureError::RegistrySlow { .. } => Kind::NO_REGISTRY,
+    }
+}
+
+fn failure_kind(failure: FailureKind) -> Kind {
+    match failure {
+        FailureKind::RuntimeUnavailable => Kind::NO_RUNTIME,
+        FailureKind::NoSuchImage => Kind::NO_SUCH_IMAGE,
+        FailureKind::Refused => Kind::REFUSED,
+        FailureKind::Bind => Kind::BAD_BIND,
+        FailureKind::NotReady => Kind::UNREADY,
+        FailureKind::Exited => Kind::EXITED,
+        FailureKind::TimedOut => Kind::SLOW_START,
+        FailureKind::Registry => Kind::NO_REGISTRY,
+        FailureKind::Host => Kind::HOST_FAILED,
+        FailureKind::Stopped => Kind::STOPPED,
+        FailureKind::Preempted => Kind::PREEMPTED,
+        FailureKind::Interrupted => Kind::INTERRUPTED,
+    }
+}
+
+fn runtime_kind(error: &RuntimeError) -> Kind {
+    match error {
+        RuntimeError::Unavailable { .. } | RuntimeError::TimedOut { .. } => Kind::NO_RUNTIME,
+        RuntimeError::NoSuchImage { .. } => Kind::NO_SUCH_IMAGE,
+        RuntimeError::Refused { .. } => Kind::REFUSED,
+        RuntimeError::NoSuchCommand { .. } => Kind::NO_SUCH_COMMAND,
+        RuntimeError::NoSuchContainer { .. } => Kind::NOT_RUNNING,
+        // Neither comes from running a command or reading a log.
+        RuntimeError::Exists { .. } | RuntimeError::StillAlive { .. } => Kind::INTERNAL,
+        RuntimeError::Host { .. } => Kind::HOST_FAILED,
+    }
+}
+
+/// An error with its causes: no error repeats its source's text.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,62 @@
+//! Path parameters whose refusal is a problem that tells the rule.
+
+use axum::extract::{FromRequestParts, Path};
+use conman_proto::SessionId;
+use http::request::Parts;
+
+use crate::field_errors;
+use crate::problem::{ApiError, Kind};
+
+/// `{id}` of a session's path.
+#[derive(Debug)]
+pub(crate) struct SessionPath(pub(crate) SessionId);
+
+impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let text = segment(parts, state).await?;
+        text.parse()
+            .map(Self)
+            .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))
+    }
+}
+
+/// `{id}` of a node's path: its name, or `self`.
+#[derive(Debug)]
+pub(crate) struct NodePath(String);
+
+impl NodePath {
+    /// Refuses every node but the one called `own`.
+    pub(crate) fn require(&self, own: &str) -> Result<(), ApiError> {
+        if self.0 == "self" || self.0 == own {
+            return Ok(());
+        }
+        let given = field_errors::cut(&self.0);
+        Err(Kind::NO_SUCH_NODE.because(format!(
+            "there is no node `{given}`; this one is `{own}`, or `self`"
+        )))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for NodePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        segment(parts, state).await.map(Self)
+    }
+}
+
+async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, ApiError> {
+    Path::<String>::from_request_parts(parts, state)
+        .await
+        .map(|Path(text)| text)
+        .map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))
+}
+
+fn bad_id(message: String) -> ApiError {
+    Kind::BAD_PATH.with_fields(vec![conman_proto::FieldError {
+        field: "id".to_owned(),
+        message,
+    }])
+}

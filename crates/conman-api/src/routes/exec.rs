@@ -1,0 +1,137 @@
+//! Commands inside a session: run to the end, or interactively over a WebSocket.
+
+use axum::Json;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use conman_node::AccessError;
+use conman_proto::{EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, SessionId};
+use conman_runtime::RuntimeError;
+use http::header::{CONNECTION, UPGRADE};
+use http::{HeaderValue, Uri};
+
+use crate::exec_request::{self, Form};
+use crate::exec_socket::{self, MAX_MESSAGE_BYTES, MAX_WRITE_BUFFER_BYTES};
+use crate::json_body::{self, MAX_EXEC_BODY_BYTES};
+use crate::path_params::SessionPath;
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+use crate::{ApiState, exec_collect};
+
+/// Run a command to its end
+///
+/// The answer has what it printed, at most 1 MiB of each stream. A command that outlasts
+/// `timeout_ms` goes on running.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec",
+    params(("id" = SessionId, Path, description = "The session's name.")),
+    request_body = ExecRequest,
+    responses(
+        (status = 200, description = "It ended.", body = ExecResult),
+        (status = 404, description = "no-such-session"),
+        (status = 409, description = "not-running"),
+        (status = 422, description = "no-such-command"),
+        (status = 502, description = "exec-failed"),
+        (status = 503, description = "runtime-unavailable"),
+        (status = 504, description = "exec-timed-out"),
+    )
+)]
+pub(crate) async fn exec(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    uri: Uri,
+    request: Request,
+) -> Result<Json<ExecResult>, ApiError> {
+    Query::of(&uri).finish()?;
+    let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
+    let checked = exec_request::check(asked, Form::Json)?;
+    let io = state.node.exec(&id, checked.plan).await?;
+    exec_collect::run_to_end(io, checked.stdin, checked.timeout)
+        .await
+        .map(Json)
+}
+
+/// Run a command interactively
+///
+/// A WebSocket with subprotocol `conman.exec.v1`. Every binary message is one channel byte and
+/// its payload: from the client 0 (standard input, empty for its end) and 4 (terminal size as
+/// JSON); from the server 1 (standard output), 2 (standard error) and last 3 (`ExecStatus` as
+/// JSON).
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec_interactive",
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("request" = String, Query, description =
+            "An `ExecRequest` as JSON, without `stdin` and `timeout_ms`."),
+    ),
+    responses(
+        (status = 101, description = "The command runs."),
+        (status = 404, description = "no-such-session"),
+        (status = 409, description = "not-running"),
+        (status = 422, description = "bad-body: a mistake within `request`"),
+        (status = 426, description = "upgrade-required"),
+        (status = 503, description = "runtime-unavailable"),
+    )
+)]
+pub(crate) async fn exec_interactive(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    uri: Uri,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let asked = query.one("request");
+    if asked.is_none() {
+        query.mistake("request", "is required: an ExecRequest as JSON");
+    }
+    query.finish()?;
+    let asked: ExecRequest = json_body::parse(asked.unwrap_or_default().as_bytes())?;
+    let checked = exec_request::check(asked, Form::Interactive)?;
+    let upgrade = upgrade.map_err(|rejection| upgrade_required(&rejection.body_text()))?;
+    if !upgrade
+        .requested_protocols()
+        .any(|protocol| protocol == EXEC_PROTOCOL)
+    {
+        return Err(upgrade_required(
+            "the client does not offer the subprotocol",
+        ));
+    }
+    let upgrade = upgrade
+        .protocols([EXEC_PROTOCOL])
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES)
+        .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
+    match state.node.exec(&id, checked.plan).await {
+        Ok(io) => Ok(upgrade
+            .on_upgrade(move |socket| exec_socket::converse(socket, io, state.closing.clone()))),
+        // As a shell has it: the terminal was given, and the command's status is 126 or 127.
+        Err(error) if let Some(status) = no_such_command(&error) => {
+            Ok(upgrade.on_upgrade(move |socket| exec_socket::report(socket, status)))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
+    match error {
+        AccessError::Runtime { source, .. } => match source {
+            RuntimeError::NoSuchCommand { exit_code, .. } => Some(ExecStatus {
+                exit_code: Some(*exit_code),
+                error: Some(source.to_string()),
+            }),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn upgrade_required(reason: &str) -> ApiError {
+    Kind::UPGRADE
+        .because(format!(
+            "{}; connect with a WebSocket client and subprotocol `{EXEC_PROTOCOL}`, or POST",
+            crate::field_errors::cut(reason)
+        ))
+        .header(UPGRADE, HeaderValue::from_static("websocket"))
+        .header(CONNECTION, HeaderValue::from_static("upgrade"))
+}

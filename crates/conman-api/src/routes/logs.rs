@@ -1,0 +1,123 @@
+//! A session's output.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use conman_proto::{LogLine, SessionId};
+use conman_runtime::{LogChunk, LogOptions, RuntimeError};
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt as _, stream};
+use http::Uri;
+use http::header::CONTENT_TYPE;
+
+use crate::ApiState;
+use crate::log_lines::{self, LogLines};
+use crate::path_params::SessionPath;
+use crate::problem::ApiError;
+use crate::query::Query;
+
+/// Most lines that `tail` may ask for; without it there is no bound but the log's own.
+const MAX_TAIL: u64 = 1_000_000;
+
+/// What a session printed
+///
+/// Standard output and standard error of its program, in the order written.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/logs", tag = "sessions", operation_id = "get_logs",
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("follow" = Option<bool>, Query, description =
+            "Go on with what it prints from now on, until it ends."),
+        ("tail" = Option<u32>, Query, maximum = 1_000_000, description =
+            "Only so many lines from the end."),
+        ("timestamps" = Option<bool>, Query, description = "Tell when each line was written."),
+        ("format" = inline(Option<LogFormat>), Query, description =
+            "`text`, the default: the bytes as they were printed. `json`: a `LogLine` a line."),
+    ),
+    responses(
+        (status = 200, description = "The log.", content(
+            (String = "text/plain"),
+            (LogLine = "application/x-ndjson"),
+        )),
+        (status = 404, description = "no-such-session"),
+        (status = 409, description = "not-running: its container is gone"),
+        (status = 503, description = "runtime-unavailable"),
+    )
+)]
+pub(crate) async fn logs(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let options = LogOptions {
+        follow: query.flag("follow", false),
+        tail: query
+            .number("tail", 0, MAX_TAIL)
+            .and_then(|lines| u32::try_from(lines).ok()),
+        timestamps: query.flag("timestamps", false),
+    };
+    let format = query.parsed("format", LogFormat::parse).unwrap_or_default();
+    query.finish()?;
+    let chunks = state.node.logs(&id, options).await?;
+    let chunks = chunks
+        .take_until(state.closing.clone().cancelled_owned())
+        .boxed();
+    Ok(match format {
+        LogFormat::Text => {
+            let bytes = chunks.map(|chunk| chunk.map(|chunk| chunk.bytes));
+            (
+                [(CONTENT_TYPE, "text/plain; charset=utf-8")],
+                Body::from_stream(bytes),
+            )
+                .into_response()
+        }
+        LogFormat::Json => {
+            let lines = as_ndjson(chunks, LogLines::new(options.timestamps));
+            (
+                [(CONTENT_TYPE, "application/x-ndjson")],
+                Body::from_stream(lines),
+            )
+                .into_response()
+        }
+    })
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// The bytes as they were printed.
+    #[default]
+    Text,
+    /// One `LogLine` a line.
+    Json,
+}
+
+impl LogFormat {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            other => Err(format!("is `{other}`; give `text` or `json`")),
+        }
+    }
+}
+
+/// An error in mid-log breaks the connection off, which tells the client that it is not whole.
+fn as_ndjson(
+    chunks: BoxStream<'static, Result<LogChunk, RuntimeError>>,
+    lines: LogLines,
+) -> impl Stream<Item = Result<bytes::Bytes, RuntimeError>> + Send + 'static {
+    stream::unfold((chunks, Some(lines)), |(mut chunks, lines)| async move {
+        let mut lines = lines?;
+        match chunks.next().await {
+            Some(Ok(chunk)) => {
+                let found = lines.push(&chunk);
+                Some((Ok(log_lines::to_ndjson(&found)), (chunks, Some(lines))))
+            }
+            Some(Err(error)) => Some((Err(error), (chunks, None))),
+            None => Some((Ok(log_lines::to_ndjson(&lines.finish())), (chunks, None))),
+        }
+    })
+}

@@ -1,0 +1,101 @@
+//! Probes, metrics, the description of the API, and a way in for people.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use conman_proto::{NodeState, Readiness};
+use http::Uri;
+use http::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+
+use crate::ApiState;
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+
+/// Content type of the Prometheus text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Whether the daemon answers
+#[utoipa::path(
+    get, path = "/healthz", tag = "probes", operation_id = "healthz",
+    responses((status = 200, description = "It does.", body = String))
+)]
+pub(crate) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Whether the node takes requests
+///
+/// A runtime that does not answer is a warning only: what runs goes on being served.
+#[utoipa::path(
+    get, path = "/readyz", tag = "probes", operation_id = "readyz",
+    responses(
+        (status = 200, description = "It does.", body = Readiness),
+        (status = 503, description = "node-not-ready, with the reason"),
+    )
+)]
+pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readiness>, ApiError> {
+    let node = state.node.view();
+    match node.state {
+        NodeState::Live => {}
+        NodeState::Recovering => {
+            return Err(Kind::NOT_READY.because(
+                "the node still adopts what an earlier daemon left; what is adopted is served",
+            ));
+        }
+        NodeState::Preempted => {
+            return Err(Kind::NOT_READY.because(
+                "the machine is going and takes no more sessions; POST /v1/nodes/self/readmit \
+                 takes that back",
+            ));
+        }
+    }
+    if state.closing.is_cancelled() {
+        return Err(Kind::NOT_READY.because("the daemon is shutting down"));
+    }
+    Ok(Json(Readiness {
+        state: node.state,
+        warnings: state.node.warnings(),
+    }))
+}
+
+/// Prometheus metrics
+#[utoipa::path(
+    get, path = "/metrics", tag = "probes", operation_id = "metrics",
+    responses((status = 200, description = "The text format.", body = String))
+)]
+pub(crate) async fn metrics(State(state): State<ApiState>) -> Response {
+    ([(CONTENT_TYPE, PROMETHEUS)], state.metrics.render()).into_response()
+}
+
+/// This description
+#[utoipa::path(
+    get, path = "/v1/openapi.json", tag = "probes", operation_id = "get_openapi",
+    responses((status = 200, description = "OpenAPI 3.1.", body = Object))
+)]
+pub(crate) async fn description(uri: Uri) -> Result<Response, ApiError> {
+    Query::of(&uri).finish()?;
+    Ok(([(CONTENT_TYPE, "application/json")], crate::openapi_json()).into_response())
+}
+
+/// Where to go from here
+#[utoipa::path(
+    get, path = "/", tag = "probes", operation_id = "index",
+    responses((status = 200, description = "Names and paths.", body = Object))
+)]
+pub(crate) async fn index(State(state): State<ApiState>) -> Json<Value> {
+    let node = state.node.view();
+    Json(json!({
+        "name": "conman",
+        "version": node.version,
+        "node": node.name,
+        "description": "/v1/openapi.json",
+        "sessions": "/v1/sessions",
+        "nodes": "/v1/nodes",
+        "templates": "/v1/templates",
+        "events": "/v1/events",
+        "health": "/healthz",
+        "readiness": "/readyz",
+        "metrics": "/metrics",
+    }))
+}

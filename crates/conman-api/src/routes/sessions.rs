@@ -1,0 +1,153 @@
+//! Ensure, get, list and stop sessions.
+
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse as _, Response};
+use conman_auth::Caller;
+use conman_core::listing::ListQuery;
+use conman_proto::{
+    EnsureResponse, Session, SessionId, SessionList, SessionRequest, SessionState, StopReport,
+};
+use http::{StatusCode, Uri};
+
+use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::path_params::SessionPath;
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+use crate::{ApiState, access};
+
+/// Ensure that a session runs
+///
+/// Starts the session, or returns it when it runs already; joins a start that is under way. A
+/// running session's spec is never changed: `spec_matches` tells whether it has the one asked
+/// for. A stopped or failed session is started anew.
+#[utoipa::path(
+    put, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "ensure_session",
+    params(
+        ("id" = SessionId, Path, description = "The session's name, chosen by the frontend."),
+        ("wait" = Option<bool>, Query, description =
+            "Answer once the session is ready (the default), or at once."),
+    ),
+    request_body = SessionRequest,
+    responses(
+        (status = 200, description = "It runs.", body = EnsureResponse),
+        (status = 202, description = "It is starting; only with `wait=false`.",
+            body = EnsureResponse),
+        (status = 409, description = "session-stopping or session-stuck"),
+        (status = 422, description = "bad-spec, no-such-image or start-refused"),
+        (status = 502, description = "start-failed"),
+        (status = 503, description =
+            "runtime-unavailable, registry-failed, node-full, node-preempted or node-recovering"),
+    )
+)]
+pub(crate) async fn ensure(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    uri: Uri,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let wait = query.flag("wait", true);
+    query.finish()?;
+    let asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
+    let answer = state.node.ensure(&id, &asked, wait).await?;
+    let status = match answer.session.state {
+        SessionState::Starting => StatusCode::ACCEPTED,
+        _ => StatusCode::OK,
+    };
+    Ok((status, Json(answer)).into_response())
+}
+
+/// Show a session
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "get_session",
+    params(("id" = SessionId, Path, description = "The session's name.")),
+    responses(
+        (status = 200, description = "The session.", body = Session),
+        (status = 404, description = "no-such-session"),
+    )
+)]
+pub(crate) async fn get(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    uri: Uri,
+) -> Result<Json<Session>, ApiError> {
+    Query::of(&uri).finish()?;
+    state
+        .node
+        .get(&id)
+        .map(Json)
+        .ok_or_else(|| no_such_session(&id))
+}
+
+/// Stop a session
+///
+/// Kills the session and answers once it is proven dead and released in the registry.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "stop_session",
+    params(("id" = SessionId, Path, description = "The session's name.")),
+    responses(
+        (status = 200, description = "It is dead and released.", body = StopReport),
+        (status = 202, description = "A process of it could not be killed yet; `reason` tells why.",
+            body = StopReport),
+        (status = 404, description = "no-such-session"),
+        (status = 503, description = "registry-failed"),
+    )
+)]
+pub(crate) async fn stop(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    Query::of(&uri).finish()?;
+    let why = format!("stopped by {}", access::in_words(&caller));
+    let report = state.node.stop(&id, &why).await?;
+    let status = if report.state.is_ended() {
+        StatusCode::OK
+    } else {
+        StatusCode::ACCEPTED
+    };
+    Ok((status, Json(report)).into_response())
+}
+
+pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
+    Kind::NO_SUCH_SESSION.because(format!("there is no session `{id}`; PUT it to start it"))
+}
+
+/// List sessions
+///
+/// Ordered by id, a page at a time.
+#[utoipa::path(
+    get, path = "/v1/sessions", tag = "sessions", operation_id = "list_sessions",
+    params(
+        ("state" = Option<Vec<SessionState>>, Query, description =
+            "Only sessions in this state; repeated: in any of them."),
+        ("node" = Option<String>, Query, description = "Only sessions of this node, or `self`."),
+        ("label" = Option<Vec<String>>, Query, max_items = 16, description =
+            "Only sessions with this label: `key=value`, or `key` with any value; repeated: with \
+             all of them."),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 1_000, description =
+            "Most sessions on the page, 100 when absent."),
+        ("cursor" = Option<SessionId>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = SessionList))
+)]
+pub(crate) async fn list(
+    State(state): State<ApiState>,
+    uri: Uri,
+) -> Result<Json<SessionList>, ApiError> {
+    let mut pairs = Query::of(&uri).into_pairs()?;
+    let own = state.node.view().name;
+    for (_, value) in pairs
+        .iter_mut()
+        .filter(|(name, value)| name == "node" && value == "self")
+    {
+        value.clone_from(&own);
+    }
+    let pairs = pairs
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
+    Ok(Json(state.node.list(&query)))
+}

@@ -1,0 +1,36 @@
+//! What the node's configuration offers.
+
+use axum::Json;
+use axum::extract::State;
+use conman_proto::{Template, TemplateList};
+use http::Uri;
+
+use crate::ApiState;
+use crate::problem::ApiError;
+use crate::query::Query;
+
+/// List templates
+#[utoipa::path(
+    get, path = "/v1/templates", tag = "nodes", operation_id = "list_templates",
+    responses((status = 200, description = "The node's templates.", body = TemplateList))
+)]
+pub(crate) async fn list(
+    State(state): State<ApiState>,
+    uri: Uri,
+) -> Result<Json<TemplateList>, ApiError> {
+    Query::of(&uri).finish()?;
+    let templates = state
+        .node
+        .policy()
+        .templates
+        .iter()
+        .map(|(name, template)| Template {
+            name: name.clone(),
+            runtime: template.runtime,
+            start_on_connect: template.start_on_connect,
+            spec: template.request.clone(),
+        });
+    Ok(Json(TemplateList {
+        templates: templates.collect(),
+    }))
+}

@@ -1,0 +1,375 @@
+//! Serves the router on a TCP or a Unix listener, with the bounds that `axum::serve` lacks:
+//! time and size of headers (which bounds idle keep-alive connections too), number of
+//! connections, peers that vanished without a word.
+//!
+//! One task accepts; every connection has a task of its own, tracked, so that shutdown can stop
+//! accepting, let requests finish within a patience, and then cut what is left.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
+
+/// Bounds on what clients may hold open.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// Connections at a time; more wait in the kernel's backlog.
+    pub max_connections: usize,
+    /// Time for a whole request head, and the longest idle time between two requests.
+    pub header_timeout: Duration,
+    /// Most header fields in a request; 431 above.
+    pub max_headers: usize,
+    /// Most bytes of a request's head; 431 above.
+    pub max_header_bytes: usize,
+    /// Time that requests in flight have to finish after shutdown began.
+    pub patience: Duration,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self {
+            max_connections: 1_024,
+            header_timeout: Duration::from_secs(15),
+            max_headers: 100,
+            max_header_bytes: 32 * 1024,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Who is at the other end of a connection; an extension of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A client on the network.
+    Tcp(SocketAddr),
+    /// A process of this host, by the credentials that the kernel vouches for.
+    Unix {
+        /// Its effective user at the time it connected.
+        uid: u32,
+        /// Its effective group at the time it connected.
+        gid: u32,
+        /// Its process id, for the log; it may be gone or reused by now.
+        pid: Option<i32>,
+    },
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(formatter, "{address}"),
+            Self::Unix {
+                uid,
+                pid: Some(pid),
+                ..
+            } => write!(formatter, "uid {uid} pid {pid}"),
+            Self::Unix { uid, pid: None, .. } => write!(formatter, "uid {uid}"),
+        }
+    }
+}
+
+/// Serves `router` on a TCP listener until `shutdown`, then at most `options.patience` longer.
+pub async fn serve_tcp(
+    listener: TcpListener,
+    router: Router,
+    options: ServeOptions,
+    shutdown: CancellationToken,
+) {
+    serve(listener, router, options, shutdown).await;
+}
+
+/// Serves `router` on a Unix listener; who connects is told by [`Peer::Unix`].
+pub async fn serve_unix(
+    listener: UnixListener,
+    router: Router,
+    options: ServeOptions,
+    shutdown: CancellationToken,
+) {
+    serve(listener, router, options, shutdown).await;
+}
+
+/// Time after which a silent peer is probed; with the interval and count below a vanished one is
+/// noticed within a minute and a half.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(45);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Longest time that sent bytes may stay unacknowledged, or a peer may refuse to read.
+const USER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Pause after a failed accept: when descriptors are used up, trying again at once only burns a
+/// processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Read buffer of a connection: the largest head fits, bodies pass through it.
+const MAX_BUFFER_BYTES: usize = 64 * 1024;
+
+/// A listener of either family.
+trait Listen: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+}
+
+impl Listen for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, Peer)> {
+        let (stream, address) = self.accept().await?;
+        let socket = SockRef::from(&stream);
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_PROBES);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        socket.set_tcp_nodelay(true)?;
+        Ok((stream, Peer::Tcp(address)))
+    }
+}
+
+impl Listen for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, Peer)> {
+        let (stream, _) = self.accept().await?;
+        let credentials = stream.peer_cred()?;
+        let peer = Peer::Unix {
+            uid: credentials.uid(),
+            gid: credentials.gid(),
+            pid: credentials.pid(),
+        };
+        Ok((stream, peer))
+    }
+}
+
+async fn serve<L: Listen>(
+    listener: L,
+    router: Router,
+    options: ServeOptions,
+    shutdown: CancellationToken,
+) {
+    let permits = Arc::new(Semaphore::new(options.max_connections));
+    let connections = TaskTracker::new();
+    let abort = CancellationToken::new();
+    let http = http(&options);
+    // Cancelling either future at shutdown loses at most a connection that was never served.
+    while let Some(accepted) = shutdown
+        .run_until_cancelled(accept(&listener, &permits))
+        .await
+    {
+        match accepted {
+            Ok((stream, peer, permit)) => {
+                let serve =
+                    serve_connection(http.clone(), stream, peer, router.clone(), shutdown.clone());
+                let abort = abort.clone();
+                connections.spawn(async move {
+                    // Aborting cuts the connection, which is the purpose.
+                    abort.run_until_cancelled(serve).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "accept failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(options.patience, connections.wait())
+        .await
+        .is_err()
+    {
+        tracing::info!(connections = connections.len(), "cutting connections");
+        abort.cancel();
+        connections.wait().await;
+    }
+}
+
+async fn accept<L: Listen>(
+    listener: &L,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(L::Stream, Peer, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(permits)
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
+    let (stream, peer) = listener.next().await?;
+    Ok((stream, peer, permit))
+}
+
+fn http(options: &ServeOptions) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(options.header_timeout)
+        .max_headers(options.max_headers)
+        .max_header_size(options.max_header_bytes)
+        .max_buf_size(MAX_BUFFER_BYTES);
+    http
+}
+
+async fn serve_connection<S>(
+    http: http1::Builder,
+    stream: S,
+    peer: Peer,
+    router: Router,
+    shutdown: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
+        router.clone().oneshot(request)
+    });
+    let connection = http
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = Box::pin(connection);
+    // The connection is only borrowed here: when shutdown comes first, it goes on below.
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%peer, error = &error as &dyn std::error::Error, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn answer_to(options: ServeOptions, request: &[u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let shutdown = CancellationToken::new();
+        let router = Router::new().route("/", get(|| async { "hello" }));
+        let server = tokio::spawn(serve_tcp(listener, router, options, shutdown.clone()));
+        let mut stream = TcpStream::connect(address).await.expect("connected");
+        stream.write_all(request).await.expect("sent");
+        let mut answer = Vec::new();
+        // A reset after the answer is as good an end as a close.
+        let _ = stream.read_to_end(&mut answer).await;
+        shutdown.cancel();
+        server.await.expect("no panic");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[tokio::test]
+    async fn too_many_headers_and_too_large_ones_are_refused_with_431() {
+        let many = format!(
+            "GET / HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            "a: b\r\n".repeat(200)
+        );
+        let large = format!(
+            "GET / HTTP/1.1\r\nhost: x\r\na: {}\r\n\r\n",
+            "b".repeat(60_000)
+        );
+        for request in [many, large] {
+            let answer = answer_to(ServeOptions::default(), request.as_bytes()).await;
+            assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_that_never_ends_is_cut() {
+        let options = ServeOptions {
+            header_timeout: Duration::from_millis(50),
+            ..ServeOptions::default()
+        };
+        let answer = answer_to(options, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
+        assert!(!answer.contains("200"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_kept_alive_connection_that_stays_idle_is_closed() {
+        let options = ServeOptions {
+            header_timeout: Duration::from_millis(50),
+            ..ServeOptions::default()
+        };
+        let answer = answer_to(options, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_unix_peer_is_told_by_its_credentials() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let shutdown = CancellationToken::new();
+        let router = Router::new().route(
+            "/",
+            get(|peer: axum::Extension<Peer>| async move { format!("{:?}", peer.0) }),
+        );
+        let options = ServeOptions::default();
+        let server = tokio::spawn(serve_unix(listener, router, options, shutdown.clone()));
+        let mut stream = UnixStream::connect(&path).await.expect("connected");
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        shutdown.cancel();
+        server.await.expect("no panic");
+        let uid =
+            std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("procfs"));
+        assert!(answer.contains(&format!("Unix {{ uid: {uid}")), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn shutdown_lets_a_request_in_flight_finish() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let shutdown = CancellationToken::new();
+        let (entered, release) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let handler = {
+            let (entered, release) = (Arc::clone(&entered), Arc::clone(&release));
+            move || async move {
+                entered.add_permits(1);
+                let _permit = release.acquire().await;
+                "finished"
+            }
+        };
+        let router = Router::new().route("/", get(handler));
+        let options = ServeOptions::default();
+        let server = tokio::spawn(serve_tcp(listener, router, options, shutdown.clone()));
+        let mut stream = TcpStream::connect(address).await.expect("connected");
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .expect("sent");
+        let _in_handler = entered.acquire().await.expect("open");
+        shutdown.cancel();
+        release.add_permits(1);
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        server.await.expect("no panic");
+        assert!(answer.ends_with("finished"), "{answer}");
+    }
+}
