@@ -7,20 +7,18 @@ use crate::nearest::nearest;
 use crate::spec_policy::{MIN_CPUS, MIN_MEMORY_BYTES, SpecPolicy, Template};
 use crate::{image_reference, preempt_signal};
 
-/// Most entries of `env`.
-pub const MAX_ENV_ENTRIES: usize = 256;
-/// Most bytes of `env`, as the kernel counts them: `NAME=value` and a NUL each.
-pub const MAX_ENV_BYTES: usize = 64 << 10;
-/// Most items of `command` and `args` together.
-pub const MAX_ARGUMENTS: usize = 256;
-/// Most bytes of `command` and `args` together, with a NUL each.
-pub const MAX_ARGUMENT_BYTES: usize = 64 << 10;
-/// Most labels.
-pub const MAX_LABELS: usize = 64;
-/// Longest label key in bytes.
-pub const MAX_LABEL_KEY_BYTES: usize = 63;
-/// Longest label value in bytes.
-pub const MAX_LABEL_VALUE_BYTES: usize = 253;
+mod mistakes;
+mod program;
+
+pub(crate) use program::is_label_key;
+pub use program::{
+    MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_ENV_BYTES, MAX_ENV_ENTRIES, MAX_LABEL_KEY_BYTES,
+    MAX_LABEL_VALUE_BYTES, MAX_LABELS,
+};
+
+use mistakes::{Mistakes, quote};
+use program::{check_arguments, check_env, check_labels};
+
 /// Most binds.
 pub const MAX_BINDS: usize = 32;
 /// Longest `ready_path` in bytes.
@@ -30,14 +28,8 @@ pub const MAX_READY_TIMEOUT_S: u32 = 600;
 /// Longest `preempt_grace_ms`.
 pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
 
-/// Environment variables that conman itself sets begin so.
-const RESERVED_ENV_PREFIX: &str = "CONMAN_";
-
 /// What stands for the image where the runtime needs none.
 const NO_IMAGE: &str = "none";
-
-/// Mistakes that are told in full; a last entry counts the others.
-const MAX_MISTAKES: usize = 50;
 
 /// Templates that a message names.
 const MAX_NAMED: usize = 20;
@@ -95,58 +87,6 @@ pub(crate) fn resolve_template(
     found
 }
 
-#[derive(Debug, Default)]
-struct Mistakes {
-    found: Vec<FieldError>,
-    more: usize,
-}
-
-impl Mistakes {
-    fn add(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        if self.found.len() < MAX_MISTAKES {
-            self.found.push(FieldError {
-                field: field.into(),
-                message: message.into(),
-            });
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn into_result<T>(mut self, value: T) -> Result<T, Vec<FieldError>> {
-        if self.more > 0 {
-            let message = format!("{} more mistakes are not listed", self.more);
-            self.found.push(FieldError {
-                field: String::new(),
-                message,
-            });
-        }
-        if self.found.is_empty() {
-            Ok(value)
-        } else {
-            Err(self.found)
-        }
-    }
-}
-
-/// A caller's text, cut and escaped for a message.
-fn quote(text: &str) -> String {
-    const MAX_CHARS: usize = 64;
-    let mut shown: String = text
-        .chars()
-        .take(MAX_CHARS)
-        .flat_map(char::escape_debug)
-        .collect();
-    if text.chars().nth(MAX_CHARS).is_some() {
-        shown.push('…');
-    }
-    shown
-}
-
-fn has_control(text: &str) -> bool {
-    text.chars().any(char::is_control)
-}
-
 fn find_template<'a>(
     policy: &'a SpecPolicy,
     request: &SessionRequest,
@@ -179,12 +119,14 @@ fn unknown_template(policy: &SpecPolicy, name: &str) -> String {
     format!("there is no template `{shown}`{hint} This node's templates are: {listed}{more}")
 }
 
+/// `whole` tells whether all parts are there: a template by itself, or a request whose template is
+/// unknown, may lack what the other part would have supplied.
 fn fill_in(
     policy: &SpecPolicy,
     id: &SessionId,
     template: Option<&Template>,
     request: &SessionRequest,
-    needs_image: bool,
+    whole: bool,
     mistakes: &mut Mistakes,
 ) -> ResolvedSpec {
     let empty = SessionRequest::default();
@@ -205,17 +147,17 @@ fn fill_in(
     if port == Some(0) {
         mistakes.add("port", "must be 1 to 65535, or null for no port");
     }
-    let ready_path = ready_path(base, request, port, mistakes);
+    let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = request.network.or(base.network).unwrap_or_default();
     if runtime == RuntimeKind::Process && network == Network::Bridge {
         mistakes.add("network", "the process runtime has only `loopback`");
     }
-    let (preempt_signal, preempt_grace_ms) = preemption(base, request, mistakes);
+    let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
 
     ResolvedSpec {
         template: request.template.clone(),
         runtime,
-        image: image(policy, base, request, runtime, needs_image, mistakes),
+        image: image(policy, base, request, runtime, whole, mistakes),
         command,
         args,
         env,
@@ -313,115 +255,13 @@ fn image(
     image
 }
 
-fn check_arguments(command: &[String], args: &[String], mistakes: &mut Mistakes) {
-    let items = command.len() + args.len();
-    if items > MAX_ARGUMENTS {
-        mistakes.add(
-            "command",
-            format!("has {items} items together with args; {MAX_ARGUMENTS} are allowed"),
-        );
-    }
-    let bytes: usize = command.iter().chain(args).map(|item| item.len() + 1).sum();
-    if bytes > MAX_ARGUMENT_BYTES {
-        mistakes.add(
-            "command",
-            format!("has {bytes} bytes together with args; {MAX_ARGUMENT_BYTES} are allowed"),
-        );
-    }
-    if command.first().is_some_and(String::is_empty) {
-        mistakes.add("command[0]", "is empty; it must name a program");
-    }
-    for (field, list) in [("command", command), ("args", args)] {
-        for (index, _) in list
-            .iter()
-            .enumerate()
-            .filter(|(_, item)| item.contains('\0'))
-        {
-            mistakes.add(format!("{field}[{index}]"), "holds a NUL character");
-        }
-    }
-}
-
-fn check_env(env: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
-    if env.len() > MAX_ENV_ENTRIES {
-        mistakes.add(
-            "env",
-            format!("has {} entries; {MAX_ENV_ENTRIES} are allowed", env.len()),
-        );
-    }
-    let bytes: usize = env
-        .iter()
-        .map(|(name, value)| name.len() + value.len() + 2)
-        .sum();
-    if bytes > MAX_ENV_BYTES {
-        mistakes.add(
-            "env",
-            format!("has {bytes} bytes; {MAX_ENV_BYTES} are allowed"),
-        );
-    }
-    for (name, value) in env {
-        let field = || format!("env.{}", quote(name));
-        if name.is_empty() || name.contains('=') || has_control(name) {
-            mistakes.add(
-                field(),
-                "a name must not be empty or hold `=` or control characters",
-            );
-        } else if name.starts_with(RESERVED_ENV_PREFIX) {
-            mistakes.add(
-                field(),
-                format!("names that begin with {RESERVED_ENV_PREFIX} are set by conman itself"),
-            );
-        }
-        if value.contains('\0') {
-            mistakes.add(field(), "the value holds a NUL character");
-        }
-    }
-}
-
-fn check_labels(labels: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
-    if labels.len() > MAX_LABELS {
-        mistakes.add(
-            "labels",
-            format!("has {} entries; {MAX_LABELS} are allowed", labels.len()),
-        );
-    }
-    for (key, value) in labels {
-        let field = || format!("labels.{}", quote(key));
-        if !is_label_key(key) {
-            mistakes.add(
-                field(),
-                format!(
-                    "a key must be 1 to {MAX_LABEL_KEY_BYTES} characters of a-z, 0-9, `.`, `_`, \
-                     `/` and `-`"
-                ),
-            );
-        }
-        if value.len() > MAX_LABEL_VALUE_BYTES || has_control(value) {
-            mistakes.add(
-                field(),
-                format!(
-                    "a value must be at most {MAX_LABEL_VALUE_BYTES} bytes without control \
-                     characters"
-                ),
-            );
-        }
-    }
-}
-
-/// Whether a text can be a label's key.
-pub(crate) fn is_label_key(key: &str) -> bool {
-    (1..=MAX_LABEL_KEY_BYTES).contains(&key.len())
-        && key.bytes().all(|byte| {
-            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._/-".contains(&byte)
-        })
-}
-
 /// A template's path falls with its port when the request wants no port; the request's own
 /// contradicts it.
 fn ready_path(
     base: &SessionRequest,
     request: &SessionRequest,
     port: Option<u16>,
+    whole: bool,
     mistakes: &mut Mistakes,
 ) -> Option<String> {
     let own = request.ready_path.as_ref().or_else(|| {
@@ -429,7 +269,7 @@ fn ready_path(
             .as_ref()
             .filter(|_| port.is_some() || request.port.is_none())
     })?;
-    if port.is_none() {
+    if whole && port.is_none() {
         mistakes.add(
             "ready_path",
             "needs a port: without one a session is ready once it runs",
@@ -537,6 +377,7 @@ fn binds(
 fn preemption(
     base: &SessionRequest,
     request: &SessionRequest,
+    whole: bool,
     mistakes: &mut Mistakes,
 ) -> (Option<String>, u32) {
     let given = request
@@ -562,7 +403,7 @@ fn preemption(
         (0, MAX_PREEMPT_GRACE_MS),
         mistakes,
     );
-    if grace > 0 && given.is_none() {
+    if whole && grace > 0 && given.is_none() {
         mistakes.add(
             "preempt_grace_ms",
             "needs a preempt_signal to give time for",

@@ -205,6 +205,20 @@ fn a_start_that_an_earlier_daemon_left_is_looked_for() {
 }
 
 #[test]
+fn a_program_that_an_earlier_daemon_did_not_see_ready_gets_its_whole_time_anew() {
+    let (mut ready, actions) = Lifecycle::adopt_unready(100, TIMING, generation(), 9);
+    assert_eq!(actions, [Action::Probe]);
+    assert_eq!(ready.deadline_ms(), Some(60_100));
+    let mut late = ready.clone();
+    assert_eq!(ready.on(60_099, Event::Ready), [Action::Publish]);
+    assert_eq!(ready.public_state(), SessionState::Running);
+    assert_eq!(
+        late.on(60_100, Event::Tick),
+        [Action::Kill, Action::Publish]
+    );
+}
+
+#[test]
 fn a_program_that_ends_counts_by_its_exit_code() {
     let failed = |code| Cause::Exited.outcome(code).failed;
     assert_eq!(

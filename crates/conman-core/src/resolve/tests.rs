@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
+use super::mistakes::{MAX_MISTAKES, has_control};
 use super::*;
 use crate::spec_policy::HIGHEST_MAX_CPUS;
 
@@ -187,8 +188,29 @@ fn an_unknown_template_like_none_of_the_known_lists_them() {
         mistakes[0].message,
         "there is no template `zzz`. This node's templates are: bare, python"
     );
-    // What the template would have supplied is not reported as missing.
+}
+
+#[test]
+fn what_the_missing_part_would_have_supplied_is_not_reported_as_missing() {
+    let half = SessionRequest {
+        ready_path: Some("/".to_owned()),
+        preempt_grace_ms: Some(1),
+        ..SessionRequest::default()
+    };
+    let unknown = SessionRequest {
+        template: Some("zzz".to_owned()),
+        ..half.clone()
+    };
+    let mistakes = resolve(&policy(), &id(), &unknown).expect_err("no such template");
     assert_eq!(fields(&mistakes), ["template"]);
+
+    let mut policy = policy();
+    let template = Template {
+        request: half,
+        ..Template::default()
+    };
+    policy.templates.insert("half".to_owned(), template);
+    assert_eq!(policy.mistakes(), []);
 }
 
 #[test]
