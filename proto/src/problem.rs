@@ -56,6 +56,8 @@ impl Problem {
     /// The slug behind `urn:conman:problem:`, or the whole type where it has another form.
     #[must_use]
     pub fn slug(&self) -> &str {
-        self.kind.strip_prefix("urn:conman:problem:").unwrap_or(&self.kind)
+        self.kind
+            .strip_prefix("urn:conman:problem:")
+            .unwrap_or(&self.kind)
     }
 }

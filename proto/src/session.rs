@@ -80,10 +80,13 @@ impl FromStr for SessionState {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::as_str).join(", ");
-            format!("`{text}` is not a session state; the states are {known}")
-        })
+        Self::ALL
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(Self::as_str).join(", ");
+                format!("`{text}` is not a session state; the states are {known}")
+            })
     }
 }
 

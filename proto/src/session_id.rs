@@ -52,7 +52,11 @@ impl FromStr for SessionId {
         if valid {
             Ok(Self(text.into()))
         } else {
-            let given = text.chars().take(MAX_BYTES).flat_map(char::escape_default).collect();
+            let given = text
+                .chars()
+                .take(MAX_BYTES)
+                .flat_map(char::escape_default)
+                .collect();
             Err(SessionIdError { given })
         }
     }
@@ -105,7 +109,18 @@ mod tests {
 
     #[test]
     fn what_is_no_dns_label_is_refused_with_the_rule() {
-        for text in ["", "-a", "a-", "A", "a_b", "a.b", "ä", "a/b", "a\n", &"a".repeat(64)] {
+        for text in [
+            "",
+            "-a",
+            "a-",
+            "A",
+            "a_b",
+            "a.b",
+            "ä",
+            "a/b",
+            "a\n",
+            &"a".repeat(64),
+        ] {
             let error = text.parse::<SessionId>().expect_err(text);
             assert!(error.to_string().contains("1 to 63 characters"), "{error}");
         }

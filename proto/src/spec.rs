@@ -26,9 +26,7 @@ impl fmt::Display for RuntimeKind {
 }
 
 /// How a session's container is connected.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
     /// A network namespace with only `lo`; reachable through conman alone, no egress.
