@@ -5,13 +5,16 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use comfy_table::{Cell, Color, ContentArrangement, Table};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
 use conman_proto::{Problem, SessionState};
 use serde::Serialize;
 
 use crate::args::Globals;
 use crate::failure::Failure;
 use crate::human::printable;
+
+/// Header of the one column whose text may be wrapped.
+pub(crate) const PROSE: &str = "REASON";
 
 /// How to print.
 #[derive(Debug, Clone, Copy)]
@@ -93,8 +96,12 @@ impl Output {
                 .set_content_arrangement(ContentArrangement::Dynamic)
                 .set_width(columns);
         }
-        for column in table.column_iter_mut() {
+        for (column, name) in table.column_iter_mut().zip(header) {
             column.set_padding((0, 2));
+            // Names, numbers and URLs are for copying: only prose is wrapped.
+            if *name != PROSE {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
         }
         self.line(&table.trim_fmt())
     }

@@ -2,20 +2,23 @@
 
 /// Every phase in order, what happens in it, and whose time it is.
 pub(crate) const PHASES: [(&str, &str, Whose); 9] = [
-    ("admit", "being admitted", Whose::Conman),
     ("claim", "recording the ownership", Whose::Conman),
+    ("admit", "waiting for its turn", Whose::Conman),
     ("prepare", "preparing files and binds", Whose::Conman),
     ("create", "creating the container", Whose::Runtime),
     ("start", "starting the container", Whose::Runtime),
     ("verify", "verifying the process", Whose::Conman),
-    ("record", "recording the process", Whose::Conman),
     (
         "ready",
         "waiting for the program to be ready",
         Whose::Program,
     ),
+    ("record", "recording the process", Whose::Conman),
     ("publish", "publishing the route", Whose::Conman),
 ];
+
+/// The phase that waits for the program.
+pub(crate) const READY: &str = "ready";
 
 /// Who decides how long a phase takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +51,14 @@ pub(crate) fn present<'a>(ended: impl Iterator<Item = &'a str>) -> &'static str 
     PHASES[next.min(PHASES.len() - 1)].0
 }
 
+/// Splits a reason that begins with the phase in which a start failed, as the daemon writes it:
+/// `ready: nothing answered`.
+pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, &str)> {
+    let (name, rest) = reason.split_once(": ")?;
+    let (known, ..) = PHASES.iter().find(|(known, ..)| *known == name)?;
+    Some((known, rest))
+}
+
 /// Place of a phase in a start, for sorting; unknown ones come last.
 pub(crate) fn order(name: &str) -> usize {
     PHASES
@@ -62,12 +73,22 @@ mod tests {
 
     #[test]
     fn the_present_phase_is_the_one_behind_the_last_that_ended() {
-        assert_eq!(present([].into_iter()), "admit");
+        assert_eq!(present([].into_iter()), "claim");
         assert_eq!(
             present(["create", "admit", "claim", "prepare"].into_iter()),
             "start"
         );
         assert_eq!(present(["publish"].into_iter()), "publish");
-        assert_eq!(present(["from_the_future"].into_iter()), "admit");
+        assert_eq!(present(["from_the_future"].into_iter()), "claim");
+    }
+
+    #[test]
+    fn a_reason_names_its_phase_only_when_it_is_one() {
+        assert_eq!(
+            of_reason("ready: port 80: closed"),
+            Some(("ready", "port 80: closed"))
+        );
+        assert_eq!(of_reason("preempted: maintenance"), None);
+        assert_eq!(of_reason("idle for 5 s"), None);
     }
 }

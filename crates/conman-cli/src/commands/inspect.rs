@@ -114,7 +114,7 @@ fn describe_spec(lines: &mut Lines, spec: &ResolvedSpec) {
         "on preemption",
         spec.preempt_signal.as_ref().map(|signal| {
             format!(
-                "{signal}, then SIGKILL {}",
+                "{signal}, then SIGKILL after {}",
                 milliseconds(spec.preempt_grace_ms.into())
             )
         }),

@@ -10,7 +10,7 @@ use super::session_pages::{self, Filter};
 use crate::args::PsArgs;
 use crate::failure::{Exit, Failure};
 use crate::human::{ago, printable};
-use crate::output::Output;
+use crate::output::{Output, PROSE};
 
 pub(super) async fn run(context: &Context, args: &PsArgs) -> Result<Exit, Failure> {
     let mut filter = if args.all || !args.state.is_empty() {
@@ -47,7 +47,7 @@ fn table(output: &Output, sessions: &[Session], now: Timestamp) -> Result<(), Fa
         "NAME", "STATE", "SINCE", "FROM", "CONNS", "GEN", "PID", "URL",
     ];
     if reasons {
-        header.push("REASON");
+        header.push(PROSE);
     }
     let rows = sessions
         .iter()

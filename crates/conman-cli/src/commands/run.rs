@@ -53,10 +53,13 @@ async fn watch(context: &Context, path: &str, progress: &Progress) -> std::conve
         tokio::time::sleep(WATCH_INTERVAL).await;
         // What goes wrong here goes wrong for the request that is waited for, too, and is told.
         if let Ok(session) = context.client.get::<Session>(path).await {
+            let ended = session.phases_ms.keys().map(String::as_str);
             let what = match session.state {
-                SessionState::Starting => phases::in_words(phases::present(
-                    session.phases_ms.keys().map(String::as_str),
-                )),
+                SessionState::Starting if !session.phases_ms.is_empty() => {
+                    phases::in_words(phases::present(ended))
+                }
+                // A process that is known has been started and verified.
+                SessionState::Starting if session.pid.is_some() => phases::in_words(phases::READY),
                 state => state.as_str(),
             };
             progress.set(format!("{}: {what}", session.id));

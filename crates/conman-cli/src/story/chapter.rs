@@ -2,6 +2,7 @@
 
 use conman_proto::{Event, EventKind, Generation, Session, SessionState, Timeline};
 use jiff::{SignedDuration, Timestamp};
+use std::time::Duration;
 
 use crate::human::since;
 use crate::phases;
@@ -83,7 +84,7 @@ impl Chapter<'_> {
         if reason.contains("preempt") {
             return Ending::Preempted;
         }
-        if self.first(EventKind::SessionFailed).is_some() && !self.is_started() {
+        if self.first(EventKind::SessionFailed).is_some() && self.is_failed_start() {
             return Ending::NotStarted {
                 phase: self.failed_phase(),
             };
@@ -113,8 +114,8 @@ impl Chapter<'_> {
             EventKind::SessionStuck,
             EventKind::SessionFailed,
             EventKind::SessionExited,
-            EventKind::SessionKilled,
             EventKind::SessionReleased,
+            EventKind::SessionKilled,
         ];
         self.session
             .and_then(|session| session.reason.as_deref())
@@ -133,24 +134,41 @@ impl Chapter<'_> {
                 .is_some_and(|session| session.started_at.is_some())
     }
 
-    /// The phases of the start in order, the one that it is in, or failed in, included.
+    /// Whether the start came to a bad end.
+    pub(super) fn is_failed_start(&self) -> bool {
+        let failed = self.state() == Some(SessionState::Failed)
+            || self.first(EventKind::SessionFailed).is_some();
+        failed && !self.is_started()
+    }
+
+    /// How long the start went on, or goes on.
+    pub(super) fn starting_for(&self) -> Option<Duration> {
+        let claimed = self.first(EventKind::SessionClaimed).map(|event| event.at);
+        let began = claimed.or(self.session.map(|session| session.created_at))?;
+        Some(since(self.start_until(), began))
+    }
+
+    /// When the start failed; now, while it goes on.
+    fn start_until(&self) -> Timestamp {
+        let ends = [
+            EventKind::SessionKilled,
+            EventKind::SessionDead,
+            EventKind::SessionFailed,
+        ];
+        let ends = ends
+            .into_iter()
+            .filter_map(|kind| Some(self.first(kind)?.at));
+        ends.min().unwrap_or(self.now)
+    }
+
+    /// The phases of the start in order, the one that it is in, or failed in, included. Empty
+    /// when the daemon told of none yet.
     pub(super) fn phases(&self) -> Vec<Span<'_>> {
         let mut spans = self.ended_phases();
-        let until = match self.first(EventKind::SessionFailed) {
-            Some(failed) => failed.at,
-            None => self.now,
-        };
-        let began = match spans.last().and_then(|last| last.ended_at) {
-            None => self
-                .first(EventKind::SessionClaimed)
-                .map(|claimed| claimed.at),
-            ended_at => ended_at,
-        };
-        if !self.is_started()
-            && let Some(name) = self.unfinished_phase(&spans)
-            && let Some(began) = began
-        {
-            let ms = since(until, began).as_secs_f64() * 1e3;
+        let unfinished = self.is_failed_start() || self.state() == Some(SessionState::Starting);
+        if let (true, Some(began)) = (unfinished, spans.last().and_then(|last| last.ended_at)) {
+            let name = phases::present(spans.iter().map(|span| span.name));
+            let ms = since(self.start_until(), began).as_secs_f64() * 1e3;
             spans.push(Span {
                 name,
                 ms,
@@ -199,24 +217,16 @@ impl Chapter<'_> {
         spans
     }
 
-    /// The phase behind those that ended, if the start is in one or failed in one.
-    fn unfinished_phase(&self, ended: &[Span<'_>]) -> Option<&'static str> {
-        let failed = self.state() == Some(SessionState::Failed)
-            || self.first(EventKind::SessionFailed).is_some();
-        let starting = self.state() == Some(SessionState::Starting);
-        (starting || (failed && !ended.is_empty()))
-            .then(|| phases::present(ended.iter().map(|span| span.name)))
-    }
-
-    /// The phase in which the start failed.
+    /// The phase in which the start failed, where that is known.
     fn failed_phase(&self) -> Option<String> {
         let told = self
             .first(EventKind::SessionFailed)
             .and_then(|failed| failed.phase.clone());
         told.or_else(|| {
-            self.unfinished_phase(&self.ended_phases())
-                .map(str::to_owned)
+            let (phase, _) = phases::of_reason(self.reason()?)?;
+            Some(phase.to_owned())
         })
+        .or_else(|| Some(self.phases().last()?.name.to_owned()))
     }
 }
 

@@ -96,8 +96,8 @@ fn earlier(timeline: &Timeline, latest: Option<Generation>) -> Vec<String> {
         let ends = [
             EventKind::SessionFailed,
             EventKind::SessionExited,
-            EventKind::SessionKilled,
             EventKind::SessionReleased,
+            EventKind::SessionKilled,
         ];
         let own = || {
             timeline

@@ -69,29 +69,56 @@ impl Chapter<'_> {
                 printable(node)
             ));
         }
+        sentences.extend(self.start_in_phases());
+        sentences
+    }
+
+    /// How long the start took and what of it, as far as the daemon told.
+    fn start_in_phases(&self) -> Vec<String> {
         let spans = self.phases();
-        if spans.is_empty() {
-            return sentences;
-        }
+        let starting = self.state() == Some(SessionState::Starting);
         let total: f64 = spans.iter().map(|span| span.ms).sum();
         let list: Vec<_> = spans
             .iter()
             .map(|span| format!("{} {}", printable(span.name), milliseconds(span.ms)))
             .collect();
-        let (total_text, list) = (milliseconds(total), list.join(", "));
-        sentences.push(if self.is_started() {
-            format!("The start took {total_text}: {list}.")
-        } else if self.state() == Some(SessionState::Starting) {
-            format!("It has been starting for {total_text}: {list} so far.")
-        } else {
-            format!("The start failed after {total_text}: {list} until it failed.")
-        });
+        let (took, list) = (milliseconds(total), list.join(", "));
+        let mut sentences = Vec::new();
+        match (spans.is_empty(), self.starting_for()) {
+            (false, _) if self.is_started() => {
+                sentences.push(format!("The start took {took}: {list}."));
+            }
+            (false, _) if starting => {
+                sentences.push(format!("It has been starting for {took}: {list} so far."));
+            }
+            (false, _) => {
+                sentences.push(format!("The start lasted {took}: {list} until it failed."))
+            }
+            (true, Some(lasted)) if self.is_failed_start() => {
+                let lasted = milliseconds(lasted.as_secs_f64() * 1e3);
+                sentences.push(format!("The start lasted {lasted} until it failed."));
+            }
+            (true, _) => {}
+        }
         sentences.extend(longest(&spans, total));
-        if let (Some(SessionState::Starting), Some(span)) = (self.state(), spans.last()) {
-            let words = phases::in_words(span.name);
-            sentences.push(format!("It is now {words} (`{}`).", span.name));
+        if starting {
+            sentences.extend(self.now_in_phase(&spans));
         }
         sentences
+    }
+
+    fn now_in_phase(&self, spans: &[Span<'_>]) -> Option<String> {
+        // A daemon that tells the phases only at the end has shown a process by then.
+        let process = self.session.and_then(|session| session.pid);
+        let name = spans
+            .last()
+            .map(|span| span.name)
+            .or(process.and(Some(phases::READY)))?;
+        Some(format!(
+            "It is now {} (`{}`).",
+            phases::in_words(name),
+            printable(name)
+        ))
     }
 
     /// Between readiness and the end.
@@ -138,12 +165,16 @@ impl Chapter<'_> {
         };
         match ending {
             Ending::None => {}
-            Ending::NotStarted { phase: Some(phase) } => sentences.push(format!(
-                "It failed while {} (`{}`): {}.",
-                phases::in_words(phase),
-                printable(phase),
-                without_stop(&reason())
-            )),
+            Ending::NotStarted { phase: Some(phase) } => {
+                let reason = self.reason().unwrap_or("no reason is known");
+                let reason = phases::of_reason(reason).map_or(reason, |(_, rest)| rest);
+                sentences.push(format!(
+                    "It failed while {} (`{}`): {}.",
+                    phases::in_words(phase),
+                    printable(phase),
+                    without_stop(&printable(reason))
+                ));
+            }
             Ending::NotStarted { phase: None } => {
                 sentences.push(format!("It failed: {}.", without_stop(&reason())));
             }
@@ -154,15 +185,22 @@ impl Chapter<'_> {
                 ),
                 None => format!("Its program ended by itself: {}.", without_stop(&reason())),
             }),
-            Ending::Preempted | Ending::Idle | Ending::Lifetime | Ending::Stopped => {
+            Ending::Preempted => {
+                let reason = reason();
+                let reason = reason.strip_prefix("preempted: ").unwrap_or(&reason);
+                sentences.push(format!(
+                    "It was ended because its node was preempted: {}.",
+                    without_stop(reason)
+                ));
+            }
+            Ending::Idle | Ending::Lifetime | Ending::Stopped => {
                 sentences.push(format!("It was ended: {}.", without_stop(&reason())));
             }
             Ending::Stuck => {
-                if let Some(killed) = self.first(EventKind::SessionKilled) {
-                    let message = printable(&killed.message);
-                    sentences.push(format!("It was to end: {}.", without_stop(&message)));
-                }
-                sentences.push(format!("It is not dead: {}.", without_stop(&reason())));
+                sentences.push(format!(
+                    "It could not be ended: {}.",
+                    without_stop(&reason())
+                ));
             }
         }
         sentences.extend(self.death());
@@ -219,7 +257,7 @@ impl Chapter<'_> {
                 without_stop(&printable(&failure.message))
             )),
             (None, None)
-                if *ending != Ending::None && self.first(EventKind::SessionReleased).is_some() =>
+                if *ending != Ending::None && self.first(EventKind::SessionDead).is_some() =>
             {
                 sentences.push("What its container left is still being removed.".to_owned());
             }

@@ -121,21 +121,29 @@ fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
     }
 }
 
+const NOT_READY: &str = "ready: port 8080 was not ready within 60 s (connection refused); see that \
+    the program listens there, or raise ready_timeout_s";
+
 const WHOLE_START: [(&str, f64); 9] = [
-    ("admit", 0.1),
     ("claim", 1.4),
+    ("admit", 0.1),
     ("prepare", 0.8),
     ("create", 121.0),
     ("start", 203.0),
     ("verify", 0.6),
-    ("record", 1.1),
     ("ready", 482.0),
+    ("record", 1.1),
     ("publish", 0.3),
 ];
 
 fn started() -> Scene {
     Scene::new()
-        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
         .phases(7, &WHOLE_START)
         .event(7, 810, EventKind::SessionReady, "ready")
 }
@@ -148,12 +156,13 @@ fn a_session_that_runs() {
         7,
         60_000,
         EventKind::SessionAdopted,
-        "adopted after a restart",
+        "taken over from an earlier daemon",
     );
-    assert_told(&scene.told(Some(&running), 200_000), "\
+    assert_told(&scene.told(Some(&running), 200_000),
+"\
 alice is running on n1, for 3 min 19 s.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (3 min 20 s ago), on n1.
-The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
 Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
 It was ready at 2026-03-01 12:00:00.810 UTC.
@@ -166,14 +175,20 @@ The daemon was restarted once meanwhile and took it over without restarting it.
 fn a_session_that_is_starting() {
     let starting = session(7, SessionState::Starting, None);
     let scene = Scene::new()
-        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
-        .phases(7, &WHOLE_START[..7]);
-    assert_told(&scene.told(Some(&starting), 5_000), "\
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
+        .phases(7, &WHOLE_START[..6]);
+    assert_told(&scene.told(Some(&starting), 5_000),
+"\
 alice is starting, for 5 s.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-It has been starting for 5.00 s: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 4.67 s so far.
+It has been starting for 5.00 s: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 4.67 s so far.
 What took longest was waiting for the program to be ready (`ready`): 4.67 s, 93 % of the whole.
-Of it all conman itself took 4.0 ms, the container runtime 324 ms, the program 4.67 s.
+Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 4.67 s.
 It is now waiting for the program to be ready (`ready`).
 -> It fails by itself if it is not ready within 1 min of its start.
 -> `conman events --session alice` shows what happens.");
@@ -181,17 +196,20 @@ It is now waiting for the program to be ready (`ready`).
 
 #[test]
 fn a_start_that_failed_because_the_program_never_answered() {
-    let reason = "nothing answered on port 8080 within 60 s";
-    let failed = session(7, SessionState::Failed, Some(reason));
+    let failed = session(7, SessionState::Failed, Some(NOT_READY));
     let scene = Scene::new()
-        .event(7, 0, EventKind::SessionClaimed, "generation 7 claimed")
-        .phases(7, &WHOLE_START[..7])
-        .event(7, 60_330, EventKind::SessionFailed, reason)
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
+        .phases(7, &WHOLE_START[..6])
         .event(
             7,
             60_331,
             EventKind::SessionKilled,
-            "SIGKILL because the start failed",
+            "SIGKILL: the start failed",
         )
         .event(
             7,
@@ -199,15 +217,22 @@ fn a_start_that_failed_because_the_program_never_answered() {
             EventKind::SessionDead,
             "its PID namespace is empty",
         )
-        .event(7, 60_346, EventKind::SessionReleased, reason)
-        .event(7, 61_000, EventKind::SessionCleaned, "container removed");
-    assert_told(&scene.told(Some(&failed), 90_000), "\
+        .event(7, 60_346, EventKind::SessionFailed, NOT_READY)
+        .event(7, 60_346, EventKind::SessionReleased, NOT_READY)
+        .event(
+            7,
+            61_000,
+            EventKind::SessionCleaned,
+            "removed what its container left",
+        );
+    assert_told(&scene.told(Some(&failed), 90_000),
+"\
 alice failed to start.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min 30 s ago), on n1.
-The start failed after 1 min: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 1 min until it failed.
+The start lasted 1 min: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 1 min until it failed.
 What took longest was waiting for the program to be ready (`ready`): 1 min, 99 % of the whole.
-Of it all conman itself took 4.0 ms, the container runtime 324 ms, the program 1 min.
-It failed while waiting for the program to be ready (`ready`): nothing answered on port 8080 within 60 s.
+Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 1 min.
+It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
 12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
 What its container left is removed.
 -> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
@@ -215,11 +240,51 @@ What its container left is removed.
 }
 
 #[test]
+fn a_start_that_failed_before_any_phase_was_told() {
+    let reason = "create: image `python:demo` is not on this node; load it first";
+    let failed = session(7, SessionState::Failed, Some(reason));
+    let scene = Scene::new()
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
+        .event(7, 31, EventKind::SessionFailed, reason)
+        .event(7, 31, EventKind::SessionReleased, reason);
+    assert_told(&scene.told(Some(&failed), 5_000),
+"\
+alice failed to start.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
+The start lasted 31 ms until it failed.
+It failed while creating the container (`create`): image `python:demo` is not on this node; load it first.
+-> Check its image `python:demo` and its spec: the runtime could not make the container.
+-> `conman run alice` starts it anew.");
+}
+
+#[test]
+fn a_session_that_is_starting_and_whose_process_is_known() {
+    let mut starting = session(7, SessionState::Starting, None);
+    starting.pid = Some(4711);
+    let claimed = "starting python:demo with docker";
+    let scene = Scene::new().event(7, 0, EventKind::SessionClaimed, claimed);
+    assert_told(
+        &scene.told(Some(&starting), 5_000),
+        "\
+alice is starting, for 5 s.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
+It is now waiting for the program to be ready (`ready`).
+-> It fails by itself if it is not ready within 1 min of its start.
+-> `conman events --session alice` shows what happens.",
+    );
+}
+
+#[test]
 fn a_session_whose_node_was_preempted() {
     let stopped = session(
         7,
         SessionState::Stopped,
-        Some("preempted: the machine is going away"),
+        Some("preempted: preemption notice"),
     );
     let scene = started()
         .event(
@@ -235,14 +300,15 @@ fn a_session_whose_node_was_preempted() {
             "its PID namespace is empty",
         )
         .event(7, 3_600_051, EventKind::SessionReleased, "preempted");
-    assert_told(&scene.told(Some(&stopped), 3_660_000), "\
+    assert_told(&scene.told(Some(&stopped), 3_660_000),
+"\
 alice is stopped, because its node was preempted.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 h 1 min ago), on n1.
-The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
 Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 59 min 59 s.
-It was ended: preempted: the machine is going away.
+It was ended because its node was preempted: preemption notice.
 42 ms after SIGKILL it was certified dead, 51 ms after SIGKILL it was released.
 What its container left is still being removed.
 -> Nothing was wrong with it: its machine was going away.
@@ -254,7 +320,9 @@ fn a_session_that_is_stuck() {
     let mut stuck = session(
         7,
         SessionState::Stuck,
-        Some("process 4711 is in uninterruptible sleep (D)"),
+        Some(
+            "stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep)",
+        ),
     );
     stuck.pid = Some(4711);
     let scene = started()
@@ -262,23 +330,23 @@ fn a_session_that_is_stuck() {
             7,
             90_000,
             EventKind::SessionKilled,
-            "SIGKILL because it was stopped through the API",
+            "SIGKILL: stopped through the API",
         )
         .event(
             7,
             95_000,
             EventKind::SessionStuck,
-            "process 4711 is in uninterruptible sleep (D)",
+            "stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep)",
         );
-    assert_told(&scene.told(Some(&stuck), 120_000), "\
+    assert_told(&scene.told(Some(&stuck), 120_000),
+"\
 alice is stuck: it was killed and is not dead.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (2 min ago), on n1.
-The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
 Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 1 min 29 s.
-It was to end: SIGKILL because it was stopped through the API.
-It is not dead: process 4711 is in uninterruptible sleep (D).
+It could not be ended: stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep).
 SIGKILL was sent at 2026-03-01 12:01:30.000 UTC (30 s ago).
 -> It is not released, so that nothing else runs under its name; conman goes on trying.
 -> As root, `cat /proc/4711/stack` and `ps -o pid,stat,wchan:32,cmd -p 4711` tell what it waits for: mostly a disk or a network file system that does not answer.
@@ -290,7 +358,7 @@ fn a_session_whose_program_was_killed_for_its_memory() {
     let mut failed = session(
         7,
         SessionState::Failed,
-        Some("its program ended with exit code 137"),
+        Some("the program ended by itself, with exit code 137"),
     );
     failed.exit_code = Some(137);
     let scene = started()
@@ -298,7 +366,7 @@ fn a_session_whose_program_was_killed_for_its_memory() {
             7,
             20_000,
             EventKind::SessionExited,
-            "its program ended with exit code 137",
+            "the program ended by itself, with exit code 137",
         )
         .event(
             7,
@@ -319,10 +387,11 @@ fn a_session_whose_program_was_killed_for_its_memory() {
             EventKind::CleanupFailed,
             "docker does not answer.",
         );
-    assert_told(&scene.told(Some(&failed), 30_000), "\
+    assert_told(&scene.told(Some(&failed), 30_000),
+"\
 alice failed.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (30 s ago), on n1.
-The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
 Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 19 s.
@@ -345,7 +414,7 @@ fn earlier_generations_are_told_in_short_and_the_oldest_only_counted() {
                 number,
                 begin + 500,
                 EventKind::SessionKilled,
-                "SIGKILL because it was idle",
+                "SIGKILL: idle for 60 s",
             );
     }
     scene.0.truncated = true;
@@ -357,9 +426,9 @@ fn earlier_generations_are_told_in_short_and_the_oldest_only_counted() {
 alice is running on n1, for 1 s.
 Its oldest events are no longer in the journal.
 It was started at least 5 times before this.
-Generation 3 ended at 2026-03-01 12:00:03.500 UTC: SIGKILL because it was idle.
-Generation 4 ended at 2026-03-01 12:00:04.500 UTC: SIGKILL because it was idle.
-Generation 5 ended at 2026-03-01 12:00:05.500 UTC: SIGKILL because it was idle.
+Generation 3 ended at 2026-03-01 12:00:03.500 UTC: SIGKILL: idle for 60 s.
+Generation 4 ended at 2026-03-01 12:00:04.500 UTC: SIGKILL: idle for 60 s.
+Generation 5 ended at 2026-03-01 12:00:05.500 UTC: SIGKILL: idle for 60 s.
 Generation 6 was asked for at 2026-03-01 12:00:00.000 UTC (10 s ago), on n1.
 It was ready at 2026-03-01 12:00:09.000 UTC.
 -> It is reached at http://alice.localhost:7701/.
@@ -374,7 +443,7 @@ fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
             7,
             700_000,
             EventKind::SessionKilled,
-            "SIGKILL because it was idle for 10 min",
+            "SIGKILL: idle for 600 s",
         )
         .event(
             7,
@@ -382,15 +451,16 @@ fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
             EventKind::SessionDead,
             "its PID namespace is empty",
         )
-        .event(7, 700_012, EventKind::SessionReleased, "idle for 10 min");
-    assert_told(&scene.told(None, 900_000), "\
+        .event(7, 700_012, EventKind::SessionReleased, "idle for 600 s");
+    assert_told(&scene.told(None, 900_000),
+"\
 alice is forgotten by its node; the journal still tells of it.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (15 min ago), on n1.
-The start took 810 ms: admit 0.1 ms, claim 1.4 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, record 1.1 ms, ready 482 ms, publish 0.3 ms.
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
 Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 11 min 39 s.
-It was ended: SIGKILL because it was idle for 10 min.
+It was ended: idle for 600 s.
 9.0 ms after SIGKILL it was certified dead, 12 ms after SIGKILL it was released.
 What its container left is still being removed.
 -> `conman run alice` starts it anew. A connection does, too, where its template allows that.
