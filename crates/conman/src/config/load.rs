@@ -3,11 +3,13 @@ use std::fmt;
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
 use conman_core::SpecPolicy;
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
+use conman_proxy::ProxyOptions;
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
@@ -55,7 +57,7 @@ fn listed(path: Option<&Path>, mistakes: &[Mistake]) -> String {
     );
     let lines = mistakes
         .iter()
-        .map(|mistake| format!("  {place}, {mistake}"));
+        .map(|mistake| format!("  {place}:{}: {}", mistake.line, mistake.text));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -147,6 +149,9 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
 
     let auth = root.section("auth");
     let tokens_file = auth.string("tokens_file").map(PathBuf::from);
+    let cookie_ttl_s = auth
+        .integer("cookie_ttl_s", 60..=31_536_000)
+        .unwrap_or(43_200);
     auth.finish();
     for (field, address) in [
         ("listen.api", listen.api),
@@ -196,6 +201,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         listen,
         limits,
         tokens_file,
+        cookie_ttl: Duration::from_secs(cookie_ttl_s),
         preempt,
         docker_socket,
         log_format,
@@ -251,9 +257,16 @@ fn listen(section: &Section<'_, '_>) -> Listen {
             );
         }
     }
-    let urls = section
-        .parsed("url", url_scheme)
-        .unwrap_or_else(|| UrlScheme::path(&format!("http://{sessions}")));
+    let url = section.parsed("url", url_scheme);
+    let secure_urls = url.as_ref().is_some_and(|(_, secure)| *secure);
+    let urls = url.map(|(scheme, _)| scheme);
+    let proxy = ProxyOptions {
+        domain: Some(domain.clone()),
+        ..ProxyOptions::default()
+    };
+    for mistake in proxy.validate().err().unwrap_or_default() {
+        section.mistake(mistake.field, mistake.rule);
+    }
     let trust_forwarded = section.boolean("trust_forwarded").unwrap_or(false);
     section.finish();
     Listen {
@@ -264,12 +277,13 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         hosts,
         allowed_origins,
         urls,
+        secure_urls,
         trust_forwarded,
     }
 }
 
 /// `https://{id}.example.org/` or `https://example.org/s/{id}/`.
-fn url_scheme(pattern: &str) -> Result<UrlScheme, String> {
+fn url_scheme(pattern: &str) -> Result<(UrlScheme, bool), String> {
     let rule = "must be like \"https://{id}.example.org/\" or \"https://example.org/s/{id}/\"";
     let (scheme, rest) = pattern.split_once("://").ok_or(rule)?;
     if !matches!(scheme, "http" | "https") || rest.matches(ID).count() != 1 {
@@ -286,13 +300,16 @@ fn url_scheme(pattern: &str) -> Result<UrlScheme, String> {
         .strip_prefix("{id}.")
         .filter(|authority| plain(authority))
     {
-        return Ok(UrlScheme::host(scheme, authority));
+        return Ok((UrlScheme::host(scheme, authority), scheme == "https"));
     }
     match rest
         .strip_suffix("/s/{id}")
         .filter(|authority| plain(authority))
     {
-        Some(authority) => Ok(UrlScheme::path(&format!("{scheme}://{authority}"))),
+        Some(authority) => {
+            let base = format!("{scheme}://{authority}");
+            Ok((UrlScheme::path(&base), scheme == "https"))
+        }
         None => Err(rule.to_owned()),
     }
 }

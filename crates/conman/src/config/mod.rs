@@ -6,9 +6,12 @@
 mod load;
 mod reader;
 mod templates;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use conman_core::SpecPolicy;
 use conman_node::{NodeLimits, UrlScheme};
@@ -30,6 +33,8 @@ pub(crate) struct Config {
     /// `auth.tokens_file`: nobody needs a token when absent, and nothing may listen beyond
     /// loopback then.
     pub(crate) tokens_file: Option<PathBuf>,
+    /// `auth.cookie_ttl_s`: how long a browser's first visit with a connect token lasts.
+    pub(crate) cookie_ttl: Duration,
     pub(crate) preempt: Preempt,
     /// `docker.socket`.
     pub(crate) docker_socket: PathBuf,
@@ -54,8 +59,10 @@ pub(crate) struct Listen {
     pub(crate) hosts: Vec<String>,
     /// Pages that may call the API, or open WebSockets to sessions, from a browser.
     pub(crate) allowed_origins: Vec<String>,
-    /// How a session's URL is made.
-    pub(crate) urls: UrlScheme,
+    /// How a session's URL is made; by path on the sessions listener when absent.
+    pub(crate) urls: Option<UrlScheme>,
+    /// Whether those URLs are HTTPS, so that cookies may be kept to it.
+    pub(crate) secure_urls: bool,
     /// Whether `X-Forwarded-*` of clients are believed.
     pub(crate) trust_forwarded: bool,
 }

@@ -17,12 +17,6 @@ pub(crate) struct Mistake {
     pub(crate) text: String,
 }
 
-impl fmt::Display for Mistake {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "line {}: {}", self.line, self.text)
-    }
-}
-
 /// Collects mistakes, and remembers where each field stood for those that show only later.
 #[derive(Debug)]
 pub(crate) struct Reader<'s> {

@@ -1,14 +1,21 @@
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use conman_auth::HostRules;
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Config;
+
+/// Clients of the admin socket that the kernel lets wait.
+const BACKLOG: i32 = 128;
 
 /// Everything that is listened on: bound, so that a port in use is told at once, and not yet
 /// served.
@@ -76,21 +83,29 @@ impl SocketPath {
 
 fn bind_admin(path: &Path) -> Result<AdminSocket> {
     let directory = path.parent().context("`listen.admin` has no directory")?;
-    fs::create_dir_all(directory)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     remove_stale(path)?;
-    // Between bind and chmod nobody else may connect: the file is made without any permission.
-    let former = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(former);
-    let listener =
-        bound.with_context(|| format!("cannot make the admin socket {}", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot protect the admin socket {}", path.display()))?;
+    let listener = private_listener(path)
+        .with_context(|| format!("cannot make the admin socket {}", path.display()))?;
     Ok(AdminSocket {
         listener,
         path: SocketPath(path.to_path_buf()),
     })
+}
+
+/// A listening socket that only its owner may ever connect to: Linux gives the name the mode that
+/// the socket itself has when it is bound, so there is no moment between bind and chmod.
+fn private_listener(path: &Path) -> std::io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::from_raw_mode(0o600))?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
 }
 
 /// Removes the socket of a daemon that is gone. The state directory's lock keeps out a second one
@@ -114,7 +129,16 @@ fn remove_stale(path: &Path) -> Result<()> {
             "another conman answers on {}; stop it, or give this one its own `listen.admin`",
             path.display()
         ),
-        Err(_) => fs::remove_file(path)
-            .with_context(|| format!("cannot remove the stale socket {}", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path)
+                .with_context(|| format!("cannot remove the stale socket {}", path.display()))
+        }
+        // A daemon whose backlog is full is no stale socket.
+        Err(error) => Err(error).with_context(|| {
+            format!(
+                "cannot tell whether another conman answers on {}",
+                path.display()
+            )
+        }),
     }
 }

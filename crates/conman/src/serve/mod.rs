@@ -15,6 +15,7 @@ mod listeners;
 mod signals;
 mod state;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use conman_auth::{
     ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
 };
 use conman_cli::ServeArgs;
-use conman_node::{GceOptions, Node, NodeOptions};
+use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_runtime::{DockerOptions, DockerRuntime, ProcessOptions, ProcessRuntime, Runtime};
@@ -53,8 +54,16 @@ pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
+    // With the configuration, so that a mistake in it is told before anything is made or bound.
+    let tokens = match config.tokens_file.as_ref().map(TokenFile::load).transpose() {
+        Ok(tokens) => tokens.map(Arc::new),
+        Err(error) => {
+            let _ = crate::fail(&format!("`auth.tokens_file`: {}", chain(&error)));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
     crate::telemetry::init(config.log_format);
-    match start(arguments, config) {
+    match start(arguments, config, tokens) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => crate::fail(&format!("{error:#}")),
     }
@@ -71,7 +80,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn start(arguments: &ServeArgs, config: Config) -> Result<()> {
+fn start(arguments: &ServeArgs, config: Config, tokens: Option<Arc<TokenFile>>) -> Result<()> {
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     tracing::info!("{config}, {soft} open files at most");
     let state = State::open(&config, arguments.generation_floor)?;
@@ -82,25 +91,24 @@ fn start(arguments: &ServeArgs, config: Config) -> Result<()> {
         .context("cannot start the tokio runtime")?;
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
-        serve(config, state, listeners).await
+        serve(config, state, listeners, tokens).await
     });
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: Config, state: State, listeners: Listeners) -> Result<()> {
+async fn serve(
+    config: Config,
+    state: State,
+    listeners: Listeners,
+    tokens: Option<Arc<TokenFile>>,
+) -> Result<()> {
     let metrics = install_metrics()?;
-    let tokens = config
-        .tokens_file
-        .as_ref()
-        .map(|path| TokenFile::load(path).map(Arc::new))
-        .transpose()
-        .context("cannot use `auth.tokens_file`")?;
     let connect_tokens = ConnectTokens::open(&config.state_dir, state.instance.as_str())
         .context("cannot open the key of connect tokens")?;
     let connect_tokens = Arc::new(connect_tokens);
-    let node = start_node(&config, &state).await?;
+    let node = start_node(&config, &state, listeners.sessions_address).await?;
     let stopped = signals::watch(&node, config.preempt.on_sigterm, tokens.clone());
     let closing = CancellationToken::new();
     let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;
@@ -170,7 +178,7 @@ fn install_metrics() -> Result<PrometheusHandle> {
     Ok(handle)
 }
 
-async fn start_node(config: &Config, state: &State) -> Result<Arc<Node>> {
+async fn start_node(config: &Config, state: &State, sessions: SocketAddr) -> Result<Arc<Node>> {
     let mut options = NodeOptions::new(
         config.name.clone(),
         state.instance.clone(),
@@ -178,7 +186,11 @@ async fn start_node(config: &Config, state: &State) -> Result<Arc<Node>> {
         config.policy.clone(),
     );
     options.limits = config.limits.node.clone();
-    options.urls = config.listen.urls.clone();
+    options.urls = config
+        .listen
+        .urls
+        .clone()
+        .unwrap_or_else(|| local_urls(sessions));
     options.preempt_budget_ms = config.preempt.budget_ms;
     options.gce = config
         .preempt
@@ -194,6 +206,14 @@ async fn start_node(config: &Config, state: &State) -> Result<Arc<Node>> {
     )
     .await
     .context("cannot take over what an earlier conman left")
+}
+
+/// As a client on this machine reaches the sessions listener.
+fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
+    if sessions.ip().is_unspecified() {
+        sessions.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    UrlScheme::path(&format!("http://{sessions}"))
 }
 
 /// The runtimes that the node or one of its templates names.
@@ -246,7 +266,10 @@ fn start_proxy(
         Arc::clone(connect_tokens),
         listeners.host_rules(config, listeners.sessions_address)?,
         origin_rules(config)?,
-        SessionGuardOptions::default(),
+        SessionGuardOptions {
+            cookie_ttl: config.cookie_ttl,
+            secure_cookie: config.listen.secure_urls,
+        },
     );
     let options = ProxyOptions {
         domain: Some(config.listen.domain.clone()),

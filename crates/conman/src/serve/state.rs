@@ -1,6 +1,8 @@
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,9 +60,13 @@ fn prepare(directory: &Path) -> Result<()> {
             metadata.uid()
         );
     }
-    if metadata.mode() & 0o022 != 0 {
-        bail!(
-            "others may write to the state directory {}; take that away with `chmod 0700`",
+    if metadata.mode() & 0o077 != 0 {
+        // Records name what runs here, and the key of connect tokens lies beside them.
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(directory, private)
+            .with_context(|| format!("cannot keep others out of {}", directory.display()))?;
+        tracing::warn!(
+            "took everybody else's access to {} away",
             directory.display()
         );
     }

@@ -1,0 +1,129 @@
+use std::path::Path;
+
+use conman_core::Template;
+
+use super::load::{ConfigError, parse};
+use super::{Config, OnSigterm};
+
+fn mistakes(text: &str) -> String {
+    match parse(text, Some(Path::new("conman.toml"))) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(error @ ConfigError::Wrong { .. }) => error.to_string(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn accepted(text: &str) -> Config {
+    parse(text, None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+const EXAMPLE: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../deploy/conman.example.toml"
+));
+
+#[test]
+fn the_example_holds_the_defaults() {
+    assert_eq!(
+        format!("{:?}", accepted(EXAMPLE)),
+        format!("{:?}", accepted(""))
+    );
+}
+
+#[test]
+fn every_line_that_the_example_comments_out_is_accepted() {
+    let uncommented: String = EXAMPLE
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            // Sentences stay comments; keys and table heads do not.
+            Some(rest) if rest.starts_with('[') || rest.split(' ').nth(1) == Some("=") => rest,
+            _ => line,
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let uncommented = uncommented.replace("allow = []", "allow = [\"/srv\"]");
+    let config = accepted(&uncommented);
+    assert_eq!(config.name, "worker-17");
+    assert!(config.tokens_file.is_some() && config.listen.secure_urls);
+    let template: &Template = &config.policy.templates["python"];
+    assert!(template.start_on_connect);
+    assert_eq!(template.request.port, Some(Some(8080)));
+}
+
+#[test]
+fn every_mistake_is_told_at_once_with_its_line() {
+    let text = mistakes(
+        "[node]\nruntim = \"docker\"\nstate_dir = \"var/lib\"\n[limits]\nmax_sessions = 0\n\
+         [templates.a]\nimage = \"a\"\nport = 70000\n[preempts]\n",
+    );
+    for part in [
+        "5 mistakes",
+        "conman.toml:2: `node.runtim` is not known; did you mean `runtime`?",
+        "conman.toml:3: `node.state_dir` must be an absolute path",
+        "conman.toml:5: `limits.max_sessions` is 0, but must be a whole number from 1 to",
+        "conman.toml:8: `templates.a.port` is 70000",
+        "conman.toml:9: `preempts` is not known; did you mean `preempt`?",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn what_is_no_toml_is_told_with_its_line() {
+    assert!(mistakes("[node]\nname = \n").contains("conman.toml:2:"));
+}
+
+#[test]
+fn listening_beyond_loopback_needs_tokens() {
+    let open = "[listen]\nsessions = \"0.0.0.0:7701\"\n";
+    let text = mistakes(open);
+    assert!(
+        text.contains("conman.toml:2: `listen.sessions`") && text.contains("tokens"),
+        "{text}"
+    );
+    accepted(&format!(
+        "{open}[auth]\ntokens_file = \"/etc/conman/tokens.toml\"\n"
+    ));
+}
+
+#[test]
+fn sessions_and_the_api_never_share_an_origin() {
+    let text = mistakes("[listen]\napi = \"127.0.0.1:80\"\nsessions = \"127.0.0.1:80\"\n");
+    assert!(text.contains("another origin"), "{text}");
+}
+
+#[test]
+fn a_template_that_no_session_could_run_is_refused_at_its_line() {
+    let text = mistakes("[templates.a]\nimage = \"a\"\n\ncpus = -1\n");
+    assert!(text.contains("conman.toml:4: `templates.a.cpus`"), "{text}");
+}
+
+#[test]
+fn sigterm_leaves_the_sessions_unless_told_otherwise() {
+    assert_eq!(accepted("").preempt.on_sigterm, OnSigterm::Leave);
+    let config = accepted("[preempt]\non_sigterm = \"preempt\"\n");
+    assert_eq!(config.preempt.on_sigterm, OnSigterm::Preempt);
+    assert!(mistakes("[preempt]\non_sigterm = \"stop\"\n").contains("\"leave\""));
+}
+
+#[test]
+fn a_url_pattern_names_the_session_by_host_or_by_path() {
+    for good in ["https://{id}.example.org/", "http://[::1]:7701/s/{id}/"] {
+        assert!(
+            accepted(&format!("[listen]\nurl = \"{good}\"\n"))
+                .listen
+                .urls
+                .is_some()
+        );
+    }
+    for bad in [
+        "ftp://{id}.example.org",
+        "https://example.org/{id}",
+        "https://{id}.{id}.x/",
+    ] {
+        assert!(
+            mistakes(&format!("[listen]\nurl = \"{bad}\"\n")).contains("must be like"),
+            "{bad}"
+        );
+    }
+}
