@@ -1,5 +1,6 @@
 //! What the kernel says of an instance's containers, without asking any daemon.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,28 @@ impl KernelView {
             .find(|pid| is_namespace_init(*pid))
     }
 
+    /// The inits of many containers at once: one look at each process of the host, where
+    /// [`Self::init_pid`] looks into every hierarchy's cgroups for each container.
+    pub(crate) fn init_pids(&self, keys: &[ContainerKey]) -> HashMap<ContainerKey, i32> {
+        let by_cgroup: HashMap<String, &ContainerKey> = keys
+            .iter()
+            .flat_map(|key| self.cgroup_paths(key).map(|path| (path, key)))
+            .collect();
+        let mut inits = HashMap::new();
+        for pid in host_pids() {
+            let cgroups = Cgroups::of_pid(pid).unwrap_or_default();
+            let owner = cgroups
+                .iter()
+                .find_map(|path| by_cgroup.get(cgroup_of_container(path)));
+            if let Some(key) = owner
+                && is_namespace_init(pid)
+            {
+                inits.insert((*key).clone(), pid);
+            }
+        }
+        inits
+    }
+
     /// Refuses a container that still has processes.
     pub(crate) fn check_dead(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         let pids = self.pids(key);
@@ -97,6 +120,18 @@ impl KernelView {
     }
 }
 
+/// The first two parts of a path, which is as deep as a container's own cgroup lies: below its
+/// instance's.
+fn cgroup_of_container(path: &str) -> &str {
+    let end = path.match_indices('/').nth(2).map(|(index, _)| index);
+    &path[..end.unwrap_or(path.len())]
+}
+
+fn host_pids() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// Whether `pid` is process 1 of a PID namespace directly below this one.
 fn is_namespace_init(pid: i32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
@@ -107,4 +142,23 @@ fn is_namespace_init(pid: i32) -> bool {
         let mut ids = ids.split_ascii_whitespace().skip(1);
         ids.next() == Some("1") && ids.next().is_none()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_belongs_to_the_container_whatever_the_depth_of_its_cgroup() {
+        for (path, expected) in [
+            ("/conman-1/alice.7", "/conman-1/alice.7"),
+            ("/conman-1/alice.7/abc", "/conman-1/alice.7"),
+            ("/conman-1/alice.7/abc/deeper", "/conman-1/alice.7"),
+            ("/conman-1", "/conman-1"),
+            ("/", "/"),
+            ("", ""),
+        ] {
+            assert_eq!(cgroup_of_container(path), expected);
+        }
+    }
 }

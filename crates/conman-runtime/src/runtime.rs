@@ -128,7 +128,8 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Makes the container without starting it. No process exists afterwards.
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError>;
 
-    /// Starts a created container. After an error with [`RuntimeError::is_ambiguous`] it may run
+    /// Starts a created container. Each is started once: one that has ended comes again only as a
+    /// later generation, and not every runtime refuses to start it anew. After an error with [`RuntimeError::is_ambiguous`] it may run
     /// or may still come to run.
     async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError>;
 

@@ -54,6 +54,19 @@ pub async fn a_second_create_of_a_key_is_refused(stage: &Stage) {
     assert!(!container.pidfd.is_dead().expect("poll works"));
 }
 
+pub async fn starting_what_runs_changes_nothing(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let again = stage
+        .runtime()
+        .start(&container.key)
+        .await
+        .expect("it runs");
+    assert_eq!(
+        (again.pid, again.container_id),
+        (container.pid, container.container_id)
+    );
+}
+
 pub async fn starting_what_does_not_exist_is_refused(stage: &Stage) {
     let key = stage.plan("nobody", &[]).key;
     let error = stage

@@ -43,6 +43,7 @@ macro_rules! runtime_conformance {
             a_created_container_has_no_process
             a_started_container_has_an_init_that_the_kernel_knows_as_its_own
             a_second_create_of_a_key_is_refused
+            starting_what_runs_changes_nothing
             starting_what_does_not_exist_is_refused
             containers_are_found_in_every_state_and_by_a_new_daemon
             a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_code

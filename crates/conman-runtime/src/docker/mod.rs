@@ -138,8 +138,10 @@ impl Runtime for DockerRuntime {
         let listed = listed.map_err(|failure| failure.about("list", "the containers"))?;
         let shared = Arc::clone(&self.shared);
         let found = move || {
+            let keys: Vec<_> = listed.iter().map(|each| each.key.clone()).collect();
+            let inits = shared.kernel.init_pids(&keys);
             let found = listed.into_iter().map(|each| FoundContainer {
-                pid: shared.kernel.init_pid(&each.key),
+                pid: inits.get(&each.key).copied(),
                 key: each.key,
                 container_id: each.container_id,
                 exit_code: each.exit_code,

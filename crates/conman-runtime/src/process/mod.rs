@@ -31,7 +31,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_proto::{RuntimeKind, SessionId};
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
 
 pub use faults::{Fault, Faults, Operation};
 
@@ -49,6 +49,9 @@ const EXIT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long the supervisor may take to write down the end of a container that died at once.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A removed cgroup takes the kernel some milliseconds, most of which it waits.
+const REMOVALS_AT_A_TIME: usize = 8;
 
 /// Most bytes of a failed container's output that an error quotes.
 const QUOTED_BYTES: usize = 300;
@@ -218,7 +221,10 @@ impl Runtime for ProcessRuntime {
         self.call((Operation::List, "list"), None, async move {
             on_blocking_thread(move || {
                 let keys = inner.store.keys()?;
-                let found = keys.iter().map(|key| inner.find(key));
+                let inits = inner.kernel.init_pids(&keys);
+                let found = keys
+                    .iter()
+                    .map(|key| inner.found(key, inits.get(key).copied()));
                 found.filter_map(Result::transpose).collect()
             })
             .await
@@ -245,17 +251,17 @@ impl Runtime for ProcessRuntime {
     }
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
-        let mut results = Vec::with_capacity(keys.len());
+        let mut removals = Vec::with_capacity(keys.len());
         for key in keys {
             let inner = Arc::clone(&self.inner);
             let owned = key.clone();
             let removal = async move { on_blocking_thread(move || inner.remove(&owned)).await };
-            results.push(
-                self.call((Operation::Remove, "remove"), Some(&key.session), removal)
-                    .await,
-            );
+            removals.push(self.call((Operation::Remove, "remove"), Some(&key.session), removal));
         }
-        results
+        stream::iter(removals)
+            .buffered(REMOVALS_AT_A_TIME)
+            .collect()
+            .await
     }
 
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
@@ -349,6 +355,14 @@ impl Inner {
     }
 
     fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
+        self.found(key, self.kernel.init_pid(key))
+    }
+
+    fn found(
+        &self,
+        key: &ContainerKey,
+        pid: Option<i32>,
+    ) -> Result<Option<FoundContainer>, RuntimeError> {
         let dir = self.store.container(key);
         if dir.plan()?.is_none() {
             return Ok(None);
@@ -356,7 +370,7 @@ impl Inner {
         Ok(Some(FoundContainer {
             key: key.clone(),
             container_id: self.container_id(key),
-            pid: self.kernel.init_pid(key),
+            pid,
             exit_code: dir.exit_code(),
         }))
     }
