@@ -1,0 +1,34 @@
+//! The end-to-end tests' own world: a real `conman serve` with its state in a temporary
+//! directory, on ports of its own, before the machine's real Docker.
+//!
+//! A test asks [`docker_shared`] for Docker first and returns when there is none; what it gets is
+//! a share of a lock across all test binaries, which only a test that stops dockerd holds alone
+//! ([`docker_exclusive`]). From it a [`Builder`] makes a [`Conman`]: one daemon, or several one
+//! after the other on the same state. Dropping it ends the daemon, every process of its sessions
+//! and every container of its instance, also when the test panics; then the end of the log is
+//! printed, too.
+//!
+//! Nothing here sleeps for a guess: [`eventually`] looks until a bound that is an error.
+#![forbid(unsafe_code)]
+
+mod api;
+mod binary;
+mod builder;
+mod cli;
+mod conman;
+mod docker;
+mod docker_lock;
+mod metadata_server;
+mod port;
+mod sse;
+mod wait;
+
+pub use api::{Answer, Api, Streamed};
+pub use binary::binary;
+pub use builder::Builder;
+pub use cli::{CliOutput, PATIENCE as CLI_PATIENCE};
+pub use conman::Conman;
+pub use docker::{BUSYBOX, Docker, HungDockerd, PYTHON, docker_exclusive, docker_shared};
+pub use metadata_server::MetadataServer;
+pub use sse::EventStream;
+pub use wait::{eventually, eventually_some};

@@ -1,0 +1,171 @@
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::conman::Conman;
+use crate::docker::{BUSYBOX, Docker, PYTHON};
+use crate::port::Port;
+
+/// What a [`Conman`] is to be like. Without a word it has the templates
+/// - `tiny`: busybox that sleeps, without a port,
+/// - `python`: `http.server` on port 8080, started by a connection,
+///
+/// and no tokens.
+#[derive(Debug)]
+#[must_use]
+pub struct Builder {
+    sections: Vec<(String, String)>,
+    toml: String,
+    tokens: Vec<(String, String)>,
+}
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        Self {
+            sections: Vec::new(),
+            toml: String::new(),
+            tokens: Vec::new(),
+        }
+    }
+
+    /// Adds a line to one of the tables `node`, `listen`, `limits`, `auth`, `preempt`, `docker`,
+    /// `binds`, which the harness writes itself.
+    pub fn set(mut self, table: &str, line: &str) -> Self {
+        self.sections.push((table.to_owned(), line.to_owned()));
+        self
+    }
+
+    /// Adds whole tables, for example templates.
+    pub fn toml(mut self, text: &str) -> Self {
+        self.toml.push_str(text);
+        self.toml.push('\n');
+        self
+    }
+
+    /// Makes a bearer token of this scope; [`Conman::token`] tells it by its name. Once there is
+    /// one, nobody is admitted without.
+    pub fn token(mut self, name: &str, scope: &str) -> Self {
+        self.tokens.push((name.to_owned(), scope.to_owned()));
+        self
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it does not become ready; its log says why.
+    pub async fn start(self, docker: &Docker) -> Conman {
+        let mut conman = self.prepare(docker);
+        conman.launch().await;
+        conman
+    }
+
+    /// Everything but the start.
+    pub fn prepare(self, _docker: &Docker) -> Conman {
+        let directory = tempfile::Builder::new()
+            .prefix("conman-e2e-")
+            .tempdir()
+            .expect("a temporary directory can be made");
+        let ports = [Port::claim(), Port::claim()];
+        let tokens = self
+            .tokens
+            .iter()
+            .map(|(name, scope)| make_token(name, scope))
+            .collect::<Vec<_>>();
+        if !tokens.is_empty() {
+            let entries: Vec<&str> = tokens.iter().map(|token| token.entry.as_str()).collect();
+            write_private(&directory.path().join("tokens.toml"), &entries.join("\n"));
+        }
+        let config = self.config(directory.path(), &ports);
+        fs::write(directory.path().join("conman.toml"), config).expect("the config is written");
+        let tokens = tokens
+            .into_iter()
+            .map(|token| (token.name, token.text))
+            .collect();
+        Conman::new(directory, ports, tokens)
+    }
+
+    fn config(&self, directory: &Path, ports: &[Port; 2]) -> String {
+        let directory = directory.display();
+        let mut text = String::new();
+        for table in [
+            "node", "listen", "limits", "auth", "preempt", "docker", "binds",
+        ] {
+            let _ = writeln!(text, "[{table}]");
+            let own = self.sections.iter().filter(|(of, _)| of == table);
+            let lines: Vec<&str> = own.map(|(_, line)| line.as_str()).collect();
+            let mut default = |key: &str, value: String| {
+                let given = lines
+                    .iter()
+                    .any(|line| line.split('=').next().is_some_and(|own| own.trim() == key));
+                if !given {
+                    let _ = writeln!(text, "{key} = {value}");
+                }
+            };
+            match table {
+                "node" => {
+                    default("state_dir", format!("\"{directory}/state\""));
+                    default("runtime", "\"docker\"".to_owned());
+                }
+                "listen" => {
+                    default("api", format!("\"127.0.0.1:{}\"", ports[0].number));
+                    default("sessions", format!("\"127.0.0.1:{}\"", ports[1].number));
+                    default("admin", format!("\"{directory}/conman.sock\""));
+                }
+                "auth" if !self.tokens.is_empty() => {
+                    default("tokens_file", format!("\"{directory}/tokens.toml\""));
+                }
+                _ => {}
+            }
+            for line in lines {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        let _ = write!(
+            text,
+            "[templates.tiny]\nimage = \"{BUSYBOX}\"\ncommand = [\"sleep\", \"1000000\"]\n\
+             [templates.python]\nimage = \"{PYTHON}\"\n\
+             command = [\"python3\", \"-m\", \"http.server\", \"8080\"]\nport = 8080\n\
+             start_on_connect = true\n{}",
+            self.toml
+        );
+        text
+    }
+}
+
+struct Token {
+    name: String,
+    text: String,
+    entry: String,
+}
+
+fn make_token(name: &str, scope: &str) -> Token {
+    let output = Command::new(crate::binary())
+        .args([
+            "auth",
+            "new-token",
+            "--json",
+            "--name",
+            name,
+            "--scope",
+            scope,
+        ])
+        .output()
+        .expect("conman can be run");
+    assert!(output.status.success(), "no token was made: {output:?}");
+    let made: Value = serde_json::from_slice(&output.stdout).expect("a token is told as JSON");
+    let field = |field: &str| made[field].as_str().expect("it is a text").to_owned();
+    Token {
+        name: name.to_owned(),
+        text: field("token"),
+        entry: field("entry"),
+    }
+}
+
+fn write_private(path: &Path, text: &str) {
+    fs::write(path, text).expect("the file is written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode can be set");
+}

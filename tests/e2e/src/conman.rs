@@ -1,0 +1,311 @@
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use conman_linux::proc_scan::{ProcEntry, alive_below};
+use http::{Method, StatusCode};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::api::{Api, Endpoint};
+use crate::builder::Builder;
+use crate::cli::{self, CliOutput};
+use crate::docker::{self, Docker};
+use crate::port::Port;
+use crate::{eventually, eventually_some};
+
+/// Bound on a daemon's start and end; adopting many containers on a busy machine included.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the log that a failed test prints.
+const TAIL: usize = 60;
+
+/// One installation of conman and, most of the time, its running daemon.
+#[derive(Debug)]
+pub struct Conman {
+    directory: TempDir,
+    ports: [Port; 2],
+    tokens: Vec<(String, String)>,
+    daemon: Option<Child>,
+}
+
+impl Conman {
+    /// What a conman is to be like.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    /// One with the harness's own templates and without tokens, ready.
+    pub async fn start(docker: &Docker) -> Self {
+        Self::builder().start(docker).await
+    }
+
+    pub(crate) fn new(directory: TempDir, ports: [Port; 2], tokens: Vec<(String, String)>) -> Self {
+        Self {
+            directory,
+            ports,
+            tokens,
+            daemon: None,
+        }
+    }
+
+    /// Starts the daemon without waiting for anything.
+    ///
+    /// # Panics
+    /// When one runs already.
+    pub fn spawn(&mut self) {
+        assert!(self.daemon.is_none(), "the daemon runs already");
+        self.daemon = Some(self.serve().spawn().expect("conman starts"));
+    }
+
+    /// A daemon of this installation, its output appended to the log; for a second one.
+    pub fn serve(&self) -> Command {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the log can be written");
+        let mut command = Command::new(crate::binary());
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(self.config_path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("the log can be shared"))
+            .stderr(log)
+            // A Ctrl-C at the terminal is the test's to handle, by dropping this.
+            .process_group(0);
+        command
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it ends instead, or is not ready in time.
+    pub async fn launch(&mut self) {
+        self.spawn();
+        self.wait_ready().await;
+    }
+
+    /// Waits until `/readyz` says yes.
+    ///
+    /// # Panics
+    /// When the daemon ends instead, or is not ready in time.
+    pub async fn wait_ready(&mut self) {
+        let api = self.api();
+        eventually("the daemon is ready", PATIENCE, async || {
+            assert!(self.ended().is_none(), "the daemon has ended instead");
+            let answer = api.try_send(Method::GET, "/readyz", None).await;
+            answer.is_ok_and(|answer| answer.status == StatusCode::OK)
+        })
+        .await;
+    }
+
+    /// How the daemon has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let daemon = self.daemon.as_mut().expect("a daemon was started");
+        daemon.try_wait().expect("the daemon can be looked after")
+    }
+
+    /// The daemon's process id.
+    ///
+    /// # Panics
+    /// When none was started.
+    pub fn pid(&self) -> i32 {
+        let daemon = self.daemon.as_ref().expect("a daemon was started");
+        i32::try_from(daemon.id()).expect("a process id")
+    }
+
+    /// Sends the daemon a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid()).expect("a process id");
+        kill_process(pid, signal).expect("the daemon is there");
+    }
+
+    /// Ends the daemon as a crash would, at once. Its containers live on.
+    pub fn crash(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().expect("the daemon can be killed");
+            daemon.wait().expect("the daemon can be waited for");
+        }
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    ///
+    /// # Panics
+    /// When the daemon does not end in time.
+    pub async fn terminate(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.wait_ended().await
+    }
+
+    /// Waits until the daemon has ended.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn wait_ended(&mut self) -> ExitStatus {
+        let status = eventually_some("the daemon ends", PATIENCE, async || self.ended()).await;
+        self.daemon = None;
+        status
+    }
+
+    /// A crash, and a new daemon that is ready.
+    pub async fn restart_after_crash(&mut self) {
+        self.crash();
+        self.launch().await;
+    }
+
+    /// The API over TCP.
+    pub fn api(&self) -> Api {
+        Api::new(Endpoint::Tcp(self.api_address()))
+    }
+
+    /// The API over the admin socket.
+    pub fn admin(&self) -> Api {
+        Api::new(Endpoint::Unix(self.socket_path()))
+    }
+
+    /// Raw HTTP to the sessions listener.
+    pub fn sessions(&self) -> Api {
+        Api::new(Endpoint::Tcp(self.sessions_address()))
+    }
+
+    pub fn api_address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports[0].number))
+    }
+
+    pub fn sessions_address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports[1].number))
+    }
+
+    /// A bearer token that the builder was told to make.
+    ///
+    /// # Panics
+    /// When it was not.
+    pub fn token(&self, name: &str) -> &str {
+        let known = self.tokens.iter().find(|(known, _)| known == name);
+        &known.expect("the token was asked for").1
+    }
+
+    /// A run of conman's command line against this daemon's admin socket.
+    pub async fn cli(&self, arguments: &[&str]) -> CliOutput {
+        self.cli_with_input(arguments, "").await
+    }
+
+    /// The same with a standard input.
+    pub async fn cli_with_input(&self, arguments: &[&str], stdin: &str) -> CliOutput {
+        let mut command = self.cli_command();
+        command.args(arguments);
+        cli::run(command, stdin).await
+    }
+
+    /// `conman --socket …`, for runs that are not simply to their end.
+    pub fn cli_command(&self) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(crate::binary());
+        command.arg("--socket").arg(self.socket_path());
+        for variable in ["CONMAN_URL", "CONMAN_SOCKET", "CONMAN_TOKEN_FILE"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    /// A directory of this installation's own, for whatever a test needs.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.directory.path().join("conman.toml")
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    pub fn socket_path(&self) -> PathBuf {
+        self.directory.path().join("conman.sock")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("conman.log")
+    }
+
+    /// Everything that the daemons have logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The random id of this installation.
+    ///
+    /// # Panics
+    /// Before the first daemon has made it.
+    pub fn instance(&self) -> String {
+        self.known_instance().expect("the daemon has made its id")
+    }
+
+    fn known_instance(&self) -> Option<String> {
+        let text = fs::read_to_string(self.state_dir().join("instance")).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// The processes of all this installation's sessions, as the kernel shows them.
+    pub fn processes(&self) -> Vec<ProcEntry> {
+        alive_below(&format!("/conman-{}", self.instance()))
+    }
+
+    #[expect(clippy::print_stderr, reason = "a failed test tells what it knows")]
+    fn print_log(&self) {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(TAIL)..];
+        eprintln!("--- the daemon's log ends with\n{}\n---", tail.join("\n"));
+    }
+
+    /// Kills what runs, and then has Docker remove what is left: killing through Docker would
+    /// take minutes.
+    #[expect(clippy::print_stderr, reason = "what cannot be removed must be told")]
+    fn sweep(&self) {
+        let Some(instance) = self.known_instance() else {
+            return;
+        };
+        for process in self.processes() {
+            if let Some(pid) = Pid::from_raw(process.pid) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        let label = docker::instance_filter(&instance);
+        let listed = docker::output(&["ps", "--all", "--quiet", "--filter", &label]);
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let ids: Vec<&str> = listed.split_whitespace().collect();
+        for some in ids.chunks(50) {
+            let removed = docker::output(&[&["rm", "--force", "--volumes"], some].concat());
+            if !removed.status.success() {
+                let why = String::from_utf8_lossy(&removed.stderr).into_owned();
+                // The daemon that was killed may have asked for the same removal.
+                if !why.contains("already in progress") && !why.contains("No such container") {
+                    eprintln!("containers of {instance} were left behind: {why}");
+                }
+            }
+        }
+        if let Ok(cgroups) = conman_linux::Cgroups::detect() {
+            // Docker makes the last of them go a moment later than it answers.
+            drop(cgroups.remove_tree(&format!("/conman-{instance}")));
+        }
+    }
+}
+
+impl Drop for Conman {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if std::thread::panicking() {
+            self.print_log();
+        }
+        self.sweep();
+    }
+}

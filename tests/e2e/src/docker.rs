@@ -1,0 +1,174 @@
+use std::process::{Command, Output};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::docker_lock::DockerLock;
+
+/// The smallest image: busybox with all its applets.
+pub const BUSYBOX: &str = "conman-test:busybox";
+/// busybox, python3 with its `websockets`, and websocketd.
+pub const PYTHON: &str = "conman-test:python";
+
+/// Bound on one call of the `docker` program, in seconds: removing a hundred containers on a
+/// busy machine takes a while.
+const CALL_SECONDS: &str = "180";
+
+/// The right to use the machine's Docker, as long as it lives.
+#[derive(Debug)]
+pub struct Docker {
+    _lock: DockerLock,
+}
+
+/// Docker, together with whoever else uses it. `None`, with a line that says why, when the test
+/// cannot run on this machine.
+pub async fn docker_shared() -> Option<Docker> {
+    docker(DockerLock::shared).await
+}
+
+/// Docker with nobody else using it, for tests that disturb it. `None` as for [`docker_shared`].
+pub async fn docker_exclusive() -> Option<Docker> {
+    docker(DockerLock::exclusive).await
+}
+
+#[expect(
+    clippy::print_stdout,
+    reason = "a test that is skipped must say so, and why"
+)]
+async fn docker(lock: fn() -> DockerLock) -> Option<Docker> {
+    let usable = tokio::task::spawn_blocking(move || {
+        let docker = Docker { _lock: lock() };
+        match docker.missing() {
+            None => Ok(docker),
+            Some(why) => Err(why),
+        }
+    });
+    match usable.await.expect("taking the lock does not panic") {
+        Ok(docker) => Some(docker),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
+impl Docker {
+    /// What this machine lacks.
+    fn missing(&self) -> Option<String> {
+        if !rustix::process::geteuid().is_root() {
+            return Some("killing and entering containers needs root".to_owned());
+        }
+        let version = Command::new("timeout")
+            .args(["20", "docker", "version", "--format", "{{.Server.Version}}"])
+            .output();
+        match version {
+            Ok(output) if output.status.success() => {}
+            Ok(output) => {
+                let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                return Some(format!("Docker does not answer: {why}"));
+            }
+            Err(error) => return Some(format!("the docker program cannot be run: {error}")),
+        }
+        [BUSYBOX, PYTHON].into_iter().find_map(|image| {
+            let known = output(&["image", "inspect", image]).status.success();
+            (!known).then(|| format!("the image {image} is missing; run `cargo xtask setup`"))
+        })
+    }
+
+    /// Runs the `docker` program and gives what it printed.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn run(&self, arguments: &[&str]) -> String {
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        tokio::task::spawn_blocking(move || {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            run(&arguments)
+        })
+        .await
+        .expect("docker succeeds")
+    }
+
+    /// The names of the containers of an instance, in any state.
+    pub async fn containers_of(&self, instance: &str) -> Vec<String> {
+        let label = instance_filter(instance);
+        let names = self
+            .run(&[
+                "ps",
+                "--all",
+                "--no-trunc",
+                "--filter",
+                &label,
+                "--format",
+                "{{.Names}}",
+            ])
+            .await;
+        names.lines().map(str::to_owned).collect()
+    }
+
+    /// One field of `docker inspect`.
+    pub async fn inspect(&self, container: &str, format: &str) -> String {
+        let text = self.run(&["inspect", "--format", format, container]).await;
+        text.trim().to_owned()
+    }
+
+    /// Stops dockerd where it stands, until the result is dropped. Only with all of Docker.
+    ///
+    /// # Panics
+    /// When dockerd is not found, or cannot be stopped.
+    #[must_use]
+    pub fn hang(&self) -> HungDockerd {
+        let found = Command::new("pidof")
+            .arg("dockerd")
+            .output()
+            .expect("pidof runs");
+        let pids: Vec<Pid> = String::from_utf8_lossy(&found.stdout)
+            .split_whitespace()
+            .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+            .collect();
+        assert!(!pids.is_empty(), "dockerd does not run on this machine");
+        let hung = HungDockerd { pids };
+        for pid in &hung.pids {
+            kill_process(*pid, Signal::STOP).expect("dockerd can be stopped");
+        }
+        hung
+    }
+}
+
+/// A dockerd that does nothing; it goes on when this is dropped.
+#[derive(Debug)]
+pub struct HungDockerd {
+    pids: Vec<Pid>,
+}
+
+impl Drop for HungDockerd {
+    fn drop(&mut self) {
+        for pid in &self.pids {
+            // One that has ended meanwhile needs no waking.
+            let _ = kill_process(*pid, Signal::CONT);
+        }
+    }
+}
+
+pub(crate) fn instance_filter(instance: &str) -> String {
+    format!("label=dev.conman.instance={instance}")
+}
+
+pub(crate) fn output(arguments: &[&str]) -> Output {
+    Command::new("timeout")
+        .args([CALL_SECONDS, "docker"])
+        .args(arguments)
+        .output()
+        .expect("the docker program can be run")
+}
+
+/// Runs the `docker` program and gives what it printed; panics when it fails.
+pub(crate) fn run(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    assert!(
+        output.status.success(),
+        "docker {} failed: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

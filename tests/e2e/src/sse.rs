@@ -1,0 +1,70 @@
+use std::time::Duration;
+
+use conman_proto::Event;
+use http::{HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::time::timeout;
+
+use crate::{Api, Streamed};
+
+/// Bound on the wait for the next event.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The server-sent events of `GET /v1/events`.
+#[derive(Debug)]
+pub struct EventStream {
+    streamed: Streamed,
+    buffer: Vec<u8>,
+}
+
+impl EventStream {
+    /// Opens the stream as a browser does that has seen an event before.
+    ///
+    /// # Panics
+    /// When the daemon refuses.
+    pub async fn open(api: &Api, path: &str, last_event_id: Option<u64>) -> Self {
+        let mut request = api.request(Method::GET, path, None);
+        if let Some(seq) = last_event_id {
+            let headers = request.headers_mut();
+            headers.insert("last-event-id", HeaderValue::from(seq));
+        }
+        let streamed = api.open(request).await.expect("the daemon answers");
+        assert_eq!(streamed.response.status(), StatusCode::OK);
+        Self {
+            streamed,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The next event; `None` at the stream's end, also a violent one.
+    ///
+    /// # Panics
+    /// When none comes in time, or its id is not its number.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
+                let message: Vec<u8> = self.buffer.drain(..end + 2).collect();
+                if let Some(event) = parse(&String::from_utf8_lossy(&message)) {
+                    return Some(event);
+                }
+                continue;
+            }
+            let frame = timeout(PATIENCE, self.streamed.response.body_mut().frame())
+                .await
+                .expect("another event comes in time");
+            let data = frame?.ok()?.into_data().ok()?;
+            self.buffer.extend_from_slice(&data);
+        }
+    }
+}
+
+/// One message; `None` for a comment.
+fn parse(message: &str) -> Option<Event> {
+    let field = |name: &str| {
+        let mut lines = message.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+    };
+    let event: Event = serde_json::from_str(field("data")?).expect("an event is JSON");
+    assert_eq!(field("id"), Some(event.seq.to_string().as_str()));
+    Some(event)
+}
