@@ -4,17 +4,16 @@ use std::path::PathBuf;
 
 use bollard::Docker;
 use bollard::models::{
-    ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, ContainerSummary,
-    ContainerSummaryStateEnum, SystemInfo,
+    ContainerInspectResponse, ContainerSummary, ContainerSummaryStateEnum, SystemInfo,
 };
 use bollard::query_parameters::LogsOptionsBuilder;
-use conman_core::naming::{Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION};
+use conman_core::naming::{LABEL_GENERATION, LABEL_SESSION};
 use conman_proto::{Generation, RuntimeKind};
 use futures_util::stream::StreamExt;
 
 use super::container_body::LABEL_FILES;
 use super::failure::quote;
-use crate::{ContainerKey, RuntimeError};
+use crate::{ContainerKey, FoundContainer, RuntimeError};
 
 /// Of a failed container's log an error quotes this many lines and not many more bytes.
 const QUOTED_LINES: &str = "5";
@@ -30,13 +29,6 @@ pub(super) struct Listed {
     pub(super) container_id: String,
     pub(super) files_dir: Option<PathBuf>,
     pub(super) exit_code: Option<i32>,
-}
-
-/// A container as dockerd describes it when asked for it alone.
-#[derive(Debug, Clone)]
-pub(super) struct Inspected {
-    pub(super) container_id: String,
-    state: ContainerState,
 }
 
 impl Listed {
@@ -60,41 +52,21 @@ impl Listed {
             exit_code,
         })
     }
+
+    pub(super) fn found(self, pid: Option<i32>) -> FoundContainer {
+        FoundContainer {
+            key: self.key,
+            container_id: self.container_id,
+            pid,
+            exit_code: self.exit_code,
+        }
+    }
 }
 
 /// The list has the exit code in words alone: `Exited (137) 2 seconds ago`.
 fn exit_code_in_words(status: &str) -> Option<i32> {
     let (_, rest) = status.split_once('(')?;
     rest.split_once(')')?.0.parse().ok()
-}
-
-impl Inspected {
-    /// `None` for a container that only has the name of one of the instance's.
-    pub(super) fn of(container: ContainerInspectResponse, instance: &Instance) -> Option<Self> {
-        let labels = container
-            .config
-            .and_then(|config| config.labels)
-            .unwrap_or_default();
-        if labels.get(LABEL_INSTANCE).map(String::as_str) != Some(instance.as_str()) {
-            return None;
-        }
-        Some(Self {
-            container_id: container.id?,
-            state: container.state?,
-        })
-    }
-
-    /// Once dockerd has noticed the end. A container that was never started has none, though
-    /// dockerd says 0.
-    pub(super) fn exit_code(&self) -> Option<i32> {
-        match self.state.status {
-            Some(ContainerStateStatusEnum::EXITED | ContainerStateStatusEnum::DEAD) => self
-                .state
-                .exit_code
-                .and_then(|code| i32::try_from(code).ok()),
-            _ => None,
-        }
-    }
 }
 
 pub(super) fn running_pid(container: &ContainerInspectResponse) -> Option<i32> {

@@ -28,7 +28,9 @@ pub(super) async fn logs(
             reason: "too many commands and logs are open at a time; close some".to_owned(),
         });
     };
-    let Some(container) = shared.inspect(key, ACTION).await? else {
+    let found = shared.look(key).await;
+    let found = found.map_err(|failure| failure.about(ACTION, &subject))?;
+    let Some(container) = found else {
         return Err(RuntimeError::NoSuchContainer { subject });
     };
     let tail = options

@@ -39,7 +39,7 @@ use crate::{
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
-use described::{Inspected, Listed};
+use described::Listed;
 use failure::Failure;
 
 /// How often dockerd is asked whether it has noticed an end, at first and later.
@@ -117,20 +117,17 @@ impl Runtime for DockerRuntime {
     }
 
     async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
-        let Some(container) = self.shared.inspect(key, "find").await? else {
+        let found = self.shared.look(key).await;
+        let found = found.map_err(|failure| failure.about("find", &key.to_string()))?;
+        let Some(container) = found else {
             return Ok(None);
         };
-        let (shared, owned) = (Arc::clone(&self.shared), key.clone());
-        let pid = self
-            .shared
-            .on_blocking_thread("find", move || Ok(shared.kernel.init_pid(&owned)))
-            .await?;
-        Ok(Some(FoundContainer {
-            key: key.clone(),
-            pid,
-            exit_code: container.exit_code(),
-            container_id: container.container_id,
-        }))
+        let shared = Arc::clone(&self.shared);
+        let found = move || {
+            let pid = shared.kernel.init_pid(&container.key);
+            Ok(Some(container.found(pid)))
+        };
+        self.shared.on_blocking_thread("find", found).await
     }
 
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
@@ -140,11 +137,9 @@ impl Runtime for DockerRuntime {
         let found = move || {
             let keys: Vec<_> = listed.iter().map(|each| each.key.clone()).collect();
             let inits = shared.kernel.init_pids(&keys);
-            let found = listed.into_iter().map(|each| FoundContainer {
-                pid: inits.get(&each.key).copied(),
-                key: each.key,
-                container_id: each.container_id,
-                exit_code: each.exit_code,
+            let found = listed.into_iter().map(|each| {
+                let pid = inits.get(&each.key).copied();
+                each.found(pid)
             });
             Ok(found.collect())
         };
@@ -245,29 +240,28 @@ impl Shared {
         started.await.map_err(|failure| failure.of_start(key))?
     }
 
-    /// The container as dockerd describes it; `None` when there is none that is this instance's.
-    async fn inspect(
-        &self,
-        key: &ContainerKey,
-        action: &'static str,
-    ) -> Result<Option<Inspected>, RuntimeError> {
-        let name = self.container_name(key);
-        let inspected = self
-            .daemon
-            .call(Lane::Calls, self.timeouts.inspect, |facts| async move {
-                facts.client.inspect_container(&name, None).await
-            });
-        match inspected.await {
-            Ok(container) => Ok(Inspected::of(container, self.kernel.instance())),
-            Err(failure) if failure.is_not_found() => Ok(None),
-            Err(failure) => Err(failure.about(action, &key.to_string())),
-        }
+    /// The container of `key`, if it is this instance's. Out of dockerd's list like all others:
+    /// inspecting it would wait for whatever dockerd is doing with it, such as ending it.
+    async fn look(&self, key: &ContainerKey) -> Result<Option<Listed>, Failure> {
+        let name = format!("^/{}$", self.container_name(key));
+        let listed = self
+            .list_filtered(vec![("name".to_owned(), vec![name])])
+            .await?;
+        Ok(listed.into_iter().find(|each| each.key == *key))
     }
 
     /// Every container with this instance's label.
     async fn list(&self) -> Result<Vec<Listed>, Failure> {
+        self.list_filtered(Vec::new()).await
+    }
+
+    async fn list_filtered(
+        &self,
+        filters: Vec<(String, Vec<String>)>,
+    ) -> Result<Vec<Listed>, Failure> {
         let label = format!("{LABEL_INSTANCE}={}", self.kernel.instance());
-        let filters = HashMap::from([("label".to_owned(), vec![label])]);
+        let own = [("label".to_owned(), vec![label])];
+        let filters: HashMap<_, _> = filters.into_iter().chain(own).collect();
         let listed = self
             .daemon
             .call(Lane::Calls, self.timeouts.list, |facts| async move {
@@ -283,15 +277,14 @@ impl Shared {
     async fn noticed_exit_code(&self, key: &ContainerKey) -> Option<i32> {
         let mut interval = FIRST_EXIT_INTERVAL;
         loop {
-            match self.inspect(key, "wait for").await {
+            match self.look(key).await {
                 Ok(None) => return None,
-                Ok(Some(container)) => {
-                    let exit_code = container.exit_code();
-                    if exit_code.is_some() {
-                        return exit_code;
-                    }
-                }
-                Err(error) => tracing::debug!(container = %key, %error, "no exit code yet"),
+                Ok(Some(Listed {
+                    exit_code: Some(exit_code),
+                    ..
+                })) => return Some(exit_code),
+                Ok(Some(_)) => {}
+                Err(failure) => tracing::debug!(container = %key, ?failure, "no exit code yet"),
             }
             tokio::time::sleep(interval).await;
             interval = (interval * 2).min(LAST_EXIT_INTERVAL);
@@ -315,7 +308,11 @@ impl Shared {
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(removal::shutting_down(action)),
+            Err(_) => Err(RuntimeError::Unavailable {
+                runtime: RuntimeKind::Docker,
+                action,
+                reason: "conman is shutting down".to_owned(),
+            }),
         }
     }
 }

@@ -41,6 +41,7 @@ pub struct DockerTimeouts {
     pub create: Duration,
     /// The start and the look at its result.
     pub start: Duration,
+    /// A look at how a command ended, or at the beginning of a log.
     pub inspect: Duration,
     pub list: Duration,
     /// A batch of removals: none is begun later, and each one begun is bounded likewise.

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::query_parameters::RemoveContainerOptionsBuilder;
-use conman_proto::RuntimeKind;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
@@ -145,13 +144,4 @@ async fn prepare(
             files_dir.map_or(Ok(()), |dir| ContainerFiles::at(&dir).remove())
         })
         .await
-}
-
-/// The daemon shuts down while files are being looked at.
-pub(super) fn shutting_down(action: &'static str) -> RuntimeError {
-    RuntimeError::Unavailable {
-        runtime: RuntimeKind::Docker,
-        action,
-        reason: "conman is shutting down".to_owned(),
-    }
 }
