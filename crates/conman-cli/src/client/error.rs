@@ -99,7 +99,6 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "forbidden" => "use a token with a wider scope: read < frontend < admin",
         "no-such-session" => "`conman ps --all` lists the sessions",
         "no-such-image" => "build or load the image on the node first",
-        "start-failed" => "`conman why ID` tells what happened, `conman logs ID` what it printed",
         "not-running" => {
             "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
         }

@@ -30,6 +30,9 @@ const MAX_STDIN_BYTES: usize = 1024 * 1024;
 /// What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
 const NOBODY_READS: Exit = Exit::Command(141);
 
+/// Title of the problem when the command may have run or may still run.
+const LOST: &str = "The command did not run to its end";
+
 pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let result = if context.output.json {
         collect(context, args).await
@@ -235,14 +238,8 @@ async fn pass_out(
 }
 
 fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit, Failure> {
-    let not_run = |exit, detail: String| {
-        Err(Failure::new(
-            exit,
-            "exec-failed",
-            "The command did not run to its end",
-            detail,
-        ))
-    };
+    let not_run =
+        |exit, title, detail: String| Err(Failure::new(exit, "exec-failed", title, detail));
     match ended {
         Ok(ExecStatus {
             exit_code: Some(code),
@@ -251,14 +248,14 @@ fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit, Failure> 
         Ok(ExecStatus {
             exit_code: Some(code),
             error: Some(error),
-        }) => not_run(Exit::of_command(code), error),
+        }) => not_run(Exit::of_command(code), "The command cannot be run", error),
         Ok(ExecStatus {
             exit_code: None,
             error,
         }) => {
             let error = error.unwrap_or_else(|| "how it ended is not known".to_owned());
-            not_run(Exit::NOT_RUN, error)
+            not_run(Exit::NOT_RUN, LOST, error)
         }
-        Err(error) => not_run(Exit::NOT_RUN, WithSources(&error).to_string()),
+        Err(error) => not_run(Exit::NOT_RUN, LOST, WithSources(&error).to_string()),
     }
 }

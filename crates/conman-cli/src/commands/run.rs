@@ -131,11 +131,12 @@ fn ended(session: &Session) -> Failure {
 fn explain(error: ClientError, args: &RunArgs) -> Failure {
     let id = &args.id;
     let advice = match &error {
-        ClientError::Refused(problem) => match problem.slug() {
-            "start-failed" => Some(format!(
-                "`conman why {id}` tells what happened, `conman logs {id}` what it printed"
+        ClientError::Refused(problem) => match (problem.slug(), problem.status) {
+            ("session-stuck", _) => Some(format!("`conman why {id}` tells what keeps it")),
+            // 503 is about the node; every other 5xx about this start.
+            (_, 500 | 502 | 504) => Some(format!(
+                "`conman why {id}` tells what happened and what to look at"
             )),
-            "session-stuck" => Some(format!("`conman why {id}` tells what keeps it")),
             _ => None,
         },
         // The daemon goes on starting it, whether anybody waits or not.

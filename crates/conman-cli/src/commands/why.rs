@@ -14,10 +14,7 @@ use crate::story::Story;
 pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failure> {
     let id = &args.id;
     let client = &context.client;
-    let path = format!("/v1/sessions/{id}/timeline");
-    let timeline = client
-        .answer::<Timeline>(Method::GET, &path, None::<&()>, PROMPT)
-        .await?;
+    // The session first: what it shows is then told by the timeline too.
     let session = match client.get::<Session>(&format!("/v1/sessions/{id}")).await {
         Ok(session) => Some(session),
         Err(error) => {
@@ -29,6 +26,10 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
             None
         }
     };
+    let path = format!("/v1/sessions/{id}/timeline");
+    let timeline = client
+        .answer::<Timeline>(Method::GET, &path, None::<&()>, PROMPT)
+        .await?;
     let story = Story::tell(session.as_ref(), &timeline.value, Timestamp::now());
     let output = &context.output;
     if output.json {

@@ -4,16 +4,19 @@ use conman_proto::{EventKind, Session, SessionState};
 
 use super::chapter::{Chapter, Ending};
 use crate::human::{bytes, duration, printable};
+use crate::phases;
 
 impl Chapter<'_> {
     pub(super) fn next(&self, ending: &Ending) -> Vec<String> {
         let id = self.id;
         let anew = format!("`conman run {id}` starts it anew.");
-        // Its log goes with its container.
-        let logs = self
-            .first(EventKind::SessionCleaned)
-            .is_none()
-            .then(|| format!("`conman logs {id}` shows what it printed."));
+        let logs = match self.first(EventKind::SessionCleaned) {
+            None => format!("`conman logs {id}` shows what it printed."),
+            Some(_) => format!(
+                "What it printed went with its container; `conman logs -f {id}` right after its \
+                 next start shows it."
+            ),
+        };
         match ending {
             Ending::None => self.next_while_it_lives(),
             Ending::NotStarted { phase } => {
@@ -22,14 +25,14 @@ impl Chapter<'_> {
                     phase.as_deref(),
                     Some("admit" | "claim" | "prepare" | "create")
                 ) {
-                    next.extend(logs);
+                    next.push(logs);
                 }
                 next.push(anew);
                 next
             }
             Ending::Exited { code } => {
                 let memory = self.session.and_then(|session| session.spec.memory_bytes);
-                let mut next: Vec<_> = logs.into_iter().collect();
+                let mut next = vec![logs];
                 if let (Some(137), Some(memory)) = (code, memory) {
                     next.push(format!(
                         "It may have needed more than its {} of memory: give it more with --memory.",
@@ -106,7 +109,13 @@ impl Chapter<'_> {
 
 fn why_not_started(phase: Option<&str>, session: Option<&Session>) -> String {
     match (phase, session) {
-        (Some("ready"), Some(session)) => {
+        (
+            Some(phases::READY),
+            Some(Session {
+                exit_code: Some(_), ..
+            }),
+        ) => "Check its command and arguments: its program must stay running.".to_owned(),
+        (Some(phases::READY), Some(session)) => {
             let spec = &session.spec;
             let bound = duration(std::time::Duration::from_secs(spec.ready_timeout_s.into()));
             match (spec.port, &spec.ready_path) {

@@ -77,24 +77,24 @@ impl Chapter<'_> {
         }
         if self.first(EventKind::SessionExited).is_some() {
             return Ending::Exited {
-                code: self.session.and_then(|session| session.exit_code),
+                code: self.exit_code(),
             };
         }
         let reason = self.reason().unwrap_or_default().to_lowercase();
         if reason.contains("preempt") {
             return Ending::Preempted;
         }
-        if self.first(EventKind::SessionFailed).is_some() && self.is_failed_start() {
+        if self.is_failed_start() {
             return Ending::NotStarted {
                 phase: self.failed_phase(),
             };
         }
         if self.first(EventKind::SessionKilled).is_none() && !dead {
             return match self.state() {
-                Some(SessionState::Failed) if !self.is_started() => Ending::NotStarted {
-                    phase: self.failed_phase(),
+                // Its events are not in the journal any more.
+                Some(SessionState::Failed) => Ending::Exited {
+                    code: self.exit_code(),
                 },
-                Some(SessionState::Failed) => Ending::Exited { code: None },
                 Some(SessionState::Stopped | SessionState::Stopping) => Ending::Stopped,
                 _ => Ending::None,
             };
@@ -106,6 +106,10 @@ impl Chapter<'_> {
         } else {
             Ending::Stopped
         }
+    }
+
+    pub(super) fn exit_code(&self) -> Option<i32> {
+        self.session.and_then(|session| session.exit_code)
     }
 
     /// Why it is in its state, by the session itself or the last event that tells.
@@ -226,6 +230,8 @@ impl Chapter<'_> {
             let (phase, _) = phases::of_reason(self.reason()?)?;
             Some(phase.to_owned())
         })
+        // Only a program that ran has an exit code.
+        .or_else(|| self.exit_code().map(|_| phases::READY.to_owned()))
         .or_else(|| Some(self.phases().last()?.name.to_owned()))
     }
 }

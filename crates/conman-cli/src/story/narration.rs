@@ -225,7 +225,10 @@ impl Chapter<'_> {
             )),
             (Some(dead), None) => {
                 sentences.push(format!("{dead} after SIGKILL it was certified dead."));
-                sentences.push("It is not released yet.".to_owned());
+                // The journal may tell of the release a moment after the session shows it.
+                if !self.state().is_some_and(SessionState::is_ended) {
+                    sentences.push("It is not released yet.".to_owned());
+                }
             }
             (None, _) if dead && released => {
                 sentences.push("It was certified dead and released.".to_owned());

@@ -236,6 +236,7 @@ It failed while waiting for the program to be ready (`ready`): port 8080 was not
 12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
 What its container left is removed.
 -> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
+-> What it printed went with its container; `conman logs -f alice` right after its next start shows it.
 -> `conman run alice` starts it anew.");
 }
 
@@ -259,6 +260,75 @@ Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
 The start lasted 31 ms until it failed.
 It failed while creating the container (`create`): image `python:demo` is not on this node; load it first.
 -> Check its image `python:demo` and its spec: the runtime could not make the container.
+-> `conman run alice` starts it anew.");
+}
+
+#[test]
+fn a_start_whose_program_ended_at_once() {
+    let reason = "the program ended before it was ready, with exit code 3";
+    let mut failed = session(7, SessionState::Failed, Some(reason));
+    failed.exit_code = Some(3);
+    let scene = Scene::new()
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
+        .event(7, 406, EventKind::SessionDead, "its PID namespace is empty")
+        .event(7, 408, EventKind::SessionFailed, reason)
+        .event(7, 408, EventKind::SessionReleased, reason)
+        .event(
+            7,
+            700,
+            EventKind::SessionCleaned,
+            "removed what its container left",
+        );
+    assert_told(&scene.told(Some(&failed), 5_000),
+"\
+alice failed to start.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
+The start lasted 406 ms until it failed.
+It failed while waiting for the program to be ready (`ready`): the program ended before it was ready, with exit code 3.
+It was certified dead and released.
+What its container left is removed.
+-> Check its command and arguments: its program must stay running.
+-> What it printed went with its container; `conman logs -f alice` right after its next start shows it.
+-> `conman run alice` starts it anew.");
+}
+
+#[test]
+fn a_start_whose_failure_the_journal_does_not_tell_yet() {
+    let failed = session(7, SessionState::Failed, Some(NOT_READY));
+    let scene = Scene::new()
+        .event(
+            7,
+            0,
+            EventKind::SessionClaimed,
+            "starting python:demo with docker",
+        )
+        .event(
+            7,
+            60_331,
+            EventKind::SessionKilled,
+            "SIGKILL: the start failed",
+        )
+        .event(
+            7,
+            60_343,
+            EventKind::SessionDead,
+            "its PID namespace is empty",
+        );
+    assert_told(&scene.told(Some(&failed), 60_400),
+"\
+alice failed to start.
+Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min ago), on n1.
+The start lasted 1 min until it failed.
+It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
+12 ms after SIGKILL it was certified dead.
+What its container left is still being removed.
+-> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
+-> `conman logs alice` shows what it printed.
 -> `conman run alice` starts it anew.");
 }
 
