@@ -6,11 +6,16 @@ use crate::config::LogFormat;
 
 /// What is logged when `RUST_LOG` says nothing.
 const DEFAULT_FILTER: &str = "info";
+/// Below this level the Docker client logs whole requests, sessions' environments among them.
+const DOCKER_CLIENT: &str = "bollard=info";
 
 /// Installs the logger for the rest of the process.
 pub(crate) fn init(format: LogFormat) {
-    let filter =
+    let mut filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    if let Ok(directive) = DOCKER_CLIENT.parse() {
+        filter = filter.add_directive(directive);
+    }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

@@ -26,6 +26,9 @@ use conman_auth::{
     ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
 };
 use conman_cli::ServeArgs;
+use conman_core::CgroupDriver;
+use conman_core::naming::instance_cgroup;
+use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::{Proxy, ProxyOptions};
@@ -159,9 +162,28 @@ async fn serve(
     }
     // After a preemption there is nothing left to stop; otherwise the containers stay.
     node.shutdown(true).await;
+    remove_empty_cgroup(&node);
     listeners.admin.path.remove();
     drop(state);
     Ok(())
+}
+
+/// Takes away the cgroup that all of this installation's containers were in, once there are none.
+/// Not earlier: a container might just be made in it.
+fn remove_empty_cgroup(node: &Node) {
+    let view = node.view();
+    if view.sessions_running + view.sessions_starting + view.sessions_stuck > 0 {
+        return;
+    }
+    let path = instance_cgroup(node.instance(), CgroupDriver::Cgroupfs);
+    match Cgroups::detect() {
+        Ok(cgroups) => {
+            for error in cgroups.remove_tree(&path) {
+                tracing::warn!(%error, "an empty cgroup stays behind");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot look for the cgroup {path}"),
+    }
 }
 
 fn install_metrics() -> Result<PrometheusHandle> {

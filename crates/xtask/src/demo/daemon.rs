@@ -100,7 +100,10 @@ impl Conman {
     /// Ends every session, then the daemon.
     pub(crate) fn stop(mut self) -> Result<()> {
         let ended = if self.ended()?.is_none() {
-            self.command(&["rm", "--all", "--yes"]).map(drop)
+            // A preempted node cleans nothing up: its machine is going. This one is not.
+            self.command(&["readmit"])
+                .and_then(|_| self.command(&["rm", "--all", "--yes"]))
+                .map(drop)
         } else {
             Ok(())
         };
