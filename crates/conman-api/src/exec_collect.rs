@@ -63,13 +63,14 @@ pub(crate) async fn run_to_end(
         exit_code: None,
         error: Some("the connection to the command was lost".to_owned()),
     });
-    match status.exit_code {
-        Some(exit_code) => Ok(collected.into_result(exit_code)),
-        None => Err(Kind::EXEC_FAILED.because(
-            status
-                .error
-                .unwrap_or_else(|| "how the command ended is unknown".to_owned()),
-        )),
+    match (status.exit_code, status.error) {
+        (Some(exit_code), None) => Ok(collected.into_result(exit_code)),
+        // 126 or 127: it never ran.
+        (Some(_), Some(reason)) => Err(Kind::NO_SUCH_COMMAND.because(reason)),
+        (None, reason) => {
+            let unknown = || "how the command ended is unknown".to_owned();
+            Err(Kind::EXEC_FAILED.because(reason.unwrap_or_else(unknown)))
+        }
     }
 }
 

@@ -34,11 +34,6 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
     let id = format!("{:08x}", NEXT_REQUEST.fetch_add(1, Ordering::Relaxed));
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let route = request
-        .extensions()
-        .get::<MatchedPath>()
-        .map_or("none", MatchedPath::as_str)
-        .to_owned();
     let peer = request.extensions().get::<Peer>().copied();
     let cut = crate::field_errors::cut(&path);
     let caller = tracing::field::Empty;
@@ -46,6 +41,11 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
     let started = Instant::now();
     async move {
         let mut response = problem::write_out(next.run(request).await, &path);
+        let route = response.extensions_mut().remove::<MatchedPath>();
+        let route = route
+            .as_ref()
+            .map_or("none", MatchedPath::as_str)
+            .to_owned();
         set_headers(&mut response, &id);
         let status = response.status().as_u16();
         let peer = peer.map(tracing::field::display);
@@ -66,6 +66,16 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
     }
     .instrument(span)
     .await
+}
+
+/// Tells the outermost layer which route answers.
+pub(crate) async fn note_route(request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let mut response = next.run(request).await;
+    if let Some(route) = route {
+        response.extensions_mut().insert(route);
+    }
+    response
 }
 
 /// Bounds the time of a route that has no bound of its own.

@@ -76,10 +76,14 @@ pub enum Listener {
 /// The API for one of the two listeners.
 pub fn router(state: ApiState, listener: Listener) -> Router {
     let (routes, _) = routes::all().split_for_parts();
-    routes
+    let routes = routes
         .with_state(state.clone())
         .layer(from_fn_with_state((state, listener), access::authenticate))
         .layer(CatchPanicLayer::custom(layers::panicked))
+        .layer(from_fn(layers::note_route));
+    // A router of its own: the inner one adds `Allow` to its answer only after its own layers.
+    Router::new()
+        .fallback_service(routes)
         .layer(from_fn(layers::outermost))
 }
 

@@ -20,6 +20,9 @@ use crate::query::Query;
 /// Comments on an idle stream, so that proxies keep it open and a vanished client is found.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Longest wait for events to become durable before they are read.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// Largest sequence number that JSON readers keep exact.
 const MAX_SEQ: u64 = (1 << 53) - 1;
 
@@ -75,6 +78,7 @@ pub(crate) async fn events(
     if follow {
         return Ok(stream_from(&state, after, session).await?.into_response());
     }
+    settle(&state).await;
     let limit = limit.unwrap_or(DEFAULT_PAGE);
     let page = page(&state, after.unwrap_or(0), limit, session.as_ref()).await?;
     Ok(Json(page).into_response())
@@ -99,11 +103,19 @@ pub(crate) async fn timeline(
     uri: Uri,
 ) -> Result<Json<Timeline>, ApiError> {
     Query::of(&uri).finish()?;
+    settle(&state).await;
     let timeline = state.node.journal().timeline(&id).await?;
     if timeline.events.is_empty() && state.node.get(&id).is_none() {
         return Err(super::sessions::no_such_session(&id));
     }
     Ok(Json(timeline))
+}
+
+/// Waits a moment for what the caller's own earlier requests brought about to become durable,
+/// and thus visible.
+async fn settle(state: &ApiState) {
+    // What a slow disk has not written by then is shown to whoever asks later.
+    let _ = tokio::time::timeout(SETTLE, state.node.journal().flush()).await;
 }
 
 fn last_event_id(headers: &HeaderMap, query: &mut Query) -> Option<u64> {
