@@ -287,12 +287,12 @@ fn finish(
     waiting: Vec<oneshot::Sender<PreemptReport>>,
 ) {
     let preemption::Outcome { report, events } = outcome;
+    // Only now: the journal and the registry share a disk.
+    means.journal.append(events);
     for reply in waiting {
         // Whoever gave the notice may have stopped waiting.
         let _ = reply.send(report.clone());
     }
-    // Only now: the journal and the registry share a disk.
-    means.journal.append(events);
     log.report(report.clone());
     if desk.on_finished(report) {
         reopen(means, log);

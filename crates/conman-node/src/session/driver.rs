@@ -190,7 +190,11 @@ impl Driver {
 
     /// An ended life still waits for calls that would otherwise leave something behind unseen.
     fn is_over(&self) -> bool {
-        matches!(self.life.state(), State::Ended { .. }) && self.calls.is_empty()
+        self.is_ended() && self.calls.is_empty()
+    }
+
+    fn is_ended(&self) -> bool {
+        matches!(self.life.state(), State::Ended { .. })
     }
 
     async fn next_input(&mut self) -> Input {
@@ -341,9 +345,12 @@ impl Driver {
             Answer::Release(Err(ReleaseFailure::Failed(why))) => Event::ReleaseFailed(why),
             Answer::Dead => {
                 // The emergency thread tells of those that it certifies.
-                let told = self.context.table.closed().is_some() && !self.told_fate;
+                let theirs = match self.context.table.closed() {
+                    Some(_) => !self.told_fate || self.is_ended(),
+                    None => false,
+                };
                 self.publisher
-                    .dead(self.life.generation().filter(|_| !told));
+                    .dead(self.life.generation().filter(|_| !theirs));
                 Event::Exited
             }
         };
@@ -695,9 +702,13 @@ impl Driver {
             phases: self.clock.phases().to_vec(),
         };
         let (context, runtime) = (Arc::clone(&self.context), self.runtime.clone());
+        let handle = Arc::clone(&self.handle);
         let known = self.ending.clone();
         let broken = ReleaseFailure::Failed(BROKEN.to_owned());
         self.call(Answer::Release(Err(broken)), async move {
+            if let Some(ending) = release::left_to_emergency(&context, &handle).await {
+                return Answer::Release(Ok(ending));
+            }
             let ending = match known {
                 Some(ending) => ending,
                 None => release::ending(&context, runtime.as_ref(), &key, obituary).await,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_runtime::{ContainerKey, Runtime};
+use conman_runtime::{ContainerKey, Runtime, Started};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::answer::{Launched, Trouble};
@@ -33,10 +33,13 @@ pub(super) async fn launch(
     }
     let bound = context.options.bounds.start;
     let answer = tokio::select! {
-        // Never cancelled by the other arm, which does not end; by the driver only together with
-        // the whole daemon.
+        // Cancelled only once the container's init was found and killed: then whatever the
+        // runtime goes on to answer says no more.
         answer = timeout(bound, runtime.start(&key)) => answer,
-        never = hunt_when_unwanted(&handle, &*runtime, &key) => match never {},
+        // Cancel safe: it only kills.
+        pid = hunt_when_unwanted(&handle, &*runtime, &key) => {
+            return Launched::Started(Started { container_id: String::new(), pid });
+        }
     };
     match answer {
         Ok(Ok(started)) => Launched::Started(started),
@@ -61,19 +64,21 @@ pub(super) async fn launch(
 }
 
 /// Once somebody wants the session gone, kills every process that the start brings forth, so that
-/// nobody has to wait for the runtime's answer.
+/// nobody has to wait for the runtime's answer. Completes with the init's PID once that was killed.
 async fn hunt_when_unwanted(
     handle: &SessionHandle,
     runtime: &dyn Runtime,
     key: &ContainerKey,
-) -> std::convert::Infallible {
+) -> i32 {
     let mut stop = handle.stop.subscribe();
     // The sender lives in the handle, so this cannot fail.
     let _ = stop.wait_for(Option::is_some).await;
     let mut ticks = interval(HUNT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        if let Some(init) = hunt(runtime, key).init {
+            return init.pid();
+        }
         ticks.tick().await;
-        hunt(runtime, key);
     }
 }

@@ -19,6 +19,10 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// or can be, more.
 pub(super) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
     tokio::select! {
+        // What the kernel shows comes first, whatever the runtime says.
+        biased;
+        // Cancel safe: it only kills.
+        pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
         // Cancel safe: the calls look, or remove what must not run.
         answer = timeout(TRY_TIMEOUT, ask(&*runtime, &key)) => {
             answer.unwrap_or_else(|_| LostStart::Unknown(format!(
@@ -27,8 +31,6 @@ pub(super) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> Los
                 TRY_TIMEOUT.as_secs()
             )))
         }
-        // Cancel safe: it only kills.
-        pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
     }
 }
 
@@ -36,10 +38,10 @@ async fn hunt_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
     let mut ticks = interval(HUNT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         if let Some(init) = hunt(runtime, key).init {
             return init.pid();
         }
+        ticks.tick().await;
     }
 }
 

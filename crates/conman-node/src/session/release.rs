@@ -1,6 +1,7 @@
 //! Gives up ownership of what is proven dead.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
 use conman_registry::{Ending, Phase, RegistryError, Release};
@@ -9,7 +10,12 @@ use jiff::Timestamp;
 use tokio::time::timeout;
 
 use super::answer::ReleaseFailure;
+use super::handle::SessionHandle;
 use crate::context::Context;
+use crate::kill_table::Fate;
+
+/// How long the emergency thread may take for a release before the session's own task does it.
+const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a release tells of the life that ended.
 #[derive(Debug)]
@@ -17,6 +23,22 @@ pub(super) struct Obituary {
     pub(super) cause: Cause,
     pub(super) started_at: Option<Timestamp>,
     pub(super) phases: Vec<Phase>,
+}
+
+/// While a preemption is under way, releases are the emergency thread's: it has the certificate
+/// too, and two releases of each session would only take longer. Returns how it released this one,
+/// or nothing when it does not, in time.
+pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle) -> Option<Ending> {
+    context.table.closed()?;
+    let mut fates = handle.fate.subscribe();
+    let fate = timeout(EMERGENCY_PATIENCE, fates.wait_for(Option::is_some))
+        .await
+        .ok()?
+        .ok()?;
+    match &*fate {
+        Some(Fate::Released(ending)) => Some(ending.clone()),
+        Some(Fate::Unreleased) | None => None,
+    }
 }
 
 /// How a life ended. Asks the runtime for the exit code where the program ended by itself.
