@@ -70,7 +70,7 @@ impl EmbeddedRegistry {
             generations: Generations::new(opened.high_water, opened.generations_path),
             room: Room::new(&opened.registry_path),
             database: Some(opened.database),
-            noted_through: opened.content.reserved_through,
+            counters: opened.content.counters,
             lock: opened.lock,
             path: opened.registry_path,
         };

@@ -10,20 +10,23 @@ use crate::RegistryError;
 use crate::files::open_options;
 
 const NAME: &str = "lock";
-/// `pid`, ten digits, and the mark, in one write that never changes the file's length.
-const CONTENT_BYTES: usize = 24;
+/// Every number has its greatest width, so that one write never changes the file's length.
+const CONTENT_BYTES: usize = 48;
 const MARK: &str = "used";
 
 /// Holds the directory until it is dropped, or until the process ends in whatever way: the kernel
 /// drops the lock with the last descriptor.
 ///
-/// The file also tells who holds it, and whether a registry was ever complete here, so that a
-/// directory that lost every other file is not taken for a new one.
+/// The file also tells who holds it; whether a registry was ever complete here, so that a
+/// directory that lost every other file is not taken for a new one; and which commit was
+/// acknowledged last, so that an older registry file is noticed. The latter is a hint: it is not
+/// synced, and lags behind after a power cut.
 #[derive(Debug)]
 pub(crate) struct StateLock {
     file: File,
     path: PathBuf,
     used: bool,
+    acknowledged: u64,
 }
 
 impl StateLock {
@@ -54,13 +57,14 @@ impl StateLock {
             }
             Err(TryLockError::Error(source)) => return Err(failed("lock")(source)),
         }
-        let used = content(&file)
-            .map_err(failed("read the lock file"))?
-            .contains(MARK);
+        let text = content(&file).map_err(failed("read the lock file"))?;
+        let used = text.contains(MARK);
+        let acknowledged = acknowledged(&text).unwrap_or(0);
         let lock = Self {
             file,
             path: path.clone(),
             used,
+            acknowledged,
         };
         lock.write().map_err(failed("write the lock file"))?;
         Ok(lock)
@@ -71,12 +75,15 @@ impl StateLock {
         self.used
     }
 
-    /// Notes that the registry in this directory is complete.
-    pub(crate) fn mark_used(&mut self) -> Result<(), RegistryError> {
-        if self.used {
-            return Ok(());
-        }
+    /// The last commit known to have been acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Notes that the registry in this directory is complete, and how many commits it holds.
+    pub(crate) fn mark_used(&mut self, commits: u64) -> Result<(), RegistryError> {
         self.used = true;
+        self.acknowledged = commits;
         self.write()
             .and_then(|()| self.file.sync_all())
             .map_err(|source| RegistryError::Io {
@@ -86,9 +93,21 @@ impl StateLock {
             })
     }
 
+    /// Notes a commit that is about to be acknowledged. It costs no wait for the disk.
+    pub(crate) fn acknowledge(&mut self, commit: u64) {
+        self.acknowledged = commit;
+        if let Err(error) = self.write() {
+            tracing::debug!(path = %self.path.display(), %error, "the commit could not be noted");
+        }
+    }
+
     fn write(&self) -> io::Result<()> {
         let mark = if self.used { MARK } else { "" };
-        let text = format!("pid {:010} {mark:8}\n", std::process::id());
+        let text = format!(
+            "pid {:010} {mark:4} commit {:020}\n",
+            std::process::id(),
+            self.acknowledged
+        );
         debug_assert_eq!(text.len(), CONTENT_BYTES, "the content has one length");
         self.file.write_all_at(text.as_bytes(), 0)
     }
@@ -98,6 +117,10 @@ fn content(file: &File) -> io::Result<String> {
     let mut buffer = [0; CONTENT_BYTES];
     let read = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(&buffer[..read]).into_owned())
+}
+
+fn acknowledged(content: &str) -> Option<u64> {
+    content.split_once("commit ")?.1.trim_end().parse().ok()
 }
 
 fn holder(content: &str) -> Option<u32> {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use conman_proto::SessionId;
 use redb::{Database, WriteTransaction};
 
-use super::schema::{self, Records};
-use crate::{RegistryError, SessionRecord, database};
+use super::schema::{self, Counters, Records};
+use crate::{RegistryError, SessionRecord};
 
 /// Rows to write, one entry a session.
 pub(super) type Writes = BTreeMap<SessionId, Write>;
@@ -47,14 +47,12 @@ pub(super) fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryE
 pub(super) fn commit(
     database: &Database,
     writes: &Writes,
-    reserved_through: Option<u64>,
+    counters: Counters,
 ) -> Result<(), redb::Error> {
     let written = catch_unwind(AssertUnwindSafe(|| {
-        let transaction = database::begin(database)?;
+        let transaction = database.begin_write()?;
         apply(&transaction, writes)?;
-        if let Some(through) = reserved_through {
-            schema::write_reserved(&transaction, through)?;
-        }
+        schema::write_counters(&transaction, counters)?;
         Ok(transaction.commit()?)
     }));
     written.unwrap_or_else(|_| Err(redb::Error::Corrupted("a commit panicked".to_owned())))

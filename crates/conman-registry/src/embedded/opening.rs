@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redb::Database;
 
-use super::schema::{self, Content, Records, SchemaError};
+use super::schema::{self, Content, Counters, Records, SchemaError};
 use super::{EmbeddedOptions, commit, store_error};
 use crate::database::{self, OpenFailure};
 use crate::files::{ensure_dir, set_aside};
@@ -86,20 +86,32 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
                      generations that were used"
                 );
             }
+            let counters = Counters {
+                reserved_through: floor,
+                commits: 0,
+            };
             let database = database::create(&registry_path, |transaction| {
-                schema::fill(transaction, floor)
+                schema::fill(transaction, counters)
             })
             .map_err(|error| store_error("make the tables", &registry_path, error))?;
             (
                 database,
                 Content {
                     records: Records::new(),
-                    reserved_through: floor,
+                    counters,
                 },
             )
         }
     };
-    lock.mark_used()?;
+    let commits = content.counters.commits;
+    if lock.acknowledged() > commits && floor > 0 {
+        tracing::error!(
+            path = %registry_path.display(), commits, acknowledged = lock.acknowledged(),
+            "the registry file lacks commits that were acknowledged: it is an old copy, or its \
+             newest commit was damaged; what it does not know must be found from the containers"
+        );
+    }
+    lock.mark_used(commits)?;
     Ok(Opened {
         lock,
         database,
@@ -112,7 +124,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
 
 /// The greatest generation that may have been used; `None` when that cannot be told.
 fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Option<u64> {
-    let stored = content.map(|content| content.reserved_through);
+    let stored = content.map(|content| content.counters.reserved_through);
     match (found, stored) {
         (Found::Through { through, .. }, stored) => Some((*through).max(stored.unwrap_or(0))),
         (Found::Missing | Found::Damaged | Found::TooNew(_), Some(stored)) => {
@@ -174,7 +186,7 @@ fn open_failure(path: &Path, failure: OpenFailure) -> DatabaseFailure {
 pub(super) fn rebuild(
     path: &Path,
     records: &Records,
-    reserved_through: u64,
+    counters: Counters,
 ) -> Result<Database, RegistryError> {
     match set_aside(path) {
         Ok(aside) => tracing::error!(
@@ -195,7 +207,7 @@ pub(super) fn rebuild(
     }
     let writes = commit::difference(&Records::new(), records)?;
     database::create(path, |transaction| {
-        schema::fill(transaction, reserved_through)?;
+        schema::fill(transaction, counters)?;
         commit::apply(transaction, &writes)
     })
     .map_err(|error| store_error("write anew the tables", path, error))

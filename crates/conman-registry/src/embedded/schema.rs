@@ -1,6 +1,7 @@
 //! What stands in `registry.redb`, and how older formats become the present one.
 //!
-//! Format 1: `meta` (name to number: `format`, `reserved_through`), `session` (id to the record
+//! Format 1: `meta` (name to number: `format`, `reserved_through`,
+//! `commits`), `session` (id to the record
 //! without its spec, as JSON) and `spec` (id to the spec, as JSON). The spec is apart because it
 //! is by far the greater part and is written once a start, while the rest changes several times;
 //! a release of hundreds of sessions then writes hundreds of small values.
@@ -18,7 +19,7 @@ use redb::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{ContainerIdentity, RecordState, SessionRecord, database};
+use crate::{ContainerIdentity, RecordState, SessionRecord};
 
 pub(super) const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 pub(super) const SESSIONS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("session");
@@ -29,6 +30,8 @@ pub(super) const SESSIONS_V0: TableDefinition<'_, &str, &[u8]> = TableDefinition
 const FORMAT_KEY: &str = "format";
 /// Every generation up to it may have been used, as in the file of its own.
 const RESERVED_KEY: &str = "reserved_through";
+/// How many commits changed the file; the lock file holds the number of the last acknowledged one.
+const COMMITS_KEY: &str = "commits";
 /// The format that this version writes.
 pub(super) const FORMAT: u32 = 1;
 
@@ -60,35 +63,38 @@ struct StoredSession {
     created_at: Timestamp,
 }
 
+/// Numbers that only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    /// 0 when nothing was reserved yet.
+    pub(super) reserved_through: u64,
+    pub(super) commits: u64,
+}
+
 /// Everything that a file holds.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) records: Records,
-    /// 0 when nothing was reserved yet.
-    pub(super) reserved_through: u64,
+    pub(super) counters: Counters,
 }
 
 /// Fills a new file.
-pub(super) fn fill(
-    transaction: &WriteTransaction,
-    reserved_through: u64,
-) -> Result<(), redb::Error> {
+pub(super) fn fill(transaction: &WriteTransaction, counters: Counters) -> Result<(), redb::Error> {
     transaction.open_table(SESSIONS)?;
     transaction.open_table(SPECS)?;
     transaction
         .open_table(META)?
         .insert(FORMAT_KEY, u64::from(FORMAT))?;
-    write_reserved(transaction, reserved_through)
+    write_counters(transaction, counters)
 }
 
-/// Notes in the transaction that every generation up to `through` may be used.
-pub(super) fn write_reserved(
+pub(super) fn write_counters(
     transaction: &WriteTransaction,
-    through: u64,
+    counters: Counters,
 ) -> Result<(), redb::Error> {
-    transaction
-        .open_table(META)?
-        .insert(RESERVED_KEY, through)?;
+    let mut meta = transaction.open_table(META)?;
+    meta.insert(RESERVED_KEY, counters.reserved_through)?;
+    meta.insert(COMMITS_KEY, counters.commits)?;
     Ok(())
 }
 
@@ -108,7 +114,7 @@ pub(super) fn migrate(database: &Database) -> Result<(), SchemaError> {
     if found == FORMAT {
         return Ok(());
     }
-    let transaction = database::begin(database)?;
+    let transaction = database.begin_write()?;
     for step in MIGRATIONS.iter().skip(found as usize) {
         step(&transaction)?;
     }
@@ -178,7 +184,13 @@ fn keep_specs_apart(transaction: &WriteTransaction) -> Result<(), SchemaError> {
         }
     }
     transaction.delete_table(SESSIONS_V0)?;
-    Ok(write_reserved(transaction, greatest)?)
+    Ok(write_counters(
+        transaction,
+        Counters {
+            reserved_through: greatest,
+            commits: 0,
+        },
+    )?)
 }
 
 /// Reads everything.
@@ -187,7 +199,11 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
     let sessions = transaction.open_table(SESSIONS)?;
     let specs = transaction.open_table(SPECS)?;
     let meta = transaction.open_table(META)?;
-    let mut reserved_through = meta.get(RESERVED_KEY)?.map_or(0, |value| value.value());
+    let number = |key| Ok::<_, redb::Error>(meta.get(key)?.map_or(0, |value| value.value()));
+    let mut counters = Counters {
+        reserved_through: number(RESERVED_KEY)?,
+        commits: number(COMMITS_KEY)?,
+    };
     let mut records = BTreeMap::new();
     for entry in sessions.iter()? {
         let (key, value) = entry?;
@@ -201,7 +217,7 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
                 source,
             }
         })?;
-        reserved_through = reserved_through.max(record.generation.get());
+        counters.reserved_through = counters.reserved_through.max(record.generation.get());
         records.insert(record.id.clone(), Arc::new(record));
     }
     if specs.len()? != sessions.len()? {
@@ -209,10 +225,7 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
             "a spec belongs to no session".to_owned(),
         ));
     }
-    Ok(Content {
-        records,
-        reserved_through,
-    })
+    Ok(Content { records, counters })
 }
 
 /// Encodes a record without its spec, and proves that it can be read back: JSON has no NaN, for

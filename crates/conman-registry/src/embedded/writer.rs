@@ -16,7 +16,7 @@ use super::mirror::Mirror;
 use super::opening::{self, DatabaseFailure};
 use super::queue::{Queue, Queued, Request};
 use super::room::Room;
-use super::schema;
+use super::schema::{self, Counters};
 use super::store_error;
 use crate::rules::{self, Change, Effect};
 use crate::state_lock::StateLock;
@@ -37,8 +37,8 @@ pub(super) struct Writer {
     pub(super) generations: Generations,
     /// `None` after a failure.
     pub(super) database: Option<Database>,
-    /// The mark that the registry file holds.
-    pub(super) noted_through: u64,
+    /// What the registry file holds.
+    pub(super) counters: Counters,
     pub(super) room: Room,
     /// Released last, when the files are closed.
     pub(super) lock: StateLock,
@@ -266,9 +266,11 @@ impl Writer {
     }
 
     fn commit(&mut self, writes: &Writes) -> Result<(), RegistryError> {
-        let through = self.generations.reserved_through();
-        let raised = (through != self.noted_through).then_some(through);
-        if writes.is_empty() && raised.is_none() {
+        let counters = Counters {
+            reserved_through: self.generations.reserved_through(),
+            commits: self.counters.commits + 1,
+        };
+        if writes.is_empty() && counters.reserved_through == self.counters.reserved_through {
             return Ok(());
         }
         let Some(database) = &self.database else {
@@ -276,9 +278,10 @@ impl Writer {
                 reason: "its file is not open".to_owned(),
             });
         };
-        commit::commit(database, writes, raised)
+        commit::commit(database, writes, counters)
             .map_err(|error| store_error("commit", &self.path, error))?;
-        self.noted_through = through;
+        self.counters = counters;
+        self.lock.acknowledge(counters.commits);
         Ok(())
     }
 
@@ -292,7 +295,7 @@ impl Writer {
         let records = self.mirror.snapshot();
         match opening::open_database(&self.path) {
             Ok((database, content)) => {
-                self.noted_through = content.reserved_through;
+                self.counters = content.counters;
                 self.database = Some(database);
                 let undone = self.commit(&commit::difference(&content.records, &records)?);
                 if let Err(error) = undone {
@@ -301,9 +304,8 @@ impl Writer {
                 }
             }
             Err(DatabaseFailure::Missing | DatabaseFailure::Damaged(_)) => {
-                let through = self.generations.reserved_through();
-                self.database = Some(opening::rebuild(&self.path, &records, through)?);
-                self.noted_through = through;
+                self.counters.reserved_through = self.generations.reserved_through();
+                self.database = Some(opening::rebuild(&self.path, &records, self.counters)?);
             }
             Err(DatabaseFailure::Refused(error)) => return Err(error),
         }

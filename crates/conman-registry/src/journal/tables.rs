@@ -13,8 +13,6 @@ use redb::{
 };
 use serde::Deserialize;
 
-use crate::database;
-
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const EVENTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("event");
 const BY_SESSION: TableDefinition<'_, (&str, u64), ()> = TableDefinition::new("by_session");
@@ -94,7 +92,7 @@ pub(super) fn write(
     max_events: u64,
 ) -> Result<Extent, redb::Error> {
     let mut extent = extent(database)?;
-    let transaction = database::begin(database)?;
+    let transaction = database.begin_write()?;
     {
         let mut table = transaction.open_table(EVENTS)?;
         let mut by_session = transaction.open_table(BY_SESSION)?;
