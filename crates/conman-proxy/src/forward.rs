@@ -240,6 +240,12 @@ fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> Unforwarded 
         Some(FaultKind::Broken) => return Unforwarded::BodyBroken,
         None => {}
     }
+    if error.is_parse_too_large() {
+        return Unforwarded::BadAnswer {
+            session,
+            why: "a head beyond the bounds on heads",
+        };
+    }
     if error.is_parse() {
         return Unforwarded::BadAnswer {
             session,

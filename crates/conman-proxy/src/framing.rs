@@ -473,6 +473,97 @@ mod tests {
         ]
     }
 
+    /// The bodies of the approved requests that have ended, as this module frames them.
+    fn bodies(bytes: &[u8]) -> (Framing, Vec<Vec<u8>>) {
+        let mut framing = Framing::default();
+        let mut bodies = Vec::new();
+        let mut body = Vec::new();
+        for &byte in bytes {
+            let before = (framing.state, framing.approved());
+            framing.observe(&[byte]);
+            if matches!(before.0, State::Sized(_) | State::Chunked(Chunk::Data(_))) {
+                body.push(byte);
+            }
+            let ended = before.0 != State::Head || framing.approved() > before.1;
+            if ended && framing.state == State::Head {
+                bodies.push(std::mem::take(&mut body));
+            }
+        }
+        (framing, bodies)
+    }
+
+    /// The bodies that hyper hands to a service, `None` for one that it found broken.
+    fn hyper_bodies(bytes: Vec<u8>) -> Vec<Option<Vec<u8>>> {
+        use http_body_util::{BodyExt, Empty};
+        use hyper::service::service_fn;
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let served = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let record = std::sync::Arc::clone(&served);
+        let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+            let record = std::sync::Arc::clone(&record);
+            async move {
+                let body = request.into_body().collect().await;
+                let body = body.ok().map(|body| body.to_bytes().to_vec());
+                record.lock().expect("no panic while held").push(body);
+                Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async move {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.half_close(true).header_read_timeout(None);
+            let serving = http.serve_connection(hyper_util::rt::TokioIo::new(server), service);
+            let asking = async move {
+                // hyper may stop reading before everything is sent.
+                let _ = client.write_all(&bytes).await;
+                let _ = client.shutdown().await;
+                let mut answers = Vec::new();
+                let _ = client.read_to_end(&mut answers).await;
+            };
+            let _ = tokio::join!(serving, asking);
+        });
+        std::sync::Arc::into_inner(served)
+            .expect("hyper is done")
+            .into_inner()
+            .expect("no panic while held")
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn hyper_frames_every_approved_request_alike(
+            messages in proptest::collection::vec(message(), 1..5),
+            edits in proptest::collection::vec((any::<usize>(), 0_u8..3, 0_usize..15), 0..4),
+        ) {
+            let mut bytes = messages.concat();
+            for (at, kind, with) in edits {
+                let at = at % bytes.len();
+                let byte = b"\r\n \t:;,0159aX\0\xff"[with];
+                match kind {
+                    0 => bytes[at] = byte,
+                    1 => bytes.insert(at, byte),
+                    _ if bytes.len() > 1 => { bytes.remove(at); }
+                    _ => {}
+                }
+            }
+            let (framing, ours) = bodies(&bytes);
+            let theirs = hyper_bodies(bytes);
+            let approved = usize::try_from(framing.approved()).expect("few messages");
+            for (number, body) in theirs.into_iter().take(approved).enumerate() {
+                match body {
+                    Some(body) => prop_assert_eq!(ours.get(number), Some(&body)),
+                    // What is broken for hyper is not whole here either.
+                    None => prop_assert!(ours.get(number).is_none()),
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn how_the_bytes_arrive_changes_nothing(

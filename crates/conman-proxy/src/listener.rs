@@ -70,32 +70,31 @@ impl Acceptor {
         }
     }
 
-    async fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
+    async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr) {
         let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
             self.refuse(&stream);
             return;
         };
-        let idlest = self
+        let loads = self
             .workers
             .iter()
-            .min_by_key(|worker| worker.load.load(Ordering::Relaxed));
-        let (Some(worker), Ok(stream)) = (idlest, stream.into_std()) else {
+            .map(|worker| worker.load.load(Ordering::Relaxed));
+        let idlest = loads.enumerate().min_by_key(|&(_, load)| load);
+        let (Some((number, _)), Ok(stream)) = (idlest, stream.into_std()) else {
             return;
         };
+        let worker = &self.workers[number];
         let admission = Admission::new(Arc::clone(&worker.load), permit, self.meters.connection());
-        // A worker ends before the acceptor only if its thread panicked; the connection is then
-        // closed, and the next one goes elsewhere, since the dead worker's load stays.
-        if worker
-            .queue
-            .send(Accepted {
-                stream,
-                peer,
-                admission,
-            })
-            .await
-            .is_err()
-        {
-            tracing::error!("a worker of the proxy is gone");
+        let accepted = Accepted {
+            stream,
+            peer,
+            admission,
+        };
+        // A worker ends before the acceptor only if its own thread panicked, outside of every
+        // connection's task.
+        if worker.queue.send(accepted).await.is_err() {
+            tracing::error!("a worker of the proxy is gone; the others go on");
+            self.workers.remove(number);
         }
     }
 

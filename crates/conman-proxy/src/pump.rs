@@ -56,7 +56,12 @@ impl Direction {
             frames.advance(&early);
         }
         Self {
-            early,
+            // Without bytes it would still keep hyper's whole read buffer alive.
+            early: if early.is_empty() {
+                Bytes::new()
+            } else {
+                early
+            },
             buffer: None,
             start: 0,
             end: 0,

@@ -53,6 +53,14 @@ pub(crate) enum Protocol {
 /// ```
 #[derive(Debug)]
 pub(crate) struct Tunnel<C, S> {
+    flow: Flow<C, S>,
+    closing: watch::Receiver<Option<Closing>>,
+    stage: watch::Receiver<Stage>,
+}
+
+/// The two sides and what is on its way between them.
+#[derive(Debug)]
+struct Flow<C, S> {
     client: C,
     session: S,
     /// From the client to the session.
@@ -64,8 +72,6 @@ pub(crate) struct Tunnel<C, S> {
     /// With a WebSocket: where its frames are.
     frames: Option<Frames>,
     half_closed: Watchdog,
-    closing: watch::Receiver<Option<Closing>>,
-    stage: watch::Receiver<Stage>,
     close_timeout: Duration,
 }
 
@@ -109,7 +115,7 @@ where
         let up = Direction::new(client.read_already, up_frames, stall, to_session);
         let down_frames = frames.as_mut().map(|frames| &mut frames.down);
         let down = Direction::new(session.read_already, down_frames, stall, to_client);
-        Self {
+        let flow = Flow {
             client: client.stream,
             session: session.stream,
             up,
@@ -118,20 +124,26 @@ where
             down_ended: false,
             frames,
             half_closed: Watchdog::default(),
+            close_timeout: worker.options.close_timeout,
+        };
+        Self {
+            flow,
             closing,
             stage: worker.stage.clone(),
-            close_timeout: worker.options.close_timeout,
         }
     }
 
     /// Tunnels until one side or somebody else ends it, and closes both.
-    pub(crate) async fn run(mut self) {
-        let mut closing = self.closing.clone();
-        let mut stage = self.stage.clone();
+    pub(crate) async fn run(self) {
+        let Self {
+            mut flow,
+            mut closing,
+            mut stage,
+        } = self;
         let ended = tokio::select! {
             biased;
-            // Bytes on their way stay in the tunnel's directions when another arm is first.
-            ended = poll_fn(|cx| self.poll_flow(cx)) => ended,
+            // Bytes on their way stay in the flow when another arm is first.
+            ended = poll_fn(|cx| flow.poll(cx)) => ended,
             // Watch channels keep their value; nothing is lost by not looking.
             Some(closing) = told(&mut closing) => Ended::Told(closing),
             // Likewise.
@@ -149,15 +161,21 @@ where
                 }
             }
         };
-        let limit = self.close_timeout;
-        match tokio::time::timeout(limit, self.say_farewell(&closing)).await {
+        let limit = flow.close_timeout;
+        match tokio::time::timeout(limit, flow.say_farewell(&closing)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a farewell"),
             Err(_elapsed) => tracing::debug!("a client did not take its farewell in time"),
         }
     }
+}
 
-    fn poll_flow(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+impl<C, S> Flow<C, S>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         let moved = self.up.moved() + self.down.moved();
         if !self.up_ended {
             let frames = self.frames.as_mut().map(|frames| &mut frames.up);

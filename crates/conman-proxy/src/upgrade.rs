@@ -18,7 +18,7 @@ use crate::forward::session_response;
 use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
 use crate::pool::Lease;
 use crate::tunnel::{Protocol, Side, Tunnel};
-use crate::worker::ClientConnection;
+use crate::worker::{ClientConnection, PanicGuard};
 use crate::{Route, SubprotocolAnswer};
 
 /// A well-formed wish to change the protocol.
@@ -129,6 +129,7 @@ pub(crate) async fn forward(
         let (Some(client), Some(session)) = (client_side(client), session_side(session)) else {
             return;
         };
+        let _guard = PanicGuard::new(&worker.meters);
         let _counted = worker.meters.tunnel();
         Tunnel::new(client, session, protocol, &worker, closing)
             .run()

@@ -123,7 +123,7 @@ pub(crate) async fn run(context: Arc<WorkerContext>, mut accepted: mpsc::Receive
 
 /// Serves one connection until it is closed or becomes a tunnel.
 async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
-    let _guard = PanicGuard(Arc::clone(&worker.meters));
+    let _guard = PanicGuard::new(&worker.meters);
     if let Err(error) = serve_http(worker, accepted).await {
         tracing::debug!(%error, "a client's connection ended early");
     }
@@ -184,7 +184,13 @@ enum ServeError {
 
 /// Counts a connection task that does not reach its end. Others of the worker go on: the runtime
 /// catches a task's panic, and what they share is left sound by every step.
-struct PanicGuard(Arc<Meters>);
+pub(crate) struct PanicGuard(Arc<Meters>);
+
+impl PanicGuard {
+    pub(crate) fn new(meters: &Arc<Meters>) -> Self {
+        Self(Arc::clone(meters))
+    }
+}
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {

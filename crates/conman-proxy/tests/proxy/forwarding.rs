@@ -214,6 +214,26 @@ async fn a_session_that_dies_while_it_answers_leaves_no_whole_answer() {
 }
 
 #[tokio::test]
+async fn an_answer_that_ends_with_its_connection_is_cut_when_the_session_is_known_to_be_dead() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    let alice = fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    session.send("HTTP/1.0 200 OK\r\n\r\npart").await;
+    client.read_until("part\r\n").await;
+    alice
+        .closing
+        .send_replace(Some(conman_core::Closing::service_restart("moving")));
+    drop(session);
+    assert_eq!(client.read_to_end().await, "");
+}
+
+#[tokio::test]
 async fn a_port_that_refuses_is_a_bad_gateway_with_advice() {
     let fixture = Fixture::new();
     let backend = RawBackend::new().await;

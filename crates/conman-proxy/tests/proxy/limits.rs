@@ -201,3 +201,83 @@ async fn an_early_answer_survives_a_large_upload() {
     assert_eq!(status(&response), "404", "{sent:?} {response}");
     assert!(body(&response).contains("unknown-address"), "{response}");
 }
+
+/// Set for the process in which [`a_process_with_few_descriptors`] is a proxy.
+const CHILD: &str = "CONMAN_PROXY_TEST_FEW_DESCRIPTORS";
+
+#[tokio::test]
+#[ignore = "is the other process of `running_out_of_descriptors_sheds_connections_and_recovers`"]
+async fn a_process_with_few_descriptors() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.session("alice", serve_echo_head().await);
+    std::fs::write(
+        std::env::var(CHILD).expect("set"),
+        fixture.address.to_string(),
+    )
+    .expect("a writable folder");
+    // Until the parent kills this process.
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn running_out_of_descriptors_sheds_connections_and_recovers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = folder.path().join("address");
+    let binary = std::env::current_exe().expect("this test");
+    let mut child = tokio::process::Command::new("sh")
+        .args(["-c", "ulimit -n 64; exec \"$0\" --exact limits::a_process_with_few_descriptors --include-ignored"])
+        .arg(binary)
+        .env(CHILD, &told)
+        .stdout(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("a process");
+    let read = || {
+        std::fs::read_to_string(&told)
+            .ok()
+            .and_then(|text| text.parse().ok())
+    };
+    until("the other process", || read().is_some()).await;
+    let address: std::net::SocketAddr = read().expect("just seen");
+
+    let mut open = Vec::new();
+    let shed = soon("a connection that is shed", async {
+        loop {
+            let mut stream = tokio::net::TcpStream::connect(address)
+                .await
+                .expect("a backlog");
+            let mut byte = [0];
+            let wait = Duration::from_millis(500);
+            let read = tokio::io::AsyncReadExt::read(&mut stream, &mut byte);
+            if open.len() < 50 {
+                open.push(stream);
+            } else if let Ok(closed) = tokio::time::timeout(wait, read).await {
+                break closed;
+            }
+        }
+    })
+    .await;
+    assert!(matches!(shed, Ok(0) | Err(_)), "{shed:?}");
+    drop(open);
+    let response = soon("recovery", async {
+        loop {
+            let stream = tokio::net::TcpStream::connect(address)
+                .await
+                .expect("listening");
+            let mut client = crate::support::Client { stream };
+            client
+                .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n")
+                .await;
+            let response = client.read_to_end().await;
+            if !response.is_empty() && !response.starts_with('[') {
+                break response;
+            }
+        }
+    })
+    .await;
+    assert_eq!(status(&response), "200", "{response}");
+    child.kill().await.expect("still running");
+}
