@@ -8,6 +8,8 @@
 mod commit;
 #[cfg(test)]
 mod equivalence;
+#[cfg(test)]
+mod failing_disk;
 mod generations;
 mod mirror;
 mod opening;
@@ -70,6 +72,7 @@ impl EmbeddedRegistry {
             generations: Generations::new(opened.high_water, opened.generations_path),
             room: Room::new(&opened.registry_path),
             database: Some(opened.database),
+            distrusted: false,
             counters: opened.content.counters,
             lock: opened.lock,
             path: opened.registry_path,

@@ -43,9 +43,9 @@ pub enum RegistryError {
         known: u32,
     },
     #[error(
-        "{path} is missing or damaged while its counterpart exists, so used generations are \
-        unknown; restore it, or start once with --generation-floor N above every generation \
-        ever used"
+        "{path} and the registry file beside it are missing or damaged, so used generations are \
+        unknown; restore one of them, or start once with --generation-floor N above every \
+        generation ever used"
     )]
     FloorUnknown { path: PathBuf },
     #[error(

@@ -48,3 +48,15 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     sync_parent(path)?;
     Ok(aside)
 }
+
+/// Gives a file a second name, the same with `.damaged` at its end, so that the first one can be
+/// replaced without a moment in which there is no file. `None` when there is no such file.
+pub(crate) fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
+    let aside = with_suffix(path, ".damaged");
+    remove_if_present(&aside)?;
+    match fs::hard_link(path, &aside) {
+        Ok(()) => Ok(Some(aside)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

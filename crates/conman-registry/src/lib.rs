@@ -5,6 +5,13 @@
 //! [`Journal`] keeps this node's events apart from the records, so that writing down what
 //! happened never delays a release.
 //!
+//! Two OS threads, no tasks: `registry` writes the records, `journal` the events. Requests reach
+//! the first through a bounded queue and are answered through one-shot channels after the durable
+//! commit; events reach the second through a bounded queue that drops and counts rather than
+//! wait, and readers follow a watch channel of the last durable position. Reads of records, and
+//! of the newest events, are served from memory; older events are read on tokio's blocking
+//! threads.
+//!
 //! Neither knows containers: what a runtime must find again is an opaque part of the record.
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use redb::backends::FileBackend;
@@ -21,6 +21,8 @@ pub(crate) struct Faults {
     until: AtomicI64,
     /// Failures still to come.
     failures: AtomicI64,
+    /// Whether they are those of a full disk, or of a broken one.
+    full: AtomicBool,
 }
 
 impl Faults {
@@ -29,6 +31,7 @@ impl Faults {
         let faults = Arc::new(Self {
             until: AtomicI64::new(-1),
             failures: AtomicI64::new(0),
+            full: AtomicBool::new(true),
         });
         PLANS
             .lock()
@@ -41,6 +44,11 @@ impl Faults {
     pub(crate) fn fail_after(&self, operations: u32, failures: i64) {
         self.failures.store(failures, Ordering::SeqCst);
         self.until.store(operations.into(), Ordering::SeqCst);
+    }
+
+    /// Whether failures are those of a full disk (as at first) or of a broken one.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::SeqCst);
     }
 
     pub(crate) fn heal(&self) {
@@ -60,7 +68,13 @@ impl Faults {
             self.heal();
             return Ok(());
         }
-        Err(io::ErrorKind::StorageFull.into())
+        let full = self.full.load(Ordering::SeqCst);
+        let errno = if full {
+            rustix::io::Errno::NOSPC
+        } else {
+            rustix::io::Errno::IO
+        };
+        Err(errno.into())
     }
 }
 

@@ -35,14 +35,14 @@ enum Operation {
     Release(Vec<(usize, Which, bool)>),
     Forget(usize, Which),
     Reopen,
-    /// After so many operations of the disk, so many fail.
-    Fault(u32, i64),
+    /// After so many operations of the disk, so many fail, because it is full or broken.
+    Fault(u32, i64, bool),
 }
 
 #[derive(Debug, Clone)]
-struct Spec {
-    image: String,
-    cpus: Option<f64>,
+pub(super) struct Spec {
+    pub(super) image: String,
+    pub(super) cpus: Option<f64>,
 }
 
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
@@ -74,8 +74,8 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
             .prop_map(Operation::Release),
         2 => (id, which).prop_map(|(id, which)| Operation::Forget(id, which)),
         1 => Just(Operation::Reopen),
-        1 => (0_u32..12, 1_i64..4)
-            .prop_map(|(operations, failures)| Operation::Fault(operations, failures)),
+        1 => (0_u32..12, 1_i64..4, any::<bool>())
+            .prop_map(|(operations, failures, full)| Operation::Fault(operations, failures, full)),
     ];
     proptest::collection::vec(operation, 1..60)
 }
@@ -176,7 +176,8 @@ impl Pair {
                 self.embedded = None;
                 self.embedded = Some(open(self.dir.path()));
             }
-            Operation::Fault(operations, failures) => {
+            Operation::Fault(operations, failures, full) => {
+                self.faults.set_full(full);
                 self.faults.fail_after(operations, failures);
             }
         }
@@ -300,15 +301,15 @@ fn failed<T>(result: &Result<T, RegistryError>) -> bool {
     matches!(result, Err(error) if error.is_retryable())
 }
 
-fn open(dir: &Path) -> EmbeddedRegistry {
+pub(super) fn open(dir: &Path) -> EmbeddedRegistry {
     EmbeddedRegistry::open(dir, EmbeddedOptions::default()).expect("it opens")
 }
 
-fn id_of(index: usize) -> SessionId {
+pub(super) fn id_of(index: usize) -> SessionId {
     IDS[index].parse().expect("an id")
 }
 
-fn resolved(spec: &Spec) -> ResolvedSpec {
+pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
     ResolvedSpec {
         template: None,
         runtime: RuntimeKind::Docker,
@@ -341,7 +342,7 @@ fn container(pid: i32) -> ContainerIdentity {
     }
 }
 
-fn ending(failed: bool) -> Ending {
+pub(super) fn ending(failed: bool) -> Ending {
     Ending {
         failed,
         reason: "over".to_owned(),

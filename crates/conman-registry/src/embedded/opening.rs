@@ -1,6 +1,5 @@
 //! What is found in a state directory, and what becomes of it.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use redb::Database;
 use super::schema::{self, Content, Counters, Records, SchemaError};
 use super::{EmbeddedOptions, commit, store_error};
 use crate::database::{self, OpenFailure};
-use crate::files::{ensure_dir, set_aside};
+use crate::files::{ensure_dir, keep_as_damaged};
 use crate::high_water::{Found, HighWater};
 use crate::state_lock::StateLock;
 use crate::{GREATEST_GENERATION, RegistryError};
@@ -182,33 +181,27 @@ fn open_failure(path: &Path, failure: OpenFailure) -> DatabaseFailure {
     }
 }
 
-/// Writes the registry file anew while the daemon runs; what is left of it is set aside.
+/// Writes the registry file anew while the daemon runs. The present one, if any, is kept under
+/// another name, and bears its own until the new one is durable.
 pub(super) fn rebuild(
     path: &Path,
     records: &Records,
     counters: Counters,
 ) -> Result<Database, RegistryError> {
-    match set_aside(path) {
-        Ok(aside) => tracing::error!(
-            path = %path.display(), aside = %aside.display(),
-            "the registry file was damaged while in use; it was set aside and is written anew"
-        ),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => tracing::error!(
-            path = %path.display(),
-            "the registry file was removed while in use; it is written anew"
-        ),
-        Err(source) => {
-            return Err(RegistryError::Io {
-                action: "set aside the damaged registry file",
-                path: path.to_owned(),
-                source: Arc::new(source),
-            });
-        }
-    }
+    let aside = keep_as_damaged(path).map_err(|source| RegistryError::Io {
+        action: "keep a copy of the damaged registry file",
+        path: path.to_owned(),
+        source: Arc::new(source),
+    })?;
     let writes = commit::difference(&Records::new(), records)?;
-    database::create(path, |transaction| {
+    let database = database::create(path, |transaction| {
         schema::fill(transaction, counters)?;
         commit::apply(transaction, &writes)
     })
-    .map_err(|error| store_error("write anew the tables", path, error))
+    .map_err(|error| store_error("write anew the tables", path, error))?;
+    tracing::error!(
+        path = %path.display(), aside = ?aside, records = records.len(),
+        "the registry file could not be trusted any more and was written anew"
+    );
+    Ok(database)
 }

@@ -28,7 +28,9 @@ use crate::{Ending, RecordState, RegistryError, Release, SessionRecord};
 /// After a failed commit redb refuses to go on, and the transaction may or may not have become
 /// durable. The writer then closes the file, answers the whole batch with the error, and before
 /// the next batch opens the file again and makes it equal to the mirror, that is to what was
-/// acknowledged. So a full disk costs errors while it is full and nothing afterwards.
+/// acknowledged. So a full disk costs errors while it is full and nothing afterwards. After any
+/// other error of the disk the file is written anew from the mirror: the kernel forgets pages
+/// that it failed to write, and reads of them prove nothing.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) path: PathBuf,
@@ -37,6 +39,8 @@ pub(super) struct Writer {
     pub(super) generations: Generations,
     /// `None` after a failure.
     pub(super) database: Option<Database>,
+    /// Whether the file must be written anew rather than opened again.
+    pub(super) distrusted: bool,
     /// What the registry file holds.
     pub(super) counters: Counters,
     pub(super) room: Room,
@@ -143,7 +147,7 @@ impl Writer {
                     .collect()
             }
             Err(error) => {
-                self.database = None;
+                self.close(&error);
                 tracing::warn!(
                     path = %self.path.display(),
                     requests = stage.answers.len(),
@@ -285,6 +289,12 @@ impl Writer {
         Ok(())
     }
 
+    /// Closes the file after a failed commit.
+    fn close(&mut self, error: &RegistryError) {
+        self.database = None;
+        self.distrusted |= !error.is_disk_full();
+    }
+
     /// Opens the file after a failure and undoes what of the failed commit had become durable:
     /// its callers were told that it failed. A file that is lost or damaged by now is written
     /// anew from the mirror, which holds everything that was ever acknowledged.
@@ -293,19 +303,24 @@ impl Writer {
             return Ok(());
         }
         let records = self.mirror.snapshot();
-        match opening::open_database(&self.path) {
+        let found = if self.distrusted {
+            Err(DatabaseFailure::Damaged("a write to it failed".to_owned()))
+        } else {
+            opening::open_database(&self.path)
+        };
+        match found {
             Ok((database, content)) => {
                 self.counters = content.counters;
                 self.database = Some(database);
-                let undone = self.commit(&commit::difference(&content.records, &records)?);
-                if let Err(error) = undone {
-                    self.database = None;
+                if let Err(error) = self.commit(&commit::difference(&content.records, &records)?) {
+                    self.close(&error);
                     return Err(error);
                 }
             }
             Err(DatabaseFailure::Missing | DatabaseFailure::Damaged(_)) => {
                 self.counters.reserved_through = self.generations.reserved_through();
                 self.database = Some(opening::rebuild(&self.path, &records, self.counters)?);
+                self.distrusted = false;
             }
             Err(DatabaseFailure::Refused(error)) => return Err(error),
         }
