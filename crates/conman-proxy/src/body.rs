@@ -13,7 +13,7 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Sleep;
 
-use crate::client_io::Ticket;
+use crate::client_io::{BodyWatch, Ticket};
 use crate::headers::strip_forged;
 use crate::pool::Lease;
 use crate::watchdog::Watchdog;
@@ -29,6 +29,8 @@ pub(crate) enum BodyError {
     Stalled(Duration),
     #[error("the body could not be read")]
     Read(#[source] hyper::Error),
+    #[error("the request's body is malformed")]
+    Malformed,
     #[error("the session ended while it answered")]
     SessionEnded,
 }
@@ -58,6 +60,8 @@ impl Fault {
 /// A request's body on its way to the session.
 pub(crate) struct RequestBody {
     inner: Option<Incoming>,
+    /// Sees what hyper lets pass.
+    watch: Option<BodyWatch>,
     /// Closed while the session has not asked for the body of an `Expect: 100-continue`.
     wait: Option<ContinueWait>,
     stall: Watchdog,
@@ -69,12 +73,14 @@ pub(crate) struct RequestBody {
 impl RequestBody {
     pub(crate) fn new(
         inner: Incoming,
+        watch: BodyWatch,
         stall_timeout: Duration,
         trust_forwarded: bool,
         fault: Arc<Fault>,
     ) -> Self {
         Self {
             inner: Some(inner),
+            watch: Some(watch),
             wait: None,
             stall: Watchdog::default(),
             stall_timeout,
@@ -87,6 +93,7 @@ impl RequestBody {
     pub(crate) fn empty() -> Self {
         Self {
             inner: None,
+            watch: None,
             wait: None,
             stall: Watchdog::default(),
             stall_timeout: Duration::ZERO,
@@ -136,7 +143,12 @@ impl Body for RequestBody {
         let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
         };
-        match Pin::new(inner).poll_frame(cx) {
+        let polled = Pin::new(inner).poll_frame(cx);
+        if polled.is_ready() && this.watch.as_ref().is_some_and(BodyWatch::is_broken) {
+            this.fault.set(FaultKind::Broken);
+            return Poll::Ready(Some(Err(BodyError::Malformed)));
+        }
+        match polled {
             Poll::Ready(Some(Ok(mut frame))) => {
                 this.stall.calm();
                 if let Some(trailers) = frame.trailers_mut() {

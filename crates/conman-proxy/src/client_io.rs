@@ -32,6 +32,8 @@ pub(crate) struct Exchanges {
     served: AtomicU64,
     /// Exchanges whose answer has not ended.
     open: AtomicU64,
+    /// The body behind the last approved head is malformed.
+    broken_body: AtomicBool,
     /// An answer was cut whose end the client would take from a close: reset instead.
     cut: AtomicBool,
 }
@@ -46,6 +48,7 @@ impl Exchanges {
         (
             Ticket {
                 exchanges: Arc::clone(self),
+                index,
                 close_is_end,
             },
             approved,
@@ -57,16 +60,38 @@ impl Exchanges {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     exchanges: Arc<Exchanges>,
+    index: u64,
     /// The client takes the connection's end for the answer's.
     close_is_end: bool,
 }
 
 impl Ticket {
+    pub(crate) fn body_watch(&self) -> BodyWatch {
+        BodyWatch {
+            exchanges: Arc::clone(&self.exchanges),
+            index: self.index,
+        }
+    }
+
     /// The answer stops before its end.
     pub(crate) fn cut(&self) {
         if self.close_is_end {
             self.exchanges.cut.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+/// Tells whether the body of one exchange is malformed, as far as it has arrived.
+#[derive(Debug)]
+pub(crate) struct BodyWatch {
+    exchanges: Arc<Exchanges>,
+    index: u64,
+}
+
+impl BodyWatch {
+    pub(crate) fn is_broken(&self) -> bool {
+        self.exchanges.broken_body.load(Ordering::Relaxed)
+            && self.index + 1 == self.exchanges.approved.load(Ordering::Relaxed)
     }
 }
 
@@ -228,6 +253,9 @@ impl AsyncRead for ClientIo {
                 this.exchanges
                     .approved
                     .store(this.framing.approved(), Ordering::Relaxed);
+                if this.framing.has_broken_body() {
+                    this.exchanges.broken_body.store(true, Ordering::Relaxed);
+                }
                 Poll::Ready(result)
             }
             Poll::Pending => {

@@ -13,6 +13,7 @@ use hyper::ext::ReasonPhrase;
 use crate::address::{self, Address};
 use crate::answer::Unforwarded;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
+use crate::client_io::{BodyWatch, Ticket};
 use crate::headers::{Provenance, accepts_trailers, strip_forged, strip_hop_by_hop};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
@@ -29,7 +30,7 @@ pub(crate) async fn serve(
 ) -> Response<ResponseBody> {
     let (ticket, approved) = client.exchanges.begin(request.version());
     let outcome = if approved {
-        exchange(&client, request).await
+        exchange(&client, &ticket, request).await
     } else {
         Err(Unforwarded::Ambiguous)
     };
@@ -43,6 +44,7 @@ pub(crate) async fn serve(
 
 async fn exchange(
     client: &Arc<ClientConnection>,
+    ticket: &Ticket,
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let worker = &client.worker;
@@ -76,7 +78,14 @@ async fn exchange(
         .hold
         .route(directory, &id, may_start, &worker.options, &worker.meters)
         .await?;
-    let outgoing = Outgoing::new(client, &route, parts, body, &host, &prefix);
+    let arrived = Arrived {
+        parts,
+        body,
+        watch: ticket.body_watch(),
+        host: &host,
+        prefix: &prefix,
+    };
+    let outgoing = Outgoing::new(client, &route, arrived);
     match offer {
         Some(offer) => upgrade::forward(client, route, outgoing.parts, offer).await,
         None => forward(client, &route, outgoing).await,
@@ -104,6 +113,15 @@ fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
         .unwrap_or_else(|| HeaderValue::from_static("")))
 }
 
+/// A request as it came, admitted.
+struct Arrived<'request> {
+    parts: Parts,
+    body: Incoming,
+    watch: BodyWatch,
+    host: &'request HeaderValue,
+    prefix: &'request str,
+}
+
 /// A request as the session gets it.
 struct Outgoing {
     parts: Parts,
@@ -112,14 +130,14 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    fn new(
-        client: &ClientConnection,
-        route: &Route,
-        mut parts: Parts,
-        body: Incoming,
-        host: &HeaderValue,
-        prefix: &str,
-    ) -> Self {
+    fn new(client: &ClientConnection, route: &Route, arrived: Arrived<'_>) -> Self {
+        let Arrived {
+            mut parts,
+            body,
+            watch,
+            host,
+            prefix,
+        } = arrived;
         let options = &client.worker.options;
         let has_body = !body.is_end_stream();
         let length_known = body.size_hint().exact().is_some();
@@ -162,6 +180,7 @@ impl Outgoing {
         let fault = Arc::new(Fault::default());
         let mut body = RequestBody::new(
             body,
+            watch,
             options.body_stall_timeout,
             options.trust_forwarded,
             Arc::clone(&fault),

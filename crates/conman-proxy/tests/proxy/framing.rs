@@ -81,6 +81,7 @@ async fn a_broken_chunk_ends_the_request_and_the_connection() {
         "5\nhello\r\n",
         "fffffffffffffffff\r\n",
         "5;a\nb\r\n",
+        "0\r\nA:\nb\r\n",
     ] {
         let fixture = Fixture::new();
         let mut backend = RawBackend::new().await;
