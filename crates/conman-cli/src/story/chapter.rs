@@ -1,8 +1,9 @@
 //! The latest generation of a session: how it ended, and why.
 
+use std::time::Duration;
+
 use conman_proto::{Event, EventKind, Generation, Session, SessionState, Timeline};
 use jiff::{SignedDuration, Timestamp};
-use std::time::Duration;
 
 use crate::human::since;
 use crate::phases;
