@@ -72,6 +72,7 @@ impl EmbeddedRegistry {
             generations: Generations::new(opened.high_water, opened.generations_path),
             room: Room::new(&opened.registry_path),
             database: Some(opened.database),
+            abandoned: Vec::new(),
             distrusted: false,
             counters: opened.content.counters,
             lock: opened.lock,
@@ -124,6 +125,30 @@ impl Drop for EmbeddedRegistry {
     }
 }
 
+/// Waits for the answer to a claim, and gives the claim up when it is dropped before.
+struct ClaimAnswer<'a> {
+    answer: oneshot::Receiver<Result<Arc<SessionRecord>, RegistryError>>,
+    queue: &'a Queue,
+}
+
+impl ClaimAnswer<'_> {
+    async fn receive(mut self) -> Result<Arc<SessionRecord>, RegistryError> {
+        (&mut self.answer)
+            .await
+            .unwrap_or_else(|_| Err(self.queue.closed()))
+    }
+}
+
+impl Drop for ClaimAnswer<'_> {
+    fn drop(&mut self) {
+        // From here on the writer notices by itself; before, the answer may have been on its way.
+        self.answer.close();
+        if let Ok(Ok(record)) = self.answer.try_recv() {
+            self.queue.give_up((record.id.clone(), record.generation));
+        }
+    }
+}
+
 #[async_trait]
 impl Registry for EmbeddedRegistry {
     async fn claim(
@@ -134,7 +159,12 @@ impl Registry for EmbeddedRegistry {
         let (reply, answer) = oneshot::channel();
         let (id, spec) = (id.clone(), Box::new(spec.clone()));
         self.queue.push(Request::Claim { id, spec, reply }).await?;
-        let record = answer.await.unwrap_or_else(|_| Err(self.queue.closed()))?;
+        let record = ClaimAnswer {
+            answer,
+            queue: &self.queue,
+        }
+        .receive()
+        .await?;
         Ok(Arc::unwrap_or_clone(record))
     }
 

@@ -165,3 +165,63 @@ fn read_slot(file: &File, offset: u64) -> io::Result<Slot> {
     number.copy_from_slice(&slot[16..24]);
     Ok(Slot::Intact(u64::from_le_bytes(number)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_only_one_slot_holds_counts_and_is_made_whole() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("mark");
+        let mut mark = HighWater::open(&path, Found::Missing, 10).expect("made");
+        mark.raise(1000).expect("raised");
+        assert_eq!(mark.through(), 1000);
+        mark.raise(7).expect("nothing to raise");
+        let whole = Found::Through {
+            through: 1000,
+            complete: true,
+        };
+        assert_eq!(HighWater::inspect(&path).expect("read"), whole);
+
+        // What a crash between the two writes leaves.
+        mark.file
+            .write_all_at(&encode(2000), SLOT_OFFSETS[0])
+            .expect("written");
+        let found = HighWater::inspect(&path).expect("read");
+        assert_eq!(
+            found,
+            Found::Through {
+                through: 2000,
+                complete: false
+            }
+        );
+        HighWater::open(&path, found, 2000).expect("made whole");
+        mark.file
+            .write_all_at(&[0; SLOT_BYTES], SLOT_OFFSETS[0])
+            .expect("the old file is gone");
+        let whole = Found::Through {
+            through: 2000,
+            complete: true,
+        };
+        assert_eq!(HighWater::inspect(&path).expect("read"), whole);
+    }
+
+    #[test]
+    fn a_slot_of_a_newer_version_is_not_overruled_by_an_older_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("mark");
+        let mark = HighWater::open(&path, Found::Missing, 10).expect("made");
+        let mut newer = encode(20);
+        newer[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        let (content, checksum) = newer.split_at_mut(SLOT_BYTES - 4);
+        checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
+        mark.file
+            .write_all_at(&newer, SLOT_OFFSETS[1])
+            .expect("written");
+        assert_eq!(
+            HighWater::inspect(&path).expect("read"),
+            Found::TooNew(VERSION + 1)
+        );
+    }
+}

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, Weak};
 
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
@@ -23,6 +23,8 @@ pub(crate) struct Faults {
     failures: AtomicI64,
     /// Whether they are those of a full disk, or of a broken one.
     full: AtomicBool,
+    stalled: Mutex<bool>,
+    moved: Condvar,
 }
 
 impl Faults {
@@ -32,6 +34,8 @@ impl Faults {
             until: AtomicI64::new(-1),
             failures: AtomicI64::new(0),
             full: AtomicBool::new(true),
+            stalled: Mutex::new(false),
+            moved: Condvar::new(),
         });
         PLANS
             .lock()
@@ -49,6 +53,21 @@ impl Faults {
     /// Whether failures are those of a full disk (as at first) or of a broken one.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::SeqCst);
+    }
+
+    /// Makes every sync wait until the guard is dropped.
+    pub(crate) fn stall(&self) -> Stalled<'_> {
+        *self.stalled.lock().expect("no panic") = true;
+        Stalled { faults: self }
+    }
+
+    fn wait(&self) {
+        let stalled = self.stalled.lock().expect("no panic");
+        drop(
+            self.moved
+                .wait_while(stalled, |stalled| *stalled)
+                .expect("no panic"),
+        );
     }
 
     pub(crate) fn heal(&self) {
@@ -75,6 +94,19 @@ impl Faults {
             rustix::io::Errno::IO
         };
         Err(errno.into())
+    }
+}
+
+/// A disk that stands still. Declared after what uses the disk, it lets go first when a test fails.
+#[derive(Debug)]
+pub(crate) struct Stalled<'a> {
+    faults: &'a Faults,
+}
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        *self.faults.stalled.lock().expect("no panic") = false;
+        self.faults.moved.notify_all();
     }
 }
 
@@ -110,6 +142,7 @@ impl StorageBackend for FaultyBackend {
 
     /// Fails after the data was synced: whoever asked cannot know, and must not assume.
     fn sync_data(&self) -> io::Result<()> {
+        self.faults.wait();
         self.inner.sync_data()?;
         self.faults.operate()
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use conman_proto::{ResolvedSpec, SessionId};
+use futures_util::FutureExt as _;
 use tempfile::TempDir;
 
 use super::EmbeddedRegistry;
@@ -109,13 +110,82 @@ async fn a_broken_write_leads_to_a_new_file_with_all_that_was_acknowledged() {
 }
 
 #[tokio::test]
+async fn reads_neither_wait_for_a_commit_nor_see_it_before_it_is_durable() {
+    let (_dir, faults, registry) = registry();
+    let known = registry.claim(&id(0), &spec()).await.expect("claimed");
+    let stalled = faults.stall();
+    let claim = tokio::spawn({
+        let registry = Arc::clone(&registry);
+        async move { registry.claim(&id(1), &spec()).await }
+    });
+    let release = tokio::spawn({
+        let (registry, known) = (Arc::clone(&registry), known.clone());
+        async move { release(&registry, &known).await }
+    });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        let listed = registry
+            .list()
+            .now_or_never()
+            .expect("it does not wait")
+            .expect("listed");
+        assert_eq!(listed.as_slice(), std::slice::from_ref(&known));
+        let read = registry
+            .get(&known.id)
+            .now_or_never()
+            .expect("it does not wait");
+        assert_eq!(read.expect("read").as_ref(), Some(&known));
+    }
+    assert!(
+        !claim.is_finished() && !release.is_finished(),
+        "nothing is durable yet"
+    );
+    drop(stalled);
+    let claimed = claim.await.expect("no panic").expect("claimed");
+    release.await.expect("no panic").expect("released");
+    assert_eq!(registry.get(&id(1)).await.expect("read"), Some(claimed));
+    assert!(registry.list().await.expect("listed")[0].state.is_ended());
+}
+
+#[tokio::test]
+async fn a_claim_that_was_answered_and_not_received_is_undone() {
+    let (_dir, _faults, registry) = registry();
+    let (id, spec) = (id(0), spec());
+    let mut claim = registry.claim(&id, &spec);
+    assert!(
+        (&mut claim)
+            .now_or_never()
+            .is_none_or(|answer| answer.is_ok())
+    );
+    while registry.get(&id).await.expect("read").is_none() {
+        tokio::task::yield_now().await;
+    }
+    // One more commit: the answer to the first one was sent before it began.
+    registry
+        .claim(&super::equivalence::id_of(0), &spec)
+        .await
+        .expect("claimed");
+    drop(claim);
+    while !registry
+        .get(&id)
+        .await
+        .expect("read")
+        .expect("a record")
+        .state
+        .is_ended()
+    {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_claim_that_nobody_waits_for_is_undone() {
     let (_dir, _faults, registry) = registry();
     let (id, spec) = (id(0), spec());
     for _ in 0..20 {
         let claim = registry.claim(&id, &spec);
         // Polled once, which queues it, and dropped.
-        if let Some(answered) = futures_util::FutureExt::now_or_never(claim) {
+        if let Some(answered) = claim.now_or_never() {
             // The writer was done before this thread came to look.
             release(&registry, &answered.expect("it was free"))
                 .await

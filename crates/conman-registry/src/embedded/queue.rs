@@ -36,6 +36,16 @@ pub(super) enum Request {
     },
 }
 
+/// A claim that succeeded and whose caller went away without learning of it.
+pub(super) type Abandoned = (SessionId, Generation);
+
+/// What the writer takes at once.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) queued: Vec<Queued>,
+    pub(super) abandoned: Vec<Abandoned>,
+}
+
 /// A request and its place in the queue; the place is free again once this is dropped.
 #[derive(Debug)]
 pub(super) struct Queued {
@@ -58,6 +68,8 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: Vec<Queued>,
+    /// No more than claims had a place in the queue while the writer was busy.
+    abandoned: Vec<Abandoned>,
     closed: Option<String>,
 }
 
@@ -91,10 +103,16 @@ impl Queue {
         Ok(())
     }
 
+    /// Notes that nobody will release this claim. Never waits, so that a destructor may call it.
+    pub(super) fn give_up(&self, abandoned: Abandoned) {
+        self.lock().abandoned.push(abandoned);
+        self.filled.notify_one();
+    }
+
     /// Everything that waits; blocks while nothing does. `None` once closed and empty.
-    pub(super) fn take(&self) -> Option<Vec<Queued>> {
+    pub(super) fn take(&self) -> Option<Batch> {
         let mut inner = self.lock();
-        while inner.waiting.is_empty() {
+        while inner.waiting.is_empty() && inner.abandoned.is_empty() {
             if inner.closed.is_some() {
                 return None;
             }
@@ -103,7 +121,13 @@ impl Queue {
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        Some(std::mem::take(&mut inner.waiting))
+        let Inner {
+            waiting, abandoned, ..
+        } = &mut *inner;
+        Some(Batch {
+            queued: std::mem::take(waiting),
+            abandoned: std::mem::take(abandoned),
+        })
     }
 
     /// Refuses what comes from now on. What already waits is still served.

@@ -14,7 +14,7 @@ use super::commit::{self, Write, Writes, unreadable};
 use super::generations::Generations;
 use super::mirror::Mirror;
 use super::opening::{self, DatabaseFailure};
-use super::queue::{Queue, Queued, Request};
+use super::queue::{Abandoned, Batch, Queue, Queued, Request};
 use super::room::Room;
 use super::schema::{self, Counters};
 use super::store_error;
@@ -39,6 +39,8 @@ pub(super) struct Writer {
     pub(super) generations: Generations,
     /// `None` after a failure.
     pub(super) database: Option<Database>,
+    /// Claims to release with the next transaction.
+    pub(super) abandoned: Vec<Abandoned>,
     /// Whether the file must be written anew rather than opened again.
     pub(super) distrusted: bool,
     /// What the registry file holds.
@@ -80,8 +82,13 @@ impl Writer {
     pub(super) fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         let served = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(batch) = self.queue.take() {
-                self.serve(batch);
+            while let Some(Batch { queued, abandoned }) = self.queue.take() {
+                self.abandoned.extend(abandoned);
+                let committed = self.serve(queued);
+                // Some were found abandoned only when they were to be answered.
+                if committed && !self.abandoned.is_empty() {
+                    self.serve(Vec::new());
+                }
             }
             // A failed commit that had become durable must not come to light at the next start.
             if let Err(error) = self.ensure_open() {
@@ -103,13 +110,14 @@ impl Writer {
         drop(lock);
     }
 
-    fn serve(&mut self, batch: Vec<Queued>) {
+    /// One transaction. Returns whether it was committed.
+    fn serve(&mut self, queued: Vec<Queued>) -> bool {
         if !self.room.has_file() {
             self.database = None;
         }
         if let Err(error) = self.ensure_open() {
-            refuse(batch, &error);
-            return;
+            refuse(queued, &error);
+            return false;
         }
         // Before every batch, not only before claims: a commit may shrink the file, and the blocks
         // beyond its end with it.
@@ -117,48 +125,49 @@ impl Writer {
             no_room: self.room.ensure().err(),
             ..Stage::default()
         };
+        self.stage_abandoned(&mut stage);
         // The places in the queue become free with the commit, which keeps memory bounded.
-        let mut places = Vec::with_capacity(batch.len());
-        for Queued { request, place } in batch {
+        let mut places = Vec::with_capacity(queued.len());
+        for Queued { request, place } in queued {
             self.stage(&mut stage, request);
             places.push(place);
         }
-        let committed = self.commit(&stage.writes);
-        drop(places);
-        let abandoned = self.conclude(stage, committed);
-        if !abandoned.is_empty() {
-            self.end_abandoned(&abandoned);
+        let Stage {
+            records,
+            writes,
+            answers,
+            ..
+        } = stage;
+        if let Err(error) = self.commit(&writes) {
+            self.close(&error);
+            tracing::warn!(
+                path = %self.path.display(),
+                requests = answers.len(),
+                error = &error as &dyn std::error::Error,
+                "a registry commit failed; the file is opened anew with the next request"
+            );
+            answers.into_iter().for_each(|answer| answer.fail(&error));
+            return false;
         }
+        self.mirror.apply(records);
+        self.abandoned = answers.into_iter().filter_map(Answer::deliver).collect();
+        true
     }
 
-    /// Publishes and answers. Returns the claims that nobody waited for any more.
-    fn conclude(
-        &mut self,
-        stage: Stage,
-        committed: Result<(), RegistryError>,
-    ) -> Vec<(SessionId, Generation)> {
-        match committed {
-            Ok(()) => {
-                self.mirror.apply(stage.records);
-                stage
-                    .answers
-                    .into_iter()
-                    .filter_map(Answer::deliver)
-                    .collect()
-            }
-            Err(error) => {
-                self.close(&error);
-                tracing::warn!(
-                    path = %self.path.display(),
-                    requests = stage.answers.len(),
-                    error = &error as &dyn std::error::Error,
-                    "a registry commit failed; the file is opened anew with the next request"
-                );
-                stage
-                    .answers
-                    .into_iter()
-                    .for_each(|answer| answer.fail(&error));
-                Vec::new()
+    /// Gives up claims whose callers went away before the answer: no container can exist for
+    /// them, and nobody else would ever release them.
+    fn stage_abandoned(&mut self, stage: &mut Stage) {
+        for (id, generation) in self.abandoned.clone() {
+            let ending = Ending {
+                failed: true,
+                reason: "the start was given up before it was recorded".to_owned(),
+                exit_code: None,
+                ended_at: Timestamp::now(),
+                started_at: None,
+                phases: Vec::new(),
+            };
+            if let Err(error) = self.change(stage, &id, generation, &Change::Release(ending)) {
+                tracing::warn!(session = %id, %error, "an abandoned claim could not be released");
             }
         }
     }
@@ -310,9 +319,10 @@ impl Writer {
         };
         match found {
             Ok((database, content)) => {
+                let undo = commit::difference(&content.records, &records)?;
                 self.counters = content.counters;
                 self.database = Some(database);
-                if let Err(error) = self.commit(&commit::difference(&content.records, &records)?) {
+                if let Err(error) = self.commit(&undo) {
                     self.close(&error);
                     return Err(error);
                 }
@@ -326,27 +336,6 @@ impl Writer {
         }
         tracing::info!(path = %self.path.display(), "the registry file is open again");
         Ok(())
-    }
-
-    /// Gives up claims whose callers went away between asking and the answer: no container can
-    /// exist for them, and nobody else would ever release them.
-    fn end_abandoned(&mut self, abandoned: &[(SessionId, Generation)]) {
-        let mut stage = Stage::default();
-        for (id, generation) in abandoned {
-            let ending = Ending {
-                failed: true,
-                reason: "the start was given up before it was recorded".to_owned(),
-                exit_code: None,
-                ended_at: Timestamp::now(),
-                started_at: None,
-                phases: Vec::new(),
-            };
-            if let Err(error) = self.change(&mut stage, id, *generation, &Change::Release(ending)) {
-                tracing::warn!(session = %id, %error, "an abandoned claim could not be released");
-            }
-        }
-        let committed = self.commit(&stage.writes);
-        self.conclude(stage, committed);
     }
 }
 

@@ -82,6 +82,28 @@ async fn what_is_not_durable_is_not_shown_and_comes_exactly_once_when_the_disk_h
 }
 
 #[tokio::test]
+async fn neither_appending_nor_reading_the_newest_waits_for_the_disk() {
+    let (_dir, faults, journal) = journal();
+    journal.append(vec![event(0)]);
+    journal.flush().await;
+    let stalled = faults.stall();
+    for number in 1..1000 {
+        journal.append(vec![event(number)]);
+        let page = journal
+            .page(0, 10)
+            .now_or_never()
+            .expect("it does not wait");
+        assert_eq!(
+            page.expect("a page").events.len(),
+            1,
+            "the others are not durable yet"
+        );
+    }
+    drop(stalled);
+    assert_eq!(read_until(&journal, "999").await.len(), 1000);
+}
+
+#[tokio::test]
 async fn events_without_room_are_counted_where_they_are_missing() {
     let (_dir, faults, journal) = journal();
     faults.fail_after(0, FOREVER);
