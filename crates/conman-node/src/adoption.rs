@@ -220,6 +220,7 @@ fn take_on(
     let mut view = View {
         generation: Some(generation),
         created_at: record.created_at,
+        recorded: record.container.is_some(),
         ..View::starting()
     };
     let (count, stage) = match &beginning {

@@ -2,7 +2,7 @@
 
 use conman_proto::{EventKind, Generation, SessionId};
 use conman_registry::{NewEvent, Phase};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// Something that happened to the node.
 pub(crate) fn node_event(kind: EventKind, message: String) -> NewEvent {
@@ -33,7 +33,12 @@ pub(crate) fn session_event(
 
 /// One phase of a start that ended.
 pub(crate) fn phase_event(id: &SessionId, generation: Generation, phase: &Phase) -> NewEvent {
+    let lasted = SignedDuration::try_from_secs_f64(phase.duration_ms / 1_000.0);
+    let ended_at = lasted.and_then(|lasted| phase.started_at.checked_add(lasted));
     NewEvent {
+        // Phases may be told later than they end, several at a time; readers take the beginning
+        // from the end.
+        at: ended_at.unwrap_or_else(|_| Timestamp::now()),
         phase: Some(phase.name.clone()),
         duration_ms: Some(phase.duration_ms),
         ..session_event(

@@ -1,6 +1,7 @@
 //! The node as the rest of the daemon sees it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use conman_core::SpecPolicy;
 use conman_core::listing::ListQuery;
@@ -28,8 +29,12 @@ use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
 use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
+use crate::session::View;
 use crate::sessions::Sessions;
 use crate::{access, adoption, cleanup, ensure, reconcile, runtime_health, view};
+
+/// How long starts under way may hold up a shutdown that leaves the sessions running.
+const START_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The sessions of one machine.
 #[derive(Debug)]
@@ -263,11 +268,14 @@ impl Node {
         &self.emergency
     }
 
-    /// Ends the node's work. With `leave` the containers go on, for the next daemon to adopt;
-    /// otherwise every session is stopped first, bounded by the bound on stuck ones.
+    /// Ends the node's work. With `leave` the containers go on, for the next daemon to adopt, and
+    /// starts under way get a moment to be recorded; otherwise every session is stopped first,
+    /// bounded by the bound on stuck ones.
     pub async fn shutdown(&self, leave: bool) {
         self.context.sessions.shut_down();
-        if !leave {
+        if leave {
+            self.let_starts_be_recorded().await;
+        } else {
             self.stop_all().await;
         }
         let message = if leave {
@@ -282,6 +290,24 @@ impl Node {
             task.abort();
         }
         self.context.journal.flush().await;
+    }
+
+    /// A start whose container is recorded is adopted by the next daemon; any other one is ended
+    /// by it.
+    async fn let_starts_be_recorded(&self) {
+        let live = self.context.sessions.live();
+        let all = async {
+            for handle in &live {
+                let settled = |view: &View| match view.state {
+                    SessionState::Starting => view.recorded,
+                    _ => true,
+                };
+                handle.wait_for(settled).await;
+            }
+        };
+        if timeout(START_PATIENCE, all).await.is_err() {
+            tracing::warn!("some starts are not recorded yet; the next start of conman ends them");
+        }
     }
 
     async fn stop_all(&self) {

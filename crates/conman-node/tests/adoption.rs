@@ -183,20 +183,20 @@ fn a_start_that_nobody_answered_before_the_crash_is_found_and_ended() {
         },
     );
     daemon.faults().always(Operation::Find, Fault::Hang);
-    let asked = daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), false))
-        .expect("begun");
+    let node = Arc::clone(&daemon.node);
+    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
     eventually("the call", || {
         (daemon.faults().calls(Operation::Start) == 1).then_some(())
     });
+    let lost = daemon.record("alice").generation;
     daemon.vanish();
 
     let daemon = stage.boot();
     let shown = daemon.await_state("alice", SessionState::Failed);
-    assert_eq!(shown.generation, asked.session.generation);
+    assert_eq!(shown.generation, lost);
     assert_eq!(stage.alive(), 0);
     let next = daemon.start("alice", &idle());
-    assert!(next.generation > asked.session.generation);
+    assert!(next.generation > lost);
 }
 
 #[test]

@@ -199,14 +199,19 @@ fn a_session_that_ends_within_its_grace_is_certified_early_and_the_others_are_ki
         preempt_grace_ms: Some(grace_ms),
         ..program(script)
     };
-    let saved = stage.state.path().join("saved");
+    let file = |name: &str| stage.state.path().join(name);
+    let wait = "while :; do sleep 0.05; done";
     let polite = format!(
-        "trap 'echo saved >{}; exit 0' TERM; while :; do sleep 0.05; done",
-        saved.display()
+        "trap 'echo saved >{}; exit 0' TERM; : >{}; {wait}",
+        file("saved").display(),
+        file("polite").display()
     );
+    let rude = format!("trap '' TERM; : >{}; {wait}", file("rude").display());
     daemon.start("polite", &with_grace(&polite, 20_000));
-    let rude = "trap '' TERM; while :; do sleep 0.05; done";
-    daemon.start("rude", &with_grace(rude, 700));
+    daemon.start("rude", &with_grace(&rude, 700));
+    for name in ["polite", "rude"] {
+        eventually("the trap to be set", || file(name).exists().then_some(()));
+    }
     let report = daemon
         .run(daemon.node.preempt(&request(), "api"))
         .expect("a report");
@@ -218,7 +223,7 @@ fn a_session_that_ends_within_its_grace_is_certified_early_and_the_others_are_ki
         "{report:?}"
     );
     assert_eq!(
-        std::fs::read_to_string(saved).expect("it was given time"),
+        std::fs::read_to_string(file("saved")).expect("it was given time"),
         "saved\n"
     );
 }

@@ -431,10 +431,10 @@ fn a_start_can_be_stopped_at_any_step() {
         daemon
             .faults()
             .always(operation, Fault::Delay(Duration::from_millis(300)));
+        let calls = daemon.faults().calls(operation);
         let node = Arc::clone(&daemon.node);
         let asked =
             daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
-        let calls = daemon.faults().calls(operation);
         eventually("the call", || {
             (daemon.faults().calls(operation) > calls).then_some(())
         });

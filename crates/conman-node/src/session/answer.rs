@@ -44,6 +44,8 @@ impl Trouble {
             RuntimeError::Refused { .. } | RuntimeError::NoSuchCommand { .. } => {
                 (FailureKind::Refused, "; correct the session's spec")
             }
+            // Its exit code and last words say more than any remedy.
+            RuntimeError::EndedAtOnce { .. } => (FailureKind::Exited, ""),
             RuntimeError::Exists { .. } => (
                 FailureKind::Host,
                 "; something else made it: remove it, then start the session again",

@@ -324,6 +324,7 @@ impl Driver {
             Answer::Hold(hold) => self.absorb_hold(hold),
             Answer::Record(Ok(at)) => {
                 self.recorded_at = Some(at);
+                self.publisher.recorded();
                 Event::Recorded
             }
             Answer::Record(Err(trouble)) => Event::RecordFailed(self.fail(trouble)),

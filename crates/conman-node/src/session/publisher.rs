@@ -67,6 +67,10 @@ impl Publisher {
         self.show(|view| set_process(view, generation, process));
     }
 
+    pub(super) fn recorded(&self) {
+        self.show(|view| !std::mem::replace(&mut view.recorded, true));
+    }
+
     pub(super) fn ready(
         &self,
         generation: Option<Generation>,

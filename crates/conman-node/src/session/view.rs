@@ -23,6 +23,8 @@ pub(crate) struct View {
     pub(crate) ended_at: Option<Timestamp>,
     /// The container's init while it lives.
     pub(crate) process: Option<Arc<PidFd>>,
+    /// Whether the registry knows how to find the process again.
+    pub(crate) recorded: bool,
     pub(crate) phases: Vec<Phase>,
     /// What kept the start from succeeding.
     pub(crate) failure: Option<Failure>,
@@ -53,6 +55,7 @@ impl View {
             started_at: None,
             ended_at: None,
             process: None,
+            recorded: false,
             phases: Vec::new(),
             failure: None,
             dead_at: None,

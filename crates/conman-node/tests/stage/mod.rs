@@ -3,6 +3,9 @@
 //! leaves nothing behind.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod flaky_registry;
+pub(crate) mod frozen;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;

@@ -1,0 +1,216 @@
+//! Processes that do not die, and a registry that cannot write.
+
+mod stage;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_linux::Cgroups;
+use conman_node::{EnsureError, NodeOptions, RouteError};
+use conman_proto::{EventKind, PreemptRequest, SessionState};
+use conman_registry::RecordState;
+use stage::flaky_registry::FlakyRegistry;
+use stage::frozen::Frozen;
+use stage::{Daemon, Stage, eventually, idle, session, web_from};
+
+fn quick(stage: &Stage) -> NodeOptions {
+    let mut options = stage.options();
+    options.bounds.stuck_after = Duration::from_millis(400);
+    options.bounds.registry = Duration::from_millis(700);
+    options
+}
+
+fn freeze(stage: &Stage, daemon: &Daemon, id: &str) -> Option<Frozen> {
+    let cgroups = Cgroups::detect().expect("the host has cgroups");
+    let pids = cgroups.pids_below(&stage.cgroup(id, daemon.show(id).generation));
+    let frozen = Frozen::new(&format!("conman-{}-frozen", stage.instance), &pids);
+    frozen.inspect_err(|why| say_skipped(why)).ok()
+}
+
+#[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
+fn say_skipped(why: &str) {
+    println!("skipped: {why}");
+}
+
+#[test]
+fn what_does_not_die_is_stuck_with_its_reason_and_released_when_it_is_dead() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with(quick(&stage));
+    daemon.start("alice", &web_from("web"));
+    let Some(frozen) = freeze(&stage, &daemon, "alice") else {
+        return;
+    };
+
+    let report = daemon
+        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .expect("answered");
+    assert_eq!((report.state, report.dead_ms), (SessionState::Stuck, None));
+    let reason = report.reason.expect("a reason");
+    assert!(reason.contains("killed, and not dead: process"), "{reason}");
+    assert!(!daemon.record("alice").state.is_ended());
+    eventually("the record to say stuck", || {
+        matches!(daemon.record("alice").state, RecordState::Stuck { .. }).then_some(())
+    });
+    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    assert!(matches!(error, Err(EnsureError::Stuck { .. })), "{error:?}");
+    let error = daemon.run(daemon.node.route(&session("alice"), true));
+    assert!(matches!(error, Err(RouteError::Stuck { .. })), "{error:?}");
+
+    frozen.thaw();
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    assert_eq!(shown.reason.as_deref(), Some("deleted"));
+    assert!(daemon.record("alice").state.is_ended());
+    assert!(daemon.story("alice").contains(&EventKind::SessionStuck));
+    daemon.start("alice", &idle());
+}
+
+#[test]
+fn a_preemption_reports_what_does_not_die_and_releases_the_rest() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with(quick(&stage));
+    daemon.start("alice", &idle());
+    daemon.start("bob", &idle());
+    let Some(frozen) = freeze(&stage, &daemon, "alice") else {
+        return;
+    };
+
+    let request = PreemptRequest {
+        budget_ms: Some(100),
+        ..PreemptRequest::default()
+    };
+    let report = daemon
+        .run(daemon.node.preempt(&request, "api"))
+        .expect("a report");
+    assert_eq!(
+        (report.sessions, report.released, report.unreleased.len()),
+        (2, 1, 1)
+    );
+    let left = &report.unreleased[0];
+    assert_eq!(left.id, session("alice"));
+    assert!(
+        left.reason.contains("killed, and not dead"),
+        "{}",
+        left.reason
+    );
+    assert!(!daemon.record("alice").state.is_ended());
+    daemon.await_state("bob", SessionState::Stopped);
+    daemon.await_state("alice", SessionState::Stuck);
+
+    frozen.thaw();
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    assert_eq!(
+        shown.reason.as_deref(),
+        Some("preempted: preemption notice")
+    );
+    assert!(daemon.record("alice").state.is_ended());
+}
+
+fn boot_flaky(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {
+    let registry = Arc::new(FlakyRegistry::default());
+    let daemon = stage.boot_on(quick(stage), registry.clone(), Duration::from_secs(30));
+    (daemon, registry)
+}
+
+#[test]
+fn a_start_that_cannot_be_recorded_is_refused_and_leaves_no_trace() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.fill(true);
+    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let Err(error @ EnsureError::Registry { .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(error.is_retryable());
+    assert!(daemon.node.get(&session("alice")).is_none());
+    registry.fill(false);
+    daemon.start("alice", &idle());
+}
+
+#[test]
+fn a_claim_whose_answer_was_lost_does_not_keep_the_session_from_starting() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.lose_next_claim();
+    daemon
+        .run(daemon.node.ensure(&session("alice"), &idle(), true))
+        .expect_err("lost");
+    let lost = daemon.record("alice").generation;
+    assert!(daemon.start("alice", &idle()).generation > lost);
+}
+
+#[test]
+fn a_container_that_cannot_be_recorded_is_killed() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    daemon.faults().next(
+        conman_runtime::Operation::Start,
+        1,
+        conman_runtime::Fault::Delay(Duration::from_millis(200)),
+    );
+    daemon
+        .run(daemon.node.ensure(&session("alice"), &idle(), false))
+        .expect("begun");
+    registry.fill(true);
+    eventually("the bound on recording to pass", || {
+        (daemon.show("alice").state != SessionState::Starting).then_some(())
+    });
+    registry.fill(false);
+    let shown = daemon.await_state("alice", SessionState::Failed);
+    assert!(
+        shown
+            .reason
+            .as_deref()
+            .is_some_and(|r| r.starts_with("record:")),
+        "{shown:?}"
+    );
+    assert_eq!(stage.alive(), 0);
+    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    error.expect("the next one starts");
+}
+
+#[test]
+fn a_kill_does_not_wait_for_a_full_disk_and_the_release_is_tried_until_it_is_recorded() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    daemon.start("alice", &idle());
+    registry.fill(true);
+    let stopping = {
+        let node = Arc::clone(&daemon.node);
+        daemon.spawn(async move { node.stop(&session("alice"), "deleted").await })
+    };
+    eventually("the session to be dead", || {
+        (stage.alive() == 0).then_some(())
+    });
+    let before = registry.refused();
+    eventually("a second try", || {
+        (registry.refused() > before + 1).then_some(())
+    });
+    assert!(!daemon.show("alice").state.is_ended());
+    registry.fill(false);
+    daemon.run(stopping).expect("no panic").expect("answered");
+    daemon.await_state("alice", SessionState::Stopped);
+}
+
+#[test]
+fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    daemon.start("alice", &idle());
+    registry.fill(true);
+    let pending = daemon
+        .node
+        .emergency()
+        .preempt(&PreemptRequest::default(), "api");
+    eventually("a few tries", || (registry.refused() > 3).then_some(()));
+    assert_eq!(stage.alive(), 0);
+    registry.fill(false);
+    let report = daemon
+        .run(pending.expect("taken").wait())
+        .expect("a report");
+    assert_eq!((report.certified, report.released), (1, 1));
+    let refused = daemon.run(daemon.node.ensure(&session("bob"), &idle(), true));
+    assert!(
+        matches!(refused, Err(EnsureError::Preempted { .. })),
+        "{refused:?}"
+    );
+}
