@@ -9,7 +9,7 @@ use std::sync::Arc;
 use conman_proto::SessionId;
 use conman_registry::{EmbeddedRegistry, Registry, SessionRecord};
 
-use crate::support::{container, id, only, open, release, spec, this_binary};
+use crate::support::{container, dir_in_memory, id, only, open, release, spec, this_binary};
 
 const DIR: &str = "CONMAN_REGISTRY_TEST_DIR";
 const ROUNDS: u64 = 20;
@@ -63,7 +63,8 @@ impl Acknowledged {
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_sigkill_and_generations_only_grow() {
-    let dir = tempfile::tempdir().expect("a directory");
+    // A killed process takes nothing of what it wrote along, whether a disk had it already or not.
+    let dir = dir_in_memory();
     let mut known = BTreeMap::new();
     // Fixed, so that a failure can be repeated as far as the machine's timing allows.
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
