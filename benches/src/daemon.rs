@@ -259,14 +259,14 @@ port = 8080
 image = "{PYTHON_IMAGE}"
 command = {echo}
 port = 8080
-binds = ["{folder}:/opt/conman:ro"]
+binds = ["{folder}/{name}:/opt/conman/{name}:ro"]
 
 [templates.echo-bridge]
 image = "{PYTHON_IMAGE}"
 command = {echo}
 port = 8080
 network = "bridge"
-binds = ["{folder}:/opt/conman:ro"]
+binds = ["{folder}/{name}:/opt/conman/{name}:ro"]
 "#
     ))
 }
