@@ -124,8 +124,10 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
         RuntimeError::Refused { .. } => Kind::REFUSED,
         RuntimeError::NoSuchCommand { .. } => Kind::NO_SUCH_COMMAND,
         RuntimeError::NoSuchContainer { .. } => Kind::NOT_RUNNING,
-        // Neither comes from running a command or reading a log.
-        RuntimeError::Exists { .. } | RuntimeError::StillAlive { .. } => Kind::INTERNAL,
+        // None of them comes from running a command or reading a log.
+        RuntimeError::EndedAtOnce { .. }
+        | RuntimeError::Exists { .. }
+        | RuntimeError::StillAlive { .. } => Kind::INTERNAL,
         RuntimeError::Host { .. } => Kind::HOST_FAILED,
     }
 }

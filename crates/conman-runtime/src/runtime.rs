@@ -195,6 +195,10 @@ pub enum RuntimeError {
         subject: String,
         reason: String,
     },
+    /// It started, and its program ended before anybody could take hold of it. Whether a program
+    /// that ends soon is told so or by its exit is a matter of timing alone.
+    #[error("{subject} {reason}")]
+    EndedAtOnce { subject: String, reason: String },
     /// The command to run does not exist in the container; `exit_code` is 126 or 127.
     #[error("`{command}` cannot be run in {subject}: {reason}")]
     NoSuchCommand {
@@ -228,6 +232,7 @@ impl RuntimeError {
             Self::Unavailable { .. } | Self::TimedOut { .. } => true,
             Self::NoSuchImage { .. }
             | Self::Refused { .. }
+            | Self::EndedAtOnce { .. }
             | Self::NoSuchCommand { .. }
             | Self::NoSuchContainer { .. }
             | Self::Exists { .. }

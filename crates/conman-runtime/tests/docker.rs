@@ -261,7 +261,7 @@ mod containers {
                 let exit_code = stage.runtime().exit_code(&plan.key, PATIENCE).await;
                 assert_eq!(exit_code, Some(9));
             }
-            Err(RuntimeError::Refused { reason, .. }) => {
+            Err(RuntimeError::EndedAtOnce { reason, .. }) => {
                 assert!(reason.contains("exit code 9"), "{reason}");
                 assert!(reason.contains("no luck"), "{reason}");
             }

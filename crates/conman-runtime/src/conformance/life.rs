@@ -134,7 +134,7 @@ pub async fn the_exit_code_of_the_program_is_told(stage: &Stage) {
     // It may end before or after its start is answered.
     match stage.runtime().start(&plan.key).await {
         Ok(_) => {}
-        Err(RuntimeError::Refused { reason, .. }) => assert!(reason.contains('7'), "{reason}"),
+        Err(RuntimeError::EndedAtOnce { reason, .. }) => assert!(reason.contains('7'), "{reason}"),
         Err(error) => panic!("{error}"),
     }
     assert_eq!(

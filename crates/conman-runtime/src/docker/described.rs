@@ -8,7 +8,7 @@ use bollard::models::{
 };
 use bollard::query_parameters::LogsOptionsBuilder;
 use conman_core::naming::{LABEL_GENERATION, LABEL_SESSION};
-use conman_proto::{Generation, RuntimeKind};
+use conman_proto::Generation;
 use futures_util::stream::StreamExt;
 
 use super::container_body::LABEL_FILES;
@@ -106,8 +106,8 @@ pub(super) async fn ended_at_once(
         };
     }
     let mut reason = match exit_code {
-        Some(exit_code) => format!("it ended at once with exit code {exit_code}"),
-        None => "it ended at once".to_owned(),
+        Some(exit_code) => format!("ended at once with exit code {exit_code}"),
+        None => "ended at once".to_owned(),
     };
     let complaint = state.error.filter(|complaint| !complaint.is_empty());
     for words in complaint
@@ -117,12 +117,7 @@ pub(super) async fn ended_at_once(
         reason.push_str(": ");
         reason.push_str(&quote(&words));
     }
-    RuntimeError::Refused {
-        runtime: RuntimeKind::Docker,
-        action: "start",
-        subject,
-        reason,
-    }
+    RuntimeError::EndedAtOnce { subject, reason }
 }
 
 /// The end of a container's log, as far as it can be read.

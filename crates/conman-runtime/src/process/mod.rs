@@ -340,15 +340,13 @@ impl Inner {
 
     async fn ended_at_once(key: &ContainerKey, dir: &ContainerDir) -> RuntimeError {
         let ending = match dir.wait_exit_code(EXIT_PATIENCE).await {
-            Some(exit_code) => format!("it ended with exit code {exit_code}"),
-            None => "it ended".to_owned(),
+            Some(exit_code) => format!("ended at once with exit code {exit_code}"),
+            None => "ended at once".to_owned(),
         };
         let mut output = std::fs::read(dir.trouble()).unwrap_or_default();
         output.extend(std::fs::read(dir.stderr()).unwrap_or_default());
         let quoted = String::from_utf8_lossy(&output[output.len().saturating_sub(QUOTED_BYTES)..]);
-        RuntimeError::Refused {
-            runtime: RuntimeKind::Process,
-            action: "start",
+        RuntimeError::EndedAtOnce {
             subject: key.to_string(),
             reason: format!("{ending}: {}", quoted.trim()),
         }
