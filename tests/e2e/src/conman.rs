@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conman_linux::proc_scan::{ProcEntry, alive_below};
 use http::{Method, StatusCode};
@@ -19,6 +19,8 @@ use crate::{eventually, eventually_some};
 
 /// Bound on a daemon's start and end; adopting many containers on a busy machine included.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a cgroup is tried that is still in use.
+const POLL: Duration = Duration::from_millis(20);
 /// Lines of the log that a failed test prints.
 const TAIL: usize = 60;
 
@@ -290,10 +292,28 @@ impl Conman {
                 }
             }
         }
-        if let Ok(cgroups) = conman_linux::Cgroups::detect() {
-            // Docker makes the last of them go a moment later than it answers.
-            drop(cgroups.remove_tree(&format!("/conman-{instance}")));
+        remove_cgroups(&instance);
+    }
+}
+
+/// Removes what Docker made around its containers' own cgroups.
+#[expect(clippy::print_stderr, reason = "what cannot be removed must be told")]
+fn remove_cgroups(instance: &str) {
+    let Ok(cgroups) = conman_linux::Cgroups::detect() else {
+        return;
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let errors = cgroups.remove_tree(&format!("/conman-{instance}"));
+        if errors.is_empty() {
+            return;
         }
+        if Instant::now() > deadline {
+            eprintln!("cgroups of {instance} were left behind: {errors:?}");
+            return;
+        }
+        // The kernel takes a moment to let go of processes that are dead.
+        std::thread::park_timeout(POLL);
     }
 }
 

@@ -21,25 +21,23 @@ async fn events_go_on_after_the_last_one_seen_across_a_crash_without_gap_or_dupl
     let mut conman = Conman::start(&docker).await;
     let mut stream = EventStream::open(&conman.api(), "/v1/events?after=0", None).await;
     let mut seen = Vec::new();
-    let mut last = None;
     for round in 0..3 {
         let id = format!("s{round}");
         let api = conman.api();
         api.ensure(&id, &json!({"template": "tiny"})).await;
-        loop {
+        let last = loop {
             let event = stream.next().await.expect("the stream goes on");
-            last = Some(event.seq);
-            let ready = is(&event, EventKind::SessionReady, &id);
+            let (seq, ready) = (event.seq, is(&event, EventKind::SessionReady, &id));
             seen.push(event);
             if ready {
-                break;
+                break seq;
             }
-        }
+        };
         // These events are missed: the crash comes in the middle of the stream.
         api.ensure(&format!("missed{round}"), &json!({"template": "tiny"}))
             .await;
         conman.restart_after_crash().await;
-        stream = EventStream::open(&conman.api(), "/v1/events", last).await;
+        stream = EventStream::open(&conman.api(), "/v1/events", Some(last)).await;
     }
     let api = conman.api();
     api.stop("s2").await;
