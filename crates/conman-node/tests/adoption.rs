@@ -133,8 +133,9 @@ fn a_pid_that_another_process_has_by_now_is_neither_adopted_nor_killed() {
         );
         assert!(daemon.record(id).state.is_ended());
     }
-    assert_eq!(daemon.show("bystander").pid, bystander.pid);
-    assert_eq!(daemon.show("bystander").state, SessionState::Running);
+    // Its record may not have said that it was ready.
+    let shown = daemon.await_state("bystander", SessionState::Running);
+    assert_eq!(shown.pid, bystander.pid);
 }
 
 #[test]

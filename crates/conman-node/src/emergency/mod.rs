@@ -8,11 +8,13 @@
 //!
 //! [`EmergencyHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
 
+mod claims;
 mod desk;
 mod gce;
 mod log;
 mod metadata;
 mod preemption;
+mod releases;
 mod target;
 
 use std::future::Future;

@@ -2,18 +2,21 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::Closing;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, PreemptReport, SessionId, Unreleased};
-use conman_registry::{Ending, NewEvent, RecordState, RegistryError, Release};
+use conman_registry::{Ending, NewEvent, Release};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::claims::{self, Claims};
+use super::releases::{Released, Releases};
 use super::target::{Standing, Target};
 use super::{Means, Notice};
 use crate::certificate;
@@ -25,25 +28,12 @@ use crate::plan;
 /// Between two looks at sessions whose start is under way.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// How long a claim under way may take to show in the registry. One that was not even sent, by a
-/// task that hangs, never shows.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Between two tries of a release that failed.
-const RELEASE_PAUSE: Duration = Duration::from_millis(20);
-
-/// Sessions in one batch of releases: large enough for one commit to serve many, small enough
-/// for the first ones not to wait for the last.
-const BATCH: usize = 512;
-
 /// What a preemption did, with the events that tell of it.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) report: PreemptReport,
     pub(super) events: Vec<NewEvent>,
 }
-
-type Released = (Vec<Release>, Vec<Result<(), RegistryError>>);
 
 pub(super) struct Preemption {
     means: Means,
@@ -55,10 +45,8 @@ pub(super) struct Preemption {
     deadline: watch::Receiver<Instant>,
     targets: HashMap<SessionId, Target>,
     dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
-    dead: Vec<Release>,
-    releasing: Option<BoxFuture<'static, Released>>,
-    retry_at: Option<Instant>,
-    looking_up: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
+    releases: Releases,
+    claims: Claims,
     events: Vec<NewEvent>,
     last_kill: Option<Instant>,
     last_certificate: Option<Instant>,
@@ -79,10 +67,8 @@ impl Preemption {
             deadline,
             targets: HashMap::new(),
             dying: FuturesUnordered::new(),
-            dead: Vec::new(),
-            releasing: None,
-            retry_at: None,
-            looking_up: None,
+            releases: Releases::new(means.registry.clone()),
+            claims: Claims::default(),
             events: Vec::new(),
             last_kill: None,
             last_certificate: None,
@@ -111,7 +97,7 @@ impl Preemption {
             if Instant::now() >= end {
                 break;
             }
-            self.begin_release();
+            self.releases.begin();
             self.step(end).await;
         }
         self.conclude()
@@ -127,21 +113,15 @@ impl Preemption {
             end
         };
         let kill = self.next_kill().unwrap_or(end);
-        let retry = self.retry_at.unwrap_or(end);
+        let retry = self.releases.retry_at().unwrap_or(end);
         let wake = look.min(kill).min(retry).min(end);
         tokio::select! {
             // Cancel safe: a certificate is taken or stays in the set.
             Some(id) = self.dying.next(), if !self.dying.is_empty() => self.certify(id),
-            // Cancel safe: the work is kept and polled again.
-            (batch, results) = or_pending(&mut self.releasing) => {
-                self.releasing = None;
-                self.released(batch, results);
-            }
-            // Cancel safe: likewise.
-            found = or_pending(&mut self.looking_up) => {
-                self.looking_up = None;
-                self.found_claims(found);
-            }
+            // Cancel safe: see there.
+            released = self.releases.next() => self.released(released),
+            // Cancel safe: see there.
+            found = self.claims.next() => self.found_claims(found),
             // Cancel safe: the loop reads the deadline anew. The sender lives as long as this.
             Ok(()) = self.deadline.changed() => self.shorten_grace(),
             // Cancel safe: what changed is read from the table, and looked for again anyway while
@@ -215,12 +195,7 @@ impl Preemption {
         }
     }
 
-    fn kill_or_warn(
-        &mut self,
-        id: &SessionId,
-        generation: Generation,
-        process: std::sync::Arc<PidFd>,
-    ) {
+    fn kill_or_warn(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
         };
@@ -239,13 +214,7 @@ impl Preemption {
         }
     }
 
-    fn kill(
-        &mut self,
-        id: &SessionId,
-        generation: Generation,
-        process: std::sync::Arc<PidFd>,
-        watch: bool,
-    ) {
+    fn kill(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>, watch: bool) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
         };
@@ -271,17 +240,12 @@ impl Preemption {
         }
     }
 
-    fn await_death(
-        &mut self,
-        id: &SessionId,
-        generation: Generation,
-        process: std::sync::Arc<PidFd>,
-    ) {
+    fn await_death(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {
         self.set(id, Standing::Killed(generation, process.clone()));
         self.watch(id, process);
     }
 
-    fn watch(&mut self, id: &SessionId, process: std::sync::Arc<PidFd>) {
+    fn watch(&mut self, id: &SessionId, process: Arc<PidFd>) {
         let id = id.clone();
         self.dying
             .push(certificate::of(process).map(|()| id).boxed());
@@ -361,32 +325,15 @@ impl Preemption {
             started_at: target.entry.started_at,
             phases: target.entry.phases.clone(),
         };
-        self.dead.push(Release {
+        self.releases.push(Release {
             id: id.clone(),
             generation,
             ending,
         });
     }
 
-    fn begin_release(&mut self) {
-        let paused = self.retry_at.is_some_and(|at| Instant::now() < at);
-        if self.releasing.is_some() || self.dead.is_empty() || paused {
-            return;
-        }
-        self.retry_at = None;
-        let batch: Vec<Release> = self.dead.drain(..self.dead.len().min(BATCH)).collect();
-        let registry = self.means.registry.clone();
-        self.releasing = Some(
-            async move {
-                let results = registry.release(batch.clone()).await;
-                (batch, results)
-            }
-            .boxed(),
-        );
-    }
-
-    fn released(&mut self, batch: Vec<Release>, results: Vec<Result<(), RegistryError>>) {
-        for (release, result) in batch.into_iter().zip(results) {
+    fn released(&mut self, released: Released) {
+        for (release, result) in released {
             let (id, generation) = (release.id.clone(), release.generation);
             match result {
                 Ok(()) => {
@@ -407,8 +354,7 @@ impl Preemption {
                     self.means.table.remove(&id, Some(generation));
                 }
                 Err(error) if error.is_retryable() => {
-                    self.retry_at = Some(Instant::now() + RELEASE_PAUSE);
-                    self.dead.push(release);
+                    self.releases.put_back(release);
                 }
                 Err(error) => {
                     let reason = format!("its release was refused: {}", crate::error_chain(&error));
@@ -427,32 +373,15 @@ impl Preemption {
             .filter(|(_, target)| matches!(target.standing, Standing::Claiming))
             .map(|(id, _)| id.clone())
             .collect();
-        if Instant::now() >= self.at + CLAIM_PATIENCE {
-            for id in claiming {
-                let reason = "its claim was still under way; it has no container, and the record, \
-                    if any, is released at the next start of conman";
-                self.set(&id, Standing::Failed(None, reason.to_owned()));
-            }
+        if Instant::now() < self.at + claims::PATIENCE {
+            self.claims.ask(&self.means.registry, claiming);
             return;
         }
-        if self.looking_up.is_some() || claiming.is_empty() {
-            return;
+        for id in claiming {
+            let reason = "its claim was still under way; it has no container, and the record, if \
+                any, is released at the next start of conman";
+            self.set(&id, Standing::Failed(None, reason.to_owned()));
         }
-        let registry = self.means.registry.clone();
-        self.looking_up = Some(
-            async move {
-                let mut found = Vec::new();
-                for id in claiming {
-                    if let Ok(Some(record)) = registry.get(&id).await
-                        && record.state == RecordState::Starting
-                    {
-                        found.push((id, record.generation));
-                    }
-                }
-                found
-            }
-            .boxed(),
-        );
     }
 
     fn found_claims(&mut self, found: Vec<(SessionId, Generation)>) {
@@ -538,12 +467,5 @@ impl Preemption {
             report,
             events: self.events,
         }
-    }
-}
-
-async fn or_pending<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
-    match work {
-        Some(work) => work.await,
-        None => std::future::pending().await,
     }
 }

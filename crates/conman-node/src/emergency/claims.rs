@@ -1,0 +1,50 @@
+//! Claims under way when a preemption begins: whose answers their tasks may be too stuck to take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_proto::{Generation, SessionId};
+use conman_registry::{RecordState, Registry};
+use futures_util::future::{BoxFuture, FutureExt};
+
+/// How long a claim under way may take to show in the registry. One that was not even sent, by a
+/// task that hangs, never shows.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Asks the registry for the generations of claims, one round at a time.
+#[derive(Default)]
+pub(super) struct Claims {
+    asking: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
+}
+
+impl Claims {
+    /// Begins a round, unless one is under way.
+    pub(super) fn ask(&mut self, registry: &Arc<dyn Registry>, claiming: Vec<SessionId>) {
+        if self.asking.is_some() || claiming.is_empty() {
+            return;
+        }
+        let registry = Arc::clone(registry);
+        let work = async move {
+            let mut found = Vec::new();
+            for id in claiming {
+                if let Ok(Some(record)) = registry.get(&id).await
+                    && record.state == RecordState::Starting
+                {
+                    found.push((id, record.generation));
+                }
+            }
+            found
+        };
+        self.asking = Some(work.boxed());
+    }
+
+    /// What the round under way found; never without one. Cancel safe: it is kept.
+    pub(super) async fn next(&mut self) -> Vec<(SessionId, Generation)> {
+        let Some(work) = &mut self.asking else {
+            return std::future::pending().await;
+        };
+        let found = work.await;
+        self.asking = None;
+        found
+    }
+}

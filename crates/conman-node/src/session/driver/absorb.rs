@@ -1,0 +1,281 @@
+//! Takes note of what happened, and says it in the machine's words.
+
+use std::sync::Arc;
+
+use conman_core::lifecycle::{Event, State, Step};
+use conman_linux::{PidFd, ProcessIdentity};
+use conman_registry::{ContainerIdentity, RecordState, RegistryError};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{Driver, Input};
+use crate::certificate;
+use crate::error::FailureKind;
+use crate::kill_table::Fate;
+use crate::phases;
+use crate::session::answer::{Answer, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble};
+use crate::session::idle::Patience;
+use crate::session::view::Failure;
+
+impl Driver {
+    /// Takes note of what happened, and says it in the machine's words.
+    pub(super) fn absorb(&mut self, input: Input) -> Vec<Event> {
+        match input {
+            Input::Tick => vec![Event::Tick],
+            Input::Stop(why) => {
+                self.told_stop = true;
+                self.fail_with(FailureKind::Stopped);
+                vec![Event::StopAsked(why)]
+            }
+            Input::Fate(fate) => self.absorb_fate(fate),
+            Input::Look => {
+                let activity = &self.handle.activity;
+                let now = Instant::now();
+                let why = self.patience.as_mut().and_then(|p| p.look(activity, now));
+                why.map(|why| {
+                    self.patience = None;
+                    Event::StopAsked(why)
+                })
+                .into_iter()
+                .collect()
+            }
+            Input::ClaimSlow => {
+                // The claim may still be recorded, and is given up then.
+                self.failure = Some(Failure::ClaimSlow);
+                vec![Event::StopAsked(
+                    "the registry did not record the start in time".to_owned(),
+                )]
+            }
+            Input::Answer(answer) => {
+                let mut events = self.absorb_preemption();
+                events.extend(self.absorb_answer(answer));
+                events
+            }
+        }
+    }
+
+    fn absorb_fate(&mut self, fate: Fate) -> Vec<Event> {
+        self.told_fate = true;
+        self.fail_with(FailureKind::Preempted);
+        match fate {
+            Fate::Released(ending) => {
+                let why = ending.reason.clone();
+                self.ending = Some(ending);
+                self.publisher.released_elsewhere();
+                vec![Event::ReleasedElsewhere(why)]
+            }
+            // What the emergency thread could not finish goes on here.
+            Fate::Unreleased => self.absorb_preemption(),
+        }
+    }
+
+    /// While a preemption is under way, whatever happens to a session happens because of it.
+    fn absorb_preemption(&mut self) -> Vec<Event> {
+        let Some(closed) = self.context.table.closed() else {
+            return Vec::new();
+        };
+        if matches!(
+            self.life.state(),
+            State::Stopping(_) | State::Stuck(_) | State::Ended { .. }
+        ) {
+            return Vec::new();
+        }
+        self.fail_with(FailureKind::Preempted);
+        vec![Event::StopAsked(format!("preempted: {}", closed.reason))]
+    }
+
+    fn absorb_answer(&mut self, answer: Answer) -> Option<Event> {
+        let event = match answer {
+            Answer::Claim(Ok(claimed)) => {
+                self.clock.end(phases::CLAIM);
+                self.publisher.claimed(&claimed);
+                // A refusal shows again, and then counts, when the start is to be sent.
+                let _ = self
+                    .context
+                    .table
+                    .reserve(&self.handle.id, claimed.generation);
+                Event::Claimed(claimed.generation)
+            }
+            Answer::Claim(Err(error)) => self.absorb_claim_failure(error),
+            Answer::Make(made, permit) => {
+                self.permit = permit;
+                self.absorb_made(made)
+            }
+            Answer::Launch(launched) => {
+                self.permit = None;
+                self.absorb_launched(launched)
+            }
+            Answer::Hold(hold) => self.absorb_hold(hold),
+            Answer::Record(Ok(at)) => {
+                self.recorded_at = Some(at);
+                self.publisher.recorded();
+                Event::Recorded
+            }
+            Answer::Record(Err(trouble)) => Event::RecordFailed(self.fail(trouble)),
+            Answer::Probe(result) => {
+                self.ready = Some(result);
+                return self.take_ready();
+            }
+            Answer::LostStart(LostStart::Found { pid }) => Event::LostStartFound { pid },
+            Answer::LostStart(LostStart::Gone) => Event::LostStartGone,
+            Answer::LostStart(LostStart::Unknown(why)) => Event::LostStartUnknown(why),
+            Answer::Release(Ok(ending)) => {
+                self.ending = Some(ending);
+                Event::Released
+            }
+            Answer::Release(Err(ReleaseFailure::Superseded(ending))) => {
+                self.ending = Some(ending);
+                Event::Superseded
+            }
+            Answer::Release(Err(ReleaseFailure::Failed(why))) => Event::ReleaseFailed(why),
+            Answer::Dead => {
+                // The emergency thread tells of those that it certifies.
+                let theirs = match self.context.table.closed() {
+                    Some(_) => !self.told_fate || self.is_ended(),
+                    None => false,
+                };
+                self.publisher
+                    .dead(self.life.generation().filter(|_| !theirs));
+                Event::Exited
+            }
+        };
+        Some(event)
+    }
+
+    fn absorb_claim_failure(&mut self, error: RegistryError) -> Event {
+        let why = format!("{}: {}", phases::CLAIM, crate::error_chain(&error));
+        self.failure = Some(Failure::Unclaimed(Arc::new(error)));
+        Event::ClaimFailed(why)
+    }
+
+    fn absorb_made(&mut self, made: Made) -> Event {
+        let ends = [
+            (phases::ADMIT, made.admitted),
+            (phases::PREPARE, made.prepared),
+            (phases::CREATE, made.created),
+        ];
+        for (name, at) in ends {
+            if let Some(at) = at {
+                self.clock.end_at(name, at);
+            }
+        }
+        match made.result {
+            Ok(()) => Event::Created,
+            Err(trouble) => Event::CreateFailed(self.fail(trouble)),
+        }
+    }
+
+    fn absorb_launched(&mut self, launched: Launched) -> Event {
+        match launched {
+            Launched::Started(started) => {
+                self.clock.end(phases::START);
+                self.container = Some(ContainerIdentity {
+                    container_id: started.container_id,
+                    pid: started.pid,
+                    // Both are read once the process is held.
+                    start_time_ticks: 0,
+                    boot_id: String::new(),
+                });
+                Event::StartAnswered { pid: started.pid }
+            }
+            Launched::Failed(trouble) => Event::StartFailed(self.fail(trouble)),
+            Launched::Ambiguous(trouble) => Event::StartAmbiguous(self.fail(trouble)),
+        }
+    }
+
+    fn absorb_hold(&mut self, hold: Hold) -> Event {
+        match hold {
+            Hold::Held(process, identity) => {
+                self.clock.end(phases::VERIFY);
+                if let Some(generation) = self.life.generation() {
+                    // After a refusal the emergency thread knows of it and kills it.
+                    let _ =
+                        self.context
+                            .table
+                            .run(&self.handle.id, generation, Arc::clone(&process));
+                }
+                self.identify(identity);
+                self.hold(process);
+                Event::Held
+            }
+            Hold::Vanished => Event::Vanished,
+            Hold::NotOurs => {
+                self.fail_with(FailureKind::Host);
+                Event::NotOurs
+            }
+            Hold::Failed(trouble) => Event::HoldFailed(self.fail(trouble)),
+        }
+    }
+
+    fn identify(&mut self, identity: ProcessIdentity) {
+        let container_id = self
+            .container
+            .take()
+            .map(|container| container.container_id)
+            .unwrap_or_default();
+        self.container = Some(ContainerIdentity {
+            container_id,
+            pid: identity.pid,
+            start_time_ticks: identity.start_time_ticks,
+            boot_id: identity.boot_id,
+        });
+    }
+
+    /// Holds the init from now on, and reports its death.
+    pub(super) fn hold(&mut self, process: Arc<PidFd>) {
+        self.process = Some(Arc::clone(&process));
+        self.calls.spawn(async move {
+            certificate::of(process).await;
+            Answer::Dead
+        });
+    }
+
+    /// Readiness counts once the machine waits for it, which is after the container is recorded.
+    pub(super) fn take_ready(&mut self) -> Option<Event> {
+        if !matches!(self.life.state(), State::Starting(Step::Probing { .. })) {
+            return None;
+        }
+        match self.ready.take()? {
+            Ok(ready_at) => {
+                self.end_last_phases(ready_at);
+                Some(Event::Ready)
+            }
+            Err(trouble) => Some(Event::ReadyFailed(self.fail(trouble))),
+        }
+    }
+
+    fn end_last_phases(&mut self, ready_at: Instant) {
+        self.clock.end_at(phases::READY, ready_at);
+        if let Some(recorded_at) = self.recorded_at {
+            self.clock.end_at(phases::RECORD, recorded_at);
+        }
+        self.clock.end(phases::PUBLISH);
+        let started_at = Timestamp::now();
+        self.was_running = true;
+        self.begin_patience(started_at);
+        self.context
+            .table
+            .note_start(&self.handle.id, started_at, self.clock.phases());
+        self.publisher
+            .ready(self.life.generation(), started_at, self.clock.phases());
+        let phases = self.clock.phases().to_vec();
+        self.note(RecordState::Running { started_at, phases });
+    }
+
+    pub(super) fn begin_patience(&mut self, started_at: Timestamp) {
+        let (spec, activity) = (&self.handle.spec, &self.handle.activity);
+        self.patience = Some(Patience::begin(spec, activity, started_at, Instant::now()));
+    }
+
+    fn fail(&mut self, trouble: Trouble) -> String {
+        self.fail_with(trouble.kind);
+        trouble.why
+    }
+
+    /// The first reason counts.
+    fn fail_with(&mut self, kind: FailureKind) {
+        if self.failure.is_none() {
+            self.failure = Some(Failure::Kind(kind));
+        }
+    }
+}

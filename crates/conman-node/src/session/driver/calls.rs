@@ -1,0 +1,280 @@
+//! Carries out what the machine asks for, each call as a task of its own.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::lifecycle::{Action, State};
+use conman_registry::{ContainerIdentity, RegistryError};
+use conman_runtime::ContainerKey;
+use futures_util::FutureExt;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use super::Driver;
+use crate::context::Context;
+use crate::error::FailureKind;
+use crate::phases;
+use crate::readiness::{self, Probe};
+use crate::session::answer::{
+    Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble,
+};
+use crate::session::release::Obituary;
+use crate::session::{claim, hold_process, launch, lost_start, make, release};
+
+/// What a call that panicked comes to.
+const BROKEN: &str = "conman has a bug: a step panicked; its log says where";
+
+/// First and longest pause between two tries of recording a container.
+const RECORD_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+impl Driver {
+    pub(super) fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Claim => self.call_claim(),
+                Action::Create => self.call_make(),
+                Action::SendStart => self.call_launch(),
+                Action::Hold { pid } => self.call_hold(pid),
+                Action::Record => {
+                    self.call_record();
+                    // The program may become ready while the record is written.
+                    self.begin_probe();
+                }
+                Action::Probe => {
+                    if let Some(event) = self.take_ready() {
+                        let actions = self.life.on(self.now_ms(), event);
+                        self.carry_out(actions);
+                    }
+                }
+                Action::ResolveLostStart => self.call_lost_start(),
+                Action::Kill => self.kill(),
+                Action::Release => self.call_release(),
+                Action::Cleanup => self.clean_up(),
+                // The view is brought up to date after every event.
+                Action::Publish => {}
+            }
+        }
+    }
+
+    /// Begins a call. One that panics is answered with `broken`, so that the machine never waits
+    /// for an answer that does not come.
+    fn call(
+        &mut self,
+        broken: Answer,
+        work: impl Future<Output = Answer> + Send + 'static,
+    ) -> AbortHandle {
+        let work = AssertUnwindSafe(work).catch_unwind();
+        self.calls
+            .spawn(async move { work.await.unwrap_or(broken) })
+    }
+
+    fn call_claim(&mut self) {
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        let broken = RegistryError::Closed {
+            reason: BROKEN.to_owned(),
+        };
+        self.call(Answer::Claim(Err(broken)), async move {
+            let claimed = claim::claim(&*context.registry, &handle.id, &handle.spec).await;
+            Answer::Claim(claimed.map(|record| Claimed {
+                generation: record.generation,
+                created_at: record.created_at,
+            }))
+        });
+    }
+
+    fn call_make(&mut self) {
+        let (Some(key), Some(runtime)) = (self.key(), self.runtime.clone()) else {
+            return;
+        };
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        let broken = Made {
+            admitted: None,
+            prepared: None,
+            created: None,
+            result: Err(bug(phases::CREATE)),
+        };
+        self.call(Answer::Make(broken, None), async move {
+            let (made, permit) = make::make(context, handle, runtime, key).await;
+            Answer::Make(made, permit)
+        });
+    }
+
+    fn call_launch(&mut self) {
+        let (Some(key), Some(runtime)) = (self.key(), self.runtime.clone()) else {
+            return;
+        };
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        let broken = Launched::Ambiguous(bug(phases::START));
+        self.call(Answer::Launch(broken), async move {
+            Answer::Launch(launch::launch(context, handle, runtime, key).await)
+        });
+    }
+
+    fn call_hold(&mut self, pid: i32) {
+        let (Some(key), Some(runtime)) = (self.key(), self.runtime.clone()) else {
+            return;
+        };
+        self.call(
+            Answer::Hold(Hold::Failed(bug(phases::VERIFY))),
+            async move { Answer::Hold(hold_process::hold(&*runtime, &key, pid)) },
+        );
+    }
+
+    fn call_record(&mut self) {
+        let (Some(key), Some(container)) = (self.key(), self.container.clone()) else {
+            return;
+        };
+        let context = Arc::clone(&self.context);
+        self.call(Answer::Record(Err(bug(phases::RECORD))), async move {
+            let recorded = record(&context, &key, &container);
+            let bound = context.options.bounds.registry;
+            Answer::Record(match timeout(bound, recorded).await {
+                Ok(Ok(())) => Ok(Instant::now()),
+                Ok(Err(error)) => Err(registry_trouble(&crate::error_chain(&error))),
+                Err(_) => Err(registry_trouble(&format!(
+                    "no answer within {} s",
+                    bound.as_secs()
+                ))),
+            })
+        });
+    }
+
+    pub(super) fn begin_probe(&mut self) {
+        let Some(process) = self.process.clone() else {
+            return;
+        };
+        let Some(port) = self.handle.spec.port else {
+            self.ready = Some(Ok(Instant::now()));
+            return;
+        };
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        let bound = Duration::from_secs(handle.spec.ready_timeout_s.into());
+        let probing =
+            self.call(Answer::Probe(Err(bug(phases::READY))), async move {
+                let probe = Probe {
+                    port,
+                    path: handle.spec.ready_path.clone(),
+                };
+                let deadline = Instant::now() + bound;
+                let waited = readiness::wait(&context.sockets, &process, &probe, deadline).await;
+                Answer::Probe(waited.map(|()| Instant::now()).map_err(|last| {
+                let what = probe.path.map(|path| format!(" at {path}")).unwrap_or_default();
+                Trouble::new(
+                    FailureKind::NotReady,
+                    format!(
+                        "{}: port {port}{what} was not ready within {} s ({last}); see that the \
+                         program listens there, or raise ready_timeout_s",
+                        phases::READY,
+                        bound.as_secs()
+                    ),
+                )
+            }))
+            });
+        self.probing = Some(probing);
+    }
+
+    fn call_lost_start(&mut self) {
+        let Some(key) = self.key() else { return };
+        let Some(runtime) = self.runtime.clone() else {
+            let why = "its runtime is no longer configured; configure it to have it looked for";
+            self.calls
+                .spawn(async move { Answer::LostStart(LostStart::Unknown(why.to_owned())) });
+            return;
+        };
+        let broken = LostStart::Unknown(BROKEN.to_owned());
+        self.call(Answer::LostStart(broken), async move {
+            Answer::LostStart(lost_start::resolve(runtime, key).await)
+        });
+    }
+
+    fn kill(&mut self) {
+        let Some(process) = &self.process else { return };
+        // Before the kill, so that the tunnels' ends are told apart from a program's own end.
+        self.publisher.close_tunnels(&self.why());
+        match process.kill() {
+            Ok(true) => self.publisher.killed(self.life.generation(), &self.why()),
+            // Dead already: its certificate is on the way.
+            Ok(false) => {}
+            Err(error) => self.publisher.kill_failed(&crate::error_chain(&error)),
+        }
+    }
+
+    /// Why the life ends.
+    fn why(&self) -> String {
+        match self.life.state() {
+            State::Stopping(stop) | State::Stuck(stop) => stop.cause.outcome(None).reason,
+            State::Starting(_) | State::Running { .. } | State::Ended { .. } => String::new(),
+        }
+    }
+
+    fn call_release(&mut self) {
+        let (Some(key), State::Stopping(stop) | State::Stuck(stop)) =
+            (self.key(), self.life.state())
+        else {
+            return;
+        };
+        let cause = stop.cause.clone();
+        if let Some(probing) = self.probing.take() {
+            probing.abort();
+        }
+        self.publisher.close_tunnels(&cause.outcome(None).reason);
+        let obituary = Obituary {
+            cause,
+            started_at: self.handle.view().started_at,
+            phases: self.clock.phases().to_vec(),
+        };
+        let (context, runtime) = (Arc::clone(&self.context), self.runtime.clone());
+        let handle = Arc::clone(&self.handle);
+        let known = self.ending.clone();
+        let broken = ReleaseFailure::Failed(BROKEN.to_owned());
+        self.call(Answer::Release(Err(broken)), async move {
+            if let Some(ending) = release::left_to_emergency(&context, &handle).await {
+                return Answer::Release(Ok(ending));
+            }
+            let ending = match known {
+                Some(ending) => ending,
+                None => release::ending(&context, runtime.as_ref(), &key, obituary).await,
+            };
+            Answer::Release(release::release(&context, &key, ending).await)
+        });
+    }
+
+    fn clean_up(&mut self) {
+        if let Some(key) = self.key() {
+            self.context.cleanup.push(self.handle.spec.runtime, key);
+        }
+    }
+}
+
+/// Writes down how the container is found again, trying until the caller's time is up.
+async fn record(
+    context: &Context,
+    key: &ContainerKey,
+    container: &ContainerIdentity,
+) -> Result<(), RegistryError> {
+    let (mut pause, longest) = RECORD_PAUSES;
+    loop {
+        match context
+            .registry
+            .set_container(&key.session, key.generation, container)
+            .await
+        {
+            Err(error) if error.is_retryable() => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn bug(phase: &str) -> Trouble {
+    Trouble::new(FailureKind::Host, format!("{phase}: {BROKEN}"))
+}
+
+fn registry_trouble(why: &str) -> Trouble {
+    let why = format!("{}: {why}; see to the registry's disk", phases::RECORD);
+    Trouble::new(FailureKind::Registry, why)
+}

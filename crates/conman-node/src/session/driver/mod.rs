@@ -1,0 +1,319 @@
+//! Drives one life's state machine: waits for what happens, tells the machine, carries out what it
+//! asks for, and shows what has become of it.
+
+mod absorb;
+mod calls;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
+use conman_linux::PidFd;
+use conman_proto::Generation;
+use conman_registry::{ContainerIdentity, Ending, RecordState};
+use conman_runtime::{ContainerKey, Runtime};
+use jiff::Timestamp;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use super::answer::{Answer, Trouble};
+use super::handle::SessionHandle;
+use super::idle::Patience;
+use super::publisher::Publisher;
+use super::view::Failure;
+use crate::context::Context;
+use crate::error::FailureKind;
+use crate::kill_table::Fate;
+use crate::phases::PhaseClock;
+
+/// Between two tries of what stands before an end.
+const RETRY_MS: u64 = 250;
+
+/// By how much the machine's bound on readiness exceeds the probe's own, whose message says more.
+const PROBE_SLACK_MS: u64 = 1_000;
+
+/// How a life begins.
+#[derive(Debug)]
+pub(crate) enum Beginning {
+    /// By being claimed.
+    Fresh,
+    /// It runs and was ready: an earlier daemon started it.
+    Running(Arc<PidFd>),
+    /// It runs, and was not yet ready.
+    Unready(Arc<PidFd>),
+    /// It runs and was to be stopped, for this reason.
+    Doomed(Arc<PidFd>, String),
+    /// It may run or come to run.
+    Unresolved,
+}
+
+/// Sets a life going. Its handle is in the map and in the kill table already.
+pub(crate) fn spawn(context: Arc<Context>, handle: Arc<SessionHandle>, beginning: Beginning) {
+    let (driver, actions) = Driver::new(context, handle, beginning);
+    tokio::spawn(driver.run(actions));
+}
+
+struct Driver {
+    context: Arc<Context>,
+    handle: Arc<SessionHandle>,
+    runtime: Option<Arc<dyn Runtime>>,
+    life: Lifecycle,
+    /// Zero of the machine's clock.
+    began: Instant,
+    calls: JoinSet<Answer>,
+    probing: Option<AbortHandle>,
+    /// The latest note to the registry that nobody waits for; the next one waits for it.
+    noting: Option<JoinHandle<()>>,
+    clock: PhaseClock,
+    publisher: Publisher,
+    permit: Option<OwnedSemaphorePermit>,
+    process: Option<Arc<PidFd>>,
+    container: Option<ContainerIdentity>,
+    /// Readiness that was found before the container was recorded.
+    ready: Option<Result<Instant, Trouble>>,
+    recorded_at: Option<Instant>,
+    patience: Option<Patience>,
+    failure: Option<Failure>,
+    ending: Option<Ending>,
+    was_running: bool,
+    /// Orders from outside that the machine has been told of.
+    told_stop: bool,
+    told_fate: bool,
+}
+
+/// What woke the driver.
+enum Input {
+    Answer(Answer),
+    Stop(String),
+    Fate(Fate),
+    Tick,
+    Look,
+    ClaimSlow,
+}
+
+impl Driver {
+    fn new(
+        context: Arc<Context>,
+        handle: Arc<SessionHandle>,
+        beginning: Beginning,
+    ) -> (Self, Vec<Action>) {
+        let bounds = &context.options.bounds;
+        let timing = Timing {
+            ready_timeout_ms: u64::from(handle.spec.ready_timeout_s) * 1_000 + PROBE_SLACK_MS,
+            stuck_after_ms: u64::try_from(bounds.stuck_after.as_millis()).unwrap_or(u64::MAX),
+            retry_ms: RETRY_MS,
+        };
+        let view = handle.view();
+        let began = Instant::now();
+        let generation = view.generation.unwrap_or(Generation::FIRST);
+        let (life, actions) = match &beginning {
+            Beginning::Fresh => Lifecycle::start(timing),
+            Beginning::Running(process) => (
+                Lifecycle::adopt(timing, generation, process.pid()),
+                Vec::new(),
+            ),
+            Beginning::Doomed(process, why) => {
+                let mut life = Lifecycle::adopt(timing, generation, process.pid());
+                let actions = life.on(0, Event::StopAsked(why.clone()));
+                (life, actions)
+            }
+            Beginning::Unready(process) => {
+                Lifecycle::adopt_unready(0, timing, generation, process.pid())
+            }
+            Beginning::Unresolved => Lifecycle::recover(0, timing, generation),
+        };
+        let mut driver = Self {
+            runtime: context.runtime(handle.spec.runtime).cloned(),
+            publisher: Publisher::new(Arc::clone(&context), Arc::clone(&handle)),
+            clock: PhaseClock::resumed(view.phases),
+            context,
+            handle,
+            life,
+            began,
+            calls: JoinSet::new(),
+            probing: None,
+            noting: None,
+            permit: None,
+            process: None,
+            container: None,
+            ready: None,
+            recorded_at: None,
+            patience: None,
+            failure: None,
+            ending: None,
+            was_running: false,
+            told_stop: false,
+            told_fate: false,
+        };
+        match beginning {
+            Beginning::Fresh => {}
+            Beginning::Running(process) => {
+                driver.hold(process);
+                driver.begin_patience(view.started_at.unwrap_or_else(Timestamp::now));
+                driver.was_running = true;
+            }
+            Beginning::Unready(process) => driver.hold(process),
+            Beginning::Doomed(process, _) => {
+                driver.hold(process);
+                driver.was_running = view.started_at.is_some();
+            }
+            Beginning::Unresolved => driver.failure = Some(Failure::Kind(FailureKind::Interrupted)),
+        }
+        (driver, actions)
+    }
+
+    async fn run(mut self, actions: Vec<Action>) {
+        if matches!(self.life.state(), State::Starting(Step::Probing { .. })) {
+            self.begin_probe();
+        }
+        self.carry_out(actions);
+        self.publish();
+        while !self.is_over() {
+            let input = self.next_input().await;
+            for event in self.absorb(input) {
+                let actions = self.life.on(self.now_ms(), event);
+                self.carry_out(actions);
+            }
+            self.publish();
+        }
+    }
+
+    /// An ended life still waits for calls that would otherwise leave something behind unseen.
+    fn is_over(&self) -> bool {
+        self.is_ended() && self.calls.is_empty()
+    }
+
+    fn is_ended(&self) -> bool {
+        matches!(self.life.state(), State::Ended { .. })
+    }
+
+    async fn next_input(&mut self) -> Input {
+        let mut stop = self.handle.stop.subscribe();
+        let mut fate = self.handle.fate.subscribe();
+        let machine = self
+            .life
+            .deadline_ms()
+            .map(|ms| self.began + Duration::from_millis(ms));
+        let look = self.patience.as_ref().and_then(Patience::next_look);
+        let claim_slow = self.claim_deadline();
+        tokio::select! {
+            // Outside orders first, so that what they cause is not taken for something else.
+            biased;
+            // Cancel safe, like all the others: each looks at a state that stays what it is, and
+            // the set of calls keeps what is not taken.
+            Ok(order) = stop.wait_for(Option::is_some), if !self.told_stop => {
+                Input::Stop(order.clone().unwrap_or_default())
+            }
+            Ok(fate) = fate.wait_for(Option::is_some), if !self.told_fate => match fate.clone() {
+                Some(fate) => Input::Fate(fate),
+                None => Input::Tick,
+            },
+            Some(answer) = self.calls.join_next() => match answer {
+                Ok(answer) => Input::Answer(answer),
+                // Aborted, as probes are. A panic is an answer.
+                Err(_) => Input::Tick,
+            },
+            () = at(machine) => Input::Tick,
+            () = at(look) => Input::Look,
+            () = at(claim_slow) => Input::ClaimSlow,
+        }
+    }
+
+    fn claim_deadline(&self) -> Option<Instant> {
+        let waits = matches!(self.life.state(), State::Starting(Step::Claiming));
+        waits.then(|| self.began + self.context.options.bounds.registry)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn key(&self) -> Option<ContainerKey> {
+        let generation = self.life.generation()?;
+        Some(ContainerKey {
+            session: self.handle.id.clone(),
+            generation,
+        })
+    }
+
+    /// Tells the registry of a state, in order and without waiting. A refusal means that the life
+    /// has been released since.
+    fn note(&mut self, state: RecordState) {
+        let Some(key) = self.key() else { return };
+        let before = self.noting.take();
+        let context = Arc::clone(&self.context);
+        self.noting = Some(tokio::spawn(async move {
+            if let Some(before) = before {
+                // One that panicked left nothing to wait for.
+                let _ = before.await;
+            }
+            if let Err(error) = context
+                .registry
+                .set_state(&key.session, key.generation, state)
+                .await
+            {
+                let reason = crate::error_chain(&error);
+                tracing::debug!(session = %key.session, reason, "a state was not recorded");
+            }
+        }));
+    }
+
+    /// Brings what others see up to date.
+    fn publish(&mut self) {
+        match self.life.state() {
+            State::Starting(_) => {
+                self.publisher
+                    .starting(self.life.generation(), self.process.as_ref());
+            }
+            State::Running { generation, .. } => {
+                self.publisher.running(*generation, self.process.as_ref());
+            }
+            State::Stopping(stop) => {
+                let trouble = stop.trouble.clone();
+                let failure = self.failure_of(&stop.cause);
+                self.publisher.stopping(&stop.cause, trouble, failure);
+            }
+            State::Stuck(stop) => {
+                let pid = match stop.remains {
+                    Remains::Process { pid, .. } => Some(pid),
+                    _ => None,
+                };
+                let trouble = stop.trouble.clone();
+                let cause = stop.cause.clone();
+                if let Some(reason) =
+                    self.publisher
+                        .stuck(self.life.generation(), &cause, pid, trouble)
+                {
+                    self.note(RecordState::Stuck { reason });
+                }
+            }
+            State::Ended { generation, cause } => {
+                let (generation, cause) = (*generation, cause.clone());
+                let failure = self.failure_of(&cause);
+                let ending = self.ending.take();
+                self.publisher.ended(generation, &cause, ending, failure);
+            }
+        }
+    }
+
+    /// What whoever waits for the start is told; nothing once it has run.
+    fn failure_of(&self, cause: &Cause) -> Option<Failure> {
+        if self.was_running {
+            return None;
+        }
+        let default = match cause {
+            Cause::StartFailed(_) => FailureKind::Host,
+            Cause::ExitedEarly | Cause::Exited => FailureKind::Exited,
+            Cause::Asked(_) => FailureKind::Stopped,
+        };
+        Some(self.failure.clone().unwrap_or(Failure::Kind(default)))
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
