@@ -44,7 +44,7 @@ pub(crate) async fn nginx(directory: &Path, port: u16, backend: SocketAddr) -> R
 
 pub(crate) async fn haproxy(directory: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
     let config = format!(
-        "global\n  maxconn 10000\n\
+        "global\n  maxconn 4000\n\
          defaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  timeout tunnel 1h\n\
          frontend front\n  bind 127.0.0.1:{port}\n  default_backend back\n\
          backend back\n  server one {backend}\n"
