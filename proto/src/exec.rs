@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Array, ArrayBuilder, Object, ObjectBuilder, Type};
 
 /// WebSocket subprotocol of interactive commands.
 ///
@@ -46,14 +47,17 @@ impl TryFrom<u8> for ExecChannel {
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
     /// Program and arguments; looked up in the container's PATH.
-    #[schema(min_items = 1, max_items = 256)]
+    #[schema(schema_with = command_schema)]
     pub command: Vec<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(schema_with = env_schema)]
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 4_096, pattern = r"^/[^\u0000-\u001f\u007f-\u009f]*$")]
     pub workdir: Option<String>,
     /// User name or uid, `user:group` allowed; the container's own when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 256, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub user: Option<String>,
     /// Text for the command's standard input, at most 1 MiB; only with POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,6 +71,39 @@ pub struct ExecRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 3_600_000)]
     pub timeout_ms: Option<u32>,
+}
+
+/// What the kernel takes as an argument: everything but NUL.
+const ARGUMENT: &str = r"^[^\u0000]*$";
+
+fn argument_schema() -> ObjectBuilder {
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some(ARGUMENT))
+}
+
+fn command_schema() -> Array {
+    ArrayBuilder::new()
+        .prefix_items([argument_schema().min_length(Some(1))])
+        .items(argument_schema())
+        .min_items(Some(1))
+        .max_items(Some(256))
+        .description(Some(
+            "Program and arguments; looked up in the container's PATH.",
+        ))
+        .build()
+}
+
+fn env_schema() -> Object {
+    let name = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some(r"^[^=\u0000]+$"));
+    ObjectBuilder::new()
+        .property_names(Some(name))
+        .additional_properties(Some(argument_schema()))
+        .max_properties(Some(256))
+        .description(Some("Environment variables on top of the container's own."))
+        .build()
 }
 
 /// Result of a command that ran to its end.

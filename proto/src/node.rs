@@ -55,7 +55,7 @@ pub struct PreemptRequest {
     pub budget_ms: Option<u32>,
     /// Why, for the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(max_length = 500)]
+    #[schema(max_length = 500, pattern = r"^[^\u0000-\u001f\u007f-\u009f]*$")]
     pub reason: Option<String>,
 }
 

@@ -11,8 +11,8 @@ const MAX_COMMAND_ITEMS: usize = 256;
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
 const MAX_ENV_ENTRIES: usize = 256;
 const MAX_ENV_BYTES: usize = 64 * 1024;
-const MAX_PATH_BYTES: usize = 4_096;
-const MAX_USER_BYTES: usize = 256;
+const MAX_WORKDIR_CHARS: usize = 4_096;
+const MAX_USER_CHARS: usize = 256;
 const MAX_STDIN_BYTES: usize = 1024 * 1024;
 const MAX_TIMEOUT_MS: u32 = 3_600_000;
 const DEFAULT_TIMEOUT_MS: u32 = 60_000;
@@ -49,16 +49,18 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
     check_env(&request, &mut mistakes);
     if let Some(workdir) = &request.workdir {
         mistakes.unless(
-            workdir.starts_with('/') && is_clean(workdir) && workdir.len() <= MAX_PATH_BYTES,
+            workdir.starts_with('/')
+                && is_clean(workdir)
+                && workdir.chars().count() <= MAX_WORKDIR_CHARS,
             "workdir",
-            "must be an absolute path without control characters, at most 4096 bytes",
+            "must be an absolute path without control characters, at most 4096 characters",
         );
     }
     if let Some(user) = &request.user {
         mistakes.unless(
-            !user.is_empty() && is_clean(user) && user.len() <= MAX_USER_BYTES,
+            !user.is_empty() && is_clean(user) && user.chars().count() <= MAX_USER_CHARS,
             "user",
-            "must be a user name or uid, `user:group` allowed, at most 256 bytes",
+            "must be a user name or uid, `user:group` allowed, at most 256 characters",
         );
     }
     match form {

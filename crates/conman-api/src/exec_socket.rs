@@ -207,3 +207,100 @@ fn framed(channel: ExecChannel, payload: &[u8]) -> Message {
 fn json<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::extract::ws::WebSocketUpgrade;
+    use axum::routing::any;
+    use hyper::server::conn::http1;
+    use hyper_util::rt::TokioIo;
+    use hyper_util::service::TowerToHyperService;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+
+    use super::*;
+
+    /// The command's ends of an [`ExecIo`].
+    struct Command {
+        input: mpsc::Receiver<Bytes>,
+        _output: mpsc::Sender<(OutputStream, Bytes)>,
+        _status: oneshot::Sender<ExecStatus>,
+    }
+
+    /// A conversation with a command, over memory instead of a network.
+    fn stage() -> (DuplexStream, Command) {
+        let (stdin, input) = mpsc::channel(1);
+        let (printed, output) = mpsc::channel(1);
+        let (ended, status) = oneshot::channel();
+        let (resize, _) = mpsc::channel(1);
+        let io = ExecIo {
+            stdin,
+            output,
+            resize,
+            status,
+        };
+        let io = std::sync::Arc::new(std::sync::Mutex::new(Some(io)));
+        let handler = move |upgrade: WebSocketUpgrade| async move {
+            let io = io
+                .lock()
+                .expect("nobody panics")
+                .take()
+                .expect("one client");
+            upgrade.on_upgrade(|socket| converse(socket, io, CancellationToken::new()))
+        };
+        let router = Router::new().route("/", any(handler));
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let service = TowerToHyperService::new(router);
+        let serving = http1::Builder::new()
+            .serve_connection(TokioIo::new(server), service)
+            .with_upgrades();
+        tokio::spawn(serving);
+        let command = Command {
+            input,
+            _output: printed,
+            _status: ended,
+        };
+        (client, command)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_answers_no_ping_is_let_go_with_its_command() {
+        let (mut client, mut command) = stage();
+        let handshake = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
+            upgrade: websocket\r\nsec-websocket-version: 13\r\n\
+            sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        client.write_all(handshake.as_bytes()).await.expect("sent");
+        let mut said = Vec::new();
+        client.read_to_end(&mut said).await.expect("closed");
+        let pings = said
+            .windows(2)
+            .filter(|frame| *frame == [0x89, 0x00])
+            .count();
+        assert!(pings >= 2, "{pings}");
+        assert!(command.input.recv().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_answers_pings_may_be_silent_for_hours() {
+        let (client, mut command) = stage();
+        let (mut socket, _) = tokio_tungstenite::client_async("ws://x/", client)
+            .await
+            .expect("upgraded");
+        let hours = tokio::time::sleep(Duration::from_secs(3 * 3_600));
+        tokio::pin!(hours);
+        loop {
+            tokio::select! {
+                // Reading is what answers the pings; a message that is cut off is read again.
+                message = socket.next() => {
+                    message.expect("it stays open").expect("it stays open");
+                }
+                // Time is up.
+                () = &mut hours => break,
+            }
+        }
+        let typed = vec![ExecChannel::Stdin as u8, b'x'];
+        let typed = tokio_tungstenite::tungstenite::Message::Binary(typed.into());
+        socket.send(typed).await.expect("sent");
+        assert_eq!(command.input.recv().await.as_deref(), Some(&b"x"[..]));
+    }
+}

@@ -10,8 +10,8 @@ use http::{HeaderMap, Request};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
-use crate::field_errors;
 use crate::problem::{ApiError, Kind};
+use crate::{field_errors, json_value};
 
 /// Bound on every body but a command's: the largest valid spec (64 KiB of environment, 64 KiB of
 /// command line, labels and binds) with JSON's escapes fits.
@@ -53,26 +53,23 @@ pub(crate) async fn read<T: DeserializeOwned>(
 
 /// The JSON object in `bytes`.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A derived struct would also be read from a list of its fields' values.
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    if first != Some(&b'{') {
-        // What is not JSON at all is told as such.
-        serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|error| not_json(&error))?;
-        return Err(Kind::BAD_BODY
-            .with_fields(vec![field_errors::from_serde(".", "must be a JSON object")]));
-    }
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        if error.inner().is_data() {
-            let path = error.path().to_string();
-            let message = error.inner().to_string();
-            Kind::BAD_BODY.with_fields(vec![field_errors::from_serde(&path, &message)])
+    let value = json_value::parse(bytes).map_err(|error| {
+        if error.is_data() {
+            bad_field(".", &error.to_string())
         } else {
-            not_json(error.inner())
+            Kind::BAD_JSON.because(field_errors::cut(&error.to_string()))
         }
     })?;
-    deserializer.end().map_err(|error| not_json(&error))?;
-    Ok(value)
+    // A derived struct would also be read from a list of its fields' values.
+    if !value.is_object() {
+        return Err(bad_field(".", "must be a JSON object"));
+    }
+    serde_path_to_error::deserialize(value)
+        .map_err(|error| bad_field(&error.path().to_string(), &error.inner().to_string()))
+}
+
+fn bad_field(path: &str, message: &str) -> ApiError {
+    Kind::BAD_BODY.with_fields(vec![field_errors::from_serde(path, message)])
 }
 
 fn refuse_announced_excess(headers: &HeaderMap, max_bytes: usize) -> Result<(), ApiError> {
@@ -106,10 +103,6 @@ fn too_large(max_bytes: usize) -> ApiError {
     Kind::BODY_TOO_LARGE.because(format!(
         "the body of this request is at most {max_bytes} bytes"
     ))
-}
-
-fn not_json(error: &serde_json::Error) -> ApiError {
-    Kind::BAD_JSON.because(field_errors::cut(&error.to_string()))
 }
 
 #[cfg(test)]
@@ -152,6 +145,12 @@ mod tests {
             ),
             (r#"{"image": "a", "image": "b"}"#, "image", "twice"),
             (r#"{"cpus": true}"#, "cpus", "expected a number"),
+            (
+                r#"{"port": 80.5}"#,
+                "port",
+                "expected a whole number from 0 to 65535",
+            ),
+            (r#"{"env": {"A": "", "A": ""}}"#, "A", "twice"),
             (r#"["template"]"#, "body", "must be a JSON object"),
             ("null", "body", "must be a JSON object"),
         ];

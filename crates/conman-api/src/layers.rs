@@ -133,3 +133,55 @@ fn known_method(method: &http::Method) -> &'static str {
         _ => "other",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use conman_proto::Problem;
+    use tower::ServiceExt as _;
+    use tower_http::catch_panic::CatchPanicLayer;
+
+    use super::*;
+
+    async fn problem(router: Router) -> Problem {
+        let router = router
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(from_fn(outermost));
+        let request = Request::get("/x?secret=1").body(Body::empty());
+        let response = router
+            .oneshot(request.expect("a request"))
+            .await
+            .expect("an answer");
+        assert!(response.headers().contains_key(X_REQUEST_ID));
+        assert_eq!(response.headers()[X_CONTENT_TYPE_OPTIONS], "nosniff");
+        let body = to_bytes(response.into_body(), 10_000)
+            .await
+            .expect("a body");
+        serde_json::from_slice(&body).expect("a problem")
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_problem_that_keeps_its_message_to_the_log() {
+        async fn panics() -> &'static str {
+            panic!("with a secret")
+        }
+        let problem = problem(Router::new().route("/x", get(panics))).await;
+        assert_eq!((problem.status, problem.slug()), (500, "internal"));
+        assert!(!problem.detail.contains("secret"));
+        assert_eq!(problem.instance.as_deref(), Some("/x"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_route_that_hangs_is_given_up_and_may_be_asked_again() {
+        async fn hangs() -> &'static str {
+            std::future::pending().await
+        }
+        let router = Router::new().route("/x", get(hangs)).layer(from_fn(quick));
+        let problem = problem(router).await;
+        assert_eq!((problem.status, problem.slug()), (503, "timed-out"));
+        assert!(problem.retryable);
+    }
+}

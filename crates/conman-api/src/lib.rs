@@ -19,6 +19,7 @@ mod exec_request;
 mod exec_socket;
 mod field_errors;
 mod json_body;
+mod json_value;
 mod layers;
 mod log_lines;
 mod node_errors;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use conman_proto::{PROBLEM_CONTENT_TYPE, Problem};
+use conman_proto::{ExecRequest, PROBLEM_CONTENT_TYPE, Problem};
 use serde_json::json;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -17,6 +17,9 @@ use crate::access::Needed;
 
 /// Name of the one security scheme.
 const BEARER: &str = "bearer";
+
+/// Comes from below the router, before there is a request to describe.
+const HEAD_TOO_LARGE: &str = "431";
 
 const DESCRIPTION: &str = "Sessions, events and nodes of conman. Errors are RFC 9457 problem \
     details; their `type` is `urn:conman:problem:<slug>`. Times are RFC 3339, durations and sizes \
@@ -50,8 +53,11 @@ pub(crate) fn complete(api: &mut OpenApi, needed: Needed) {
     }
 }
 
-/// Adds what no operation mentions by itself.
+/// Adds what no operation mentions by itself, and what its annotation cannot say.
 pub(crate) fn finish(api: &mut OpenApi) {
+    for item in api.paths.paths.values_mut() {
+        operations(item).for_each(describe_json_parameters);
+    }
     let components = api.components.get_or_insert_default();
     components.add_security_scheme(
         BEARER,
@@ -102,6 +108,10 @@ fn require(operation: &mut Operation, needed: Needed) {
 fn add_shared_responses(operation: &mut Operation, needed: Needed) {
     let mut shared: BTreeMap<&str, &str> = [
         ("400", "bad-path, bad-query or bad-request"),
+        (
+            HEAD_TOO_LARGE,
+            "The request's head is too large; this answer has no body",
+        ),
         ("500", "internal: a bug in conman"),
         ("503", "timed-out or shutting-down"),
     ]
@@ -139,8 +149,26 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
     for (status, response) in responses {
         if let RefOr::T(response) = response
             && status.starts_with(['4', '5'])
+            && status != HEAD_TOO_LARGE
         {
             describe_problem(status, response);
+        }
+    }
+}
+
+/// A parameter whose schema is an object is JSON in the query, not one parameter a field.
+fn describe_json_parameters(operation: &mut Operation) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        let RefOr::T(parameter) = parameter else {
+            continue;
+        };
+        let request = Ref::from_schema_name(ExecRequest::name());
+        if parameter.schema == Some(RefOr::Ref(request.clone())) {
+            parameter.schema = None;
+            let content = ContentBuilder::new().schema(Some(request)).build();
+            parameter
+                .content
+                .insert("application/json".to_owned(), content.into());
         }
     }
 }

@@ -98,7 +98,7 @@ kinds! {
     STOPPED = passing("session-stopped", "The session was stopped meanwhile", CONFLICT);
     ENDED = lasting("session-ended", "The session has ended", CONFLICT);
     NOT_RUNNING = passing("not-running", "The session is not running", CONFLICT);
-    NOT_KEPT = lasting("log-not-kept", "The session's log is gone", GONE);
+    NOT_KEPT = lasting("log-not-kept", "The session's log is gone", NOT_FOUND);
     ENDING = passing("session-ending", "The session's former container is ending", CONFLICT);
     STUCK = passing("session-stuck", "The session could not be killed yet", CONFLICT);
     NO_PORT = lasting("no-port", "The session has no port", CONFLICT);

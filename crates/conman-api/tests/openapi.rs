@@ -76,7 +76,8 @@ fn every_error_response_is_described_as_a_problem() {
     let api = generated();
     for (name, operation) in operations(&api) {
         for (status, response) in operation["responses"].as_object().expect("responses") {
-            if status.starts_with(['4', '5']) {
+            // 431 comes from below the router, before there is a request to describe.
+            if status.starts_with(['4', '5']) && status != "431" {
                 let schema = &response["content"]["application/problem+json"]["schema"]["$ref"];
                 assert_eq!(schema, "#/components/schemas/Problem", "{name} {status}");
             }

@@ -326,6 +326,14 @@ async fn bad_requests_to_routes_of_other_scopes_name_themselves() {
         (
             Method::POST,
             "/v1/nodes/self/preempt",
+            r#"{"reason": "two\nlines"}"#,
+            422,
+            "bad-body",
+            "reason",
+        ),
+        (
+            Method::POST,
+            "/v1/nodes/self/preempt",
             r#"{"dryrun": true}"#,
             422,
             "bad-body",

@@ -43,7 +43,7 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
     params(
         ("after" = Option<u64>, Query, maximum = 9_007_199_254_740_991_u64, description =
             "Only events with a greater `seq`. `Last-Event-ID` wins over it."),
-        ("Last-Event-ID" = Option<u64>, Header, maximum = 9_007_199_254_740_991_u64, description =
+        ("Last-Event-ID" = Option<u64>, Header, nullable = false, maximum = 9_007_199_254_740_991_u64, description =
             "The last event seen; EventSource sends it when it reconnects."),
         ("session" = Option<SessionId>, Query, description = "Only events of this session."),
         ("follow" = Option<bool>, Query, description =

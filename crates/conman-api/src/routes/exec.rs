@@ -62,7 +62,7 @@ pub(crate) async fn exec(
     get, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec_interactive",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("request" = String, Query, description =
+        ("request" = ExecRequest, Query, description =
             "An `ExecRequest` as JSON, without `stdin` and `timeout_ms`."),
     ),
     responses(

@@ -39,8 +39,7 @@ const MAX_TAIL: u64 = 1_000_000;
             (String = "text/plain"),
             (LogLine = "application/x-ndjson"),
         )),
-        (status = 404, description = "no-such-session"),
-        (status = 409, description = "not-running: its container is gone"),
+        (status = 404, description = "no-such-session, or log-not-kept: its container is gone"),
         (status = 503, description = "runtime-unavailable"),
     )
 )]

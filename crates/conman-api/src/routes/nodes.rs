@@ -134,12 +134,13 @@ fn check(request: &PreemptRequest) -> Result<(), ApiError> {
     {
         refuse("budget_ms", "must be at most 3600000");
     }
-    if request
-        .reason
-        .as_ref()
-        .is_some_and(|it| it.chars().count() > MAX_REASON_CHARS)
-    {
-        refuse("reason", "must have at most 500 characters");
+    if request.reason.as_ref().is_some_and(|reason| {
+        reason.chars().count() > MAX_REASON_CHARS || reason.chars().any(char::is_control)
+    }) {
+        refuse(
+            "reason",
+            "must have at most 500 characters, none of them a control character",
+        );
     }
     if errors.is_empty() {
         Ok(())

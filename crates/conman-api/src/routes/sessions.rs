@@ -115,6 +115,15 @@ pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
     Kind::NO_SUCH_SESSION.because(format!("there is no session `{id}`; PUT it to start it"))
 }
 
+/// `key=value`, or `key` for any value.
+#[derive(utoipa::ToSchema)]
+#[schema(
+    pattern = "^[a-z0-9._/-]{1,63}(=[^\\u0000]{0,253})?$",
+    example = "team=blue"
+)]
+#[expect(dead_code, reason = "it describes a parameter; conman-core reads it")]
+struct LabelFilter(String);
+
 /// List sessions
 ///
 /// Ordered by id, a page at a time.
@@ -124,7 +133,7 @@ pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
         ("state" = Option<Vec<SessionState>>, Query, description =
             "Only sessions in this state; repeated: in any of them."),
         ("node" = Option<String>, Query, description = "Only sessions of this node, or `self`."),
-        ("label" = Option<Vec<String>>, Query, max_items = 16, description =
+        ("label" = inline(Option<Vec<LabelFilter>>), Query, max_items = 16, description =
             "Only sessions with this label: `key=value`, or `key` with any value; repeated: with \
              all of them."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 1_000, description =
