@@ -1,4 +1,4 @@
-//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`]).
+//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)).
 //!
 //! Two loops run within one task: one carries the client's messages to the command, the other
 //! the command's output to the client. Neither holds more than one message, so a slow client
