@@ -66,7 +66,8 @@ async fn hold(
                 if let Some(route) = to_running(context, &handle)? {
                     return Ok(route);
                 }
-                // It ended between two looks; look at what it is now.
+                // Killed, and not yet shown as ending.
+                handle.wait_for(|present| present.state != view.state).await;
             }
             SessionState::Starting => {
                 let view = handle
@@ -137,7 +138,7 @@ fn to_running(
     };
     let (generation, process) = {
         let view = handle.view.borrow();
-        if view.state != SessionState::Running {
+        if view.state != SessionState::Running || handle.is_ending() {
             return Ok(None);
         }
         (view.generation, view.process.clone())

@@ -72,6 +72,9 @@ impl Sessions {
         let former = match inner.slots.get(id) {
             None => None,
             Some(slot) => match slot.current.state() {
+                SessionState::Running if slot.current.is_ending() => {
+                    return Admission::WaitForEnd(Arc::clone(&slot.current));
+                }
                 SessionState::Starting | SessionState::Running | SessionState::Frozen => {
                     return Admission::Join(Arc::clone(&slot.current));
                 }

@@ -53,6 +53,11 @@ impl SessionHandle {
         self.state().is_ended()
     }
 
+    /// Whether it was killed, even where its task has not come to show that yet.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.closing.borrow().is_some()
+    }
+
     /// Orders it to stop; a later order changes nothing.
     pub(crate) fn order_stop(&self, why: &str) {
         self.stop.send_if_modified(|order| {

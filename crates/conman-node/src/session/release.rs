@@ -20,6 +20,8 @@ const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
 /// What a release tells of the life that ended.
 #[derive(Debug)]
 pub(super) struct Obituary {
+    /// Whether its program ran and nobody killed it, so that its exit code is worth telling.
+    pub(super) by_itself: bool,
     pub(super) cause: Cause,
     pub(super) started_at: Option<Timestamp>,
     pub(super) phases: Vec<Phase>,
@@ -48,8 +50,8 @@ pub(super) async fn ending(
     key: &ContainerKey,
     obituary: Obituary,
 ) -> Ending {
-    let exit_code = match (&obituary.cause, runtime) {
-        (Cause::Exited | Cause::ExitedEarly, Some(runtime)) => {
+    let exit_code = match runtime {
+        Some(runtime) if obituary.by_itself => {
             let patience = context.options.bounds.exit_code;
             timeout(patience, runtime.exit_code(key, patience))
                 .await

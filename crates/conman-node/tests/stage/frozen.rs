@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
 /// A frozen cgroup; dropping it thaws what is in it.
@@ -21,7 +23,7 @@ impl Frozen {
         };
         std::fs::create_dir(&frozen.directory).expect("made");
         for pid in pids {
-            std::fs::write(frozen.directory.join("cgroup.procs"), pid.to_string()).expect("joined");
+            frozen.take(&frozen.directory, *pid);
         }
         frozen.set("FROZEN");
         super::eventually("the processes to be frozen", || {
@@ -29,6 +31,15 @@ impl Frozen {
             (state.expect("readable").trim() == "FROZEN").then_some(())
         });
         Ok(frozen)
+    }
+
+    fn take(&self, cgroup: &Path, pid: i32) {
+        match std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()) {
+            Ok(()) => {}
+            // A shell's child that is gone by now.
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+            Err(error) => panic!("process {pid} cannot join {}: {error}", cgroup.display()),
+        }
     }
 
     fn set(&self, state: &str) {
@@ -44,6 +55,10 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         self.thaw();
         super::eventually("the frozen cgroup to be empty", || {
+            let pids = std::fs::read_to_string(self.directory.join("cgroup.procs"));
+            for pid in pids.expect("readable").lines() {
+                self.take(Path::new(FREEZER), pid.parse().expect("a pid"));
+            }
             std::fs::remove_dir(&self.directory).ok()
         });
     }

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::lifecycle::{Action, State};
+use conman_core::lifecycle::{Action, Cause, State};
 use conman_registry::{ContainerIdentity, RegistryError};
 use conman_runtime::ContainerKey;
 use futures_util::FutureExt;
@@ -21,6 +21,7 @@ use crate::session::answer::{
     Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble,
 };
 use crate::session::release::Obituary;
+use crate::session::view::Failure;
 use crate::session::{claim, hold_process, launch, lost_start, make, release};
 
 /// What a call that panicked comes to.
@@ -220,7 +221,10 @@ impl Driver {
             probing.abort();
         }
         self.publisher.close_tunnels(&cause.outcome(None).reason);
+        let ended_at_once = matches!(&self.failure, Some(Failure::Kind(FailureKind::Exited)));
+        let by_itself = matches!(cause, Cause::Exited | Cause::ExitedEarly);
         let obituary = Obituary {
+            by_itself: by_itself || ended_at_once,
             cause,
             started_at: self.handle.view().started_at,
             phases: self.clock.phases().to_vec(),
