@@ -276,7 +276,7 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
     let daemon = stage.boot();
     let broken = SessionRequest {
         port: Some(Some(8080)),
-        ..program("sleep 0.2; exit 3")
+        ..program("sleep 0.2; echo no such module >&2; exit 3")
     };
     let error = daemon
         .run(daemon.node.ensure(&session("alice"), &broken, true))
@@ -290,6 +290,11 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
         panic!("{error:?}");
     };
     assert_eq!(shown.exit_code, Some(3));
+    let reason = shown.reason.as_deref().expect("a reason");
+    assert!(
+        reason.ends_with("its last output: no such module"),
+        "{reason}"
+    );
 }
 
 #[test]

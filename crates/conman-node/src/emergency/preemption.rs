@@ -35,6 +35,15 @@ pub(super) struct Outcome {
     pub(super) events: Vec<NewEvent>,
 }
 
+/// A session that is to be killed now.
+struct Doomed {
+    id: SessionId,
+    generation: Generation,
+    process: Arc<PidFd>,
+    /// Its death is awaited already.
+    watched: bool,
+}
+
 pub(super) struct Preemption {
     means: Means,
     reason: String,
@@ -147,12 +156,15 @@ impl Preemption {
                 target.standing = Standing::Settled;
             }
         }
+        let mut doomed = Vec::new();
         for (id, entry) in entries {
-            self.take_over(id, entry);
+            doomed.extend(self.take_over(id, entry));
         }
+        self.kill(doomed);
     }
 
-    fn take_over(&mut self, id: SessionId, entry: KillEntry) {
+    /// Returns what is to be killed right now.
+    fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<Doomed> {
         let known = match self.targets.entry(id.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Target::new(entry.clone()));
@@ -162,13 +174,19 @@ impl Preemption {
             Entry::Occupied(target) => target.get().is_uncertain(),
         };
         if !known {
-            return;
+            return None;
         }
-        match entry.stage.clone() {
-            Stage::Claiming => {}
-            Stage::Reserved(generation) => self.never_ran(&id, generation),
-            Stage::Sent(generation) => self.hunt(&id, generation),
-            Stage::Running(generation, process) => self.kill_or_warn(&id, generation, process),
+        match entry.stage {
+            Stage::Claiming => None,
+            Stage::Reserved(generation) => {
+                self.never_ran(&id, generation);
+                None
+            }
+            Stage::Sent(generation) => {
+                self.hunt(&id, generation);
+                None
+            }
+            Stage::Running(generation, process) => self.warn(id, generation, process),
         }
     }
 
@@ -188,55 +206,71 @@ impl Preemption {
         };
         let hunted = hunt(&*runtime, &target.key(id, generation));
         if hunted.killed > 0 {
-            self.note_kill(id, generation);
+            self.note_kill(id, generation, Instant::now());
         }
         if let Some(init) = hunted.init {
             self.await_death(id, generation, init);
         }
     }
 
-    fn kill_or_warn(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {
-        let Some(target) = self.targets.get_mut(id) else {
-            return;
-        };
+    /// Sends the signal that the session asked for; whoever asked for none is to be killed.
+    fn warn(
+        &mut self,
+        id: SessionId,
+        generation: Generation,
+        process: Arc<PidFd>,
+    ) -> Option<Doomed> {
+        let target = self.targets.get_mut(&id)?;
         target.entry.stage = Stage::Running(generation, process.clone());
-        let grace = plan::grace(id, &target.entry, self.budget_ms);
+        let grace = plan::grace(&id, &target.entry, self.budget_ms);
         let warned = target.entry.warning.and_then(|(signal, _)| {
             (!grace.is_zero() && process.signal(signal).is_ok()).then_some(grace)
         });
-        match warned {
-            Some(grace) => {
-                let kill_at = self.at + grace;
-                target.standing = Standing::Warned(generation, process.clone(), kill_at);
-                self.watch(id, process);
-            }
-            None => self.kill(id, generation, process, true),
-        }
+        let Some(grace) = warned else {
+            return Some(Doomed {
+                id,
+                generation,
+                process,
+                watched: false,
+            });
+        };
+        target.standing = Standing::Warned(generation, process.clone(), self.at + grace);
+        self.watch(&id, process);
+        None
     }
 
-    fn kill(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>, watch: bool) {
-        let Some(target) = self.targets.get_mut(id) else {
-            return;
-        };
+    /// Kills all of them before anything else is done: what dies competes for the processors with
+    /// whoever has still to kill.
+    fn kill(&mut self, doomed: Vec<Doomed>) {
         // Before the kill, so that the tunnels' ends are told apart from a program's own end.
-        target
-            .entry
-            .closing
-            .send_replace(Some(Closing::service_restart("session is moving")));
-        match process.kill() {
-            Ok(true) => self.note_kill(id, generation),
-            // Dead already: its certificate comes at once.
-            Ok(false) => {}
-            Err(error) => {
-                let reason = format!("SIGKILL could not be sent: {}", crate::error_chain(&error));
-                target.standing = Standing::Failed(Some(generation), reason);
-                return;
-            }
+        for target in doomed.iter().filter_map(|one| self.targets.get(&one.id)) {
+            let closing = Closing::service_restart("session is moving");
+            target.entry.closing.send_replace(Some(closing));
         }
-        if watch {
-            self.await_death(id, generation, process);
-        } else {
-            self.set(id, Standing::Killed(generation, process));
+        let results: Vec<_> = doomed.iter().map(|one| one.process.kill()).collect();
+        let killed_at = Instant::now();
+        for (one, result) in doomed.into_iter().zip(results) {
+            let Doomed {
+                id,
+                generation,
+                process,
+                watched,
+            } = one;
+            match result {
+                Ok(true) => self.note_kill(&id, generation, killed_at),
+                // Dead already: its certificate comes at once.
+                Ok(false) => {}
+                Err(error) => {
+                    let reason =
+                        format!("SIGKILL could not be sent: {}", crate::error_chain(&error));
+                    self.set(&id, Standing::Failed(Some(generation), reason));
+                    continue;
+                }
+            }
+            self.set(&id, Standing::Killed(generation, process.clone()));
+            if !watched {
+                self.watch(&id, process);
+            }
         }
     }
 
@@ -280,15 +314,16 @@ impl Preemption {
             .targets
             .iter()
             .filter_map(|(id, target)| match &target.standing {
-                Standing::Warned(generation, process, at) if *at <= now => {
-                    Some((id.clone(), *generation, process.clone()))
-                }
+                Standing::Warned(generation, process, at) if *at <= now => Some(Doomed {
+                    id: id.clone(),
+                    generation: *generation,
+                    process: process.clone(),
+                    watched: true,
+                }),
                 _ => None,
             })
             .collect();
-        for (id, generation, process) in due {
-            self.kill(&id, generation, process, false);
-        }
+        self.kill(due);
     }
 
     /// One certificate, and every other one that is there already.
@@ -397,14 +432,14 @@ impl Preemption {
         }
     }
 
-    fn note_kill(&mut self, id: &SessionId, generation: Generation) {
+    fn note_kill(&mut self, id: &SessionId, generation: Generation, at: Instant) {
         // A start under way may take several passes.
         let first = |target: &mut Target| !std::mem::replace(&mut target.struck, true);
         if !self.targets.get_mut(id).is_some_and(first) {
             return;
         }
         self.killed += 1;
-        self.last_kill = Some(Instant::now());
+        self.last_kill = Some(at);
         self.event(
             EventKind::SessionKilled,
             id,

@@ -21,6 +21,7 @@ mod driver;
 mod handle;
 mod hold_process;
 mod idle;
+mod last_output;
 mod launch;
 mod lost_start;
 mod make;

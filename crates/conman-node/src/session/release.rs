@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::answer::ReleaseFailure;
 use super::handle::SessionHandle;
+use super::last_output::last_output;
 use crate::context::Context;
 use crate::kill_table::Fate;
 
@@ -43,24 +44,31 @@ pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle)
     }
 }
 
-/// How a life ended. Asks the runtime for the exit code where the program ended by itself.
+/// How a life ended. Where the program ended by itself, the runtime is asked for its exit code
+/// and, unless all was well, for the end of its output.
 pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
     key: &ContainerKey,
     obituary: Obituary,
 ) -> Ending {
-    let exit_code = match runtime {
-        Some(runtime) if obituary.by_itself => {
-            let patience = context.options.bounds.exit_code;
-            timeout(patience, runtime.exit_code(key, patience))
-                .await
-                .ok()
-                .flatten()
+    let patience = context.options.bounds.exit_code;
+    let mut exit_code = None;
+    let mut output = None;
+    if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
+        let asked = timeout(patience, runtime.exit_code(key, patience)).await;
+        exit_code = asked.ok().flatten();
+        // A runtime that does not tell the one will not tell the other.
+        if exit_code.is_some() && obituary.cause.outcome(exit_code).failed {
+            output = last_output(&**runtime, key, patience).await;
         }
-        _ => None,
-    };
-    let outcome = obituary.cause.outcome(exit_code);
+    }
+    let mut outcome = obituary.cause.outcome(exit_code);
+    // A runtime whose start failed may have quoted it already.
+    if let Some(output) = output.filter(|output| !outcome.reason.contains(output)) {
+        outcome.reason.push_str("; its last output: ");
+        outcome.reason.push_str(&output);
+    }
     Ending {
         failed: outcome.failed,
         reason: outcome.reason,
