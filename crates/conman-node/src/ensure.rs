@@ -121,12 +121,18 @@ async fn wait_for_end(
             id: handle.id.clone(),
             waited: context.options.bounds.ending,
         })?;
+    let id = handle.id.clone();
     match (view.state, view.generation) {
         (SessionState::Stuck, Some(generation)) => Err(EnsureError::Stuck {
-            id: handle.id.clone(),
+            id,
             generation,
             reason: view.reason.unwrap_or_default(),
         }),
+        // Its claim was never answered, so nobody knows what the registry holds.
+        (SessionState::Stuck, None) => {
+            let waited = context.options.bounds.registry;
+            Err(EnsureError::RegistrySlow { id, waited })
+        }
         _ => Ok(()),
     }
 }

@@ -16,11 +16,16 @@
 //! - *One container of a session at a time.* A life begins only where the map has no life that has
 //!   not ended (`sessions`), and ends only with its release.
 //! - *Recorded before sent, known before started.* The claim is durable before the runtime hears of
-//!   the session, and the kill table says `Sent` before the start is sent (`session::start`).
-//! - *Killed, certified, released, in this order.* Only a `Certificate` can be released
-//!   (`session::end`), and only a dead init, or proof that nothing ran, makes one.
+//!   the session ([`conman_core::lifecycle`]), and the kill table says so before a start is sent
+//!   (`session::launch`).
+//! - *Killed, certified, released, in this order*, by the session's task ([`conman_core::lifecycle`])
+//!   as by the emergency thread (`emergency::preemption`). Only a dead init, or proof that nothing
+//!   ran and nothing will, makes a certificate.
 //! - *The kill path asks nobody.* It needs pidfds and the registry, no runtime's daemon, no other
 //!   task and no lock that anybody holds across an await.
+//!
+//! Absent on purpose: the order of a life's steps (a pure machine's), signals of the process and
+//! whatever serves clients (the binary's).
 #![forbid(unsafe_code)]
 
 mod access;

@@ -214,3 +214,44 @@ fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
         "{refused:?}"
     );
 }
+
+#[test]
+fn a_registry_that_does_not_answer_fails_the_start_in_bounded_time() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.answer_no_claims(true);
+    for _ in 0..2 {
+        let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+        assert!(
+            matches!(error, Err(EnsureError::RegistrySlow { .. })),
+            "{error:?}"
+        );
+    }
+    assert!(daemon.node.get(&session("alice")).is_none());
+    registry.answer_no_claims(false);
+    daemon.start("bob", &idle());
+}
+
+#[test]
+fn a_preemption_releases_claims_whose_answers_nobody_took() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.answer_no_claims(true);
+    let node = Arc::clone(&daemon.node);
+    let asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    eventually("the claim to be recorded", || {
+        daemon
+            .run(daemon.registry.get(&session("alice")))
+            .expect("readable")
+    });
+    let report = daemon
+        .run(daemon.node.preempt(&PreemptRequest::default(), "api"))
+        .expect("report");
+    assert_eq!((report.sessions, report.released), (1, 1), "{report:?}");
+    assert!(daemon.record("alice").state.is_ended());
+    let error = daemon.run(asked).expect("no panic");
+    assert!(
+        matches!(error, Err(EnsureError::Preempted { .. })),
+        "{error:?}"
+    );
+}

@@ -18,6 +18,8 @@ pub(crate) struct FlakyRegistry {
     refused: AtomicU32,
     /// The answer to the next claim is lost.
     lose_claim: AtomicBool,
+    /// No claim is answered, though all are recorded.
+    mute: AtomicBool,
 }
 
 impl FlakyRegistry {
@@ -31,6 +33,10 @@ impl FlakyRegistry {
 
     pub(crate) fn lose_next_claim(&self) {
         self.lose_claim.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn answer_no_claims(&self, mute: bool) {
+        self.mute.store(mute, Ordering::Relaxed);
     }
 
     fn write(&self) -> Result<(), RegistryError> {
@@ -61,6 +67,9 @@ impl Registry for FlakyRegistry {
         let record = self.records.claim(id, spec).await?;
         if self.lose_claim.swap(false, Ordering::Relaxed) {
             return Err(no_space());
+        }
+        if self.mute.load(Ordering::Relaxed) {
+            return std::future::pending().await;
         }
         Ok(record)
     }
