@@ -12,7 +12,7 @@ use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
     X_FRAME_OPTIONS,
 };
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, StatusCode};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -50,7 +50,9 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
         let status = response.status().as_u16();
         let peer = peer.map(tracing::field::display);
         let took_ms = started.elapsed().as_secs_f64() * 1_000.0;
-        if response.status().is_server_error() {
+        // Other failures are the runtime's or a program's: the journal has them, and a log that
+        // tells each refused request drowns the rest while Docker is down.
+        if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
             tracing::warn!(status, took_ms, peer, "answered");
         } else {
             tracing::debug!(status, took_ms, peer, "answered");
