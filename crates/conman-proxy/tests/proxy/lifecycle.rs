@@ -10,7 +10,11 @@ use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, 
 
 #[tokio::test]
 async fn a_shutdown_lets_requests_in_flight_end_and_takes_no_more() {
-    let fixture = Fixture::new();
+    // One worker: once it has closed the idle connection, it knows of the shutdown on the other.
+    let fixture = Fixture::with_options(ProxyOptions {
+        workers: 1,
+        ..ProxyOptions::default()
+    });
     let mut backend = RawBackend::new().await;
     fixture.session("alice", backend.address);
     let mut idle = fixture.connect().await;
