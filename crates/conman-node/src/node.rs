@@ -258,8 +258,8 @@ impl Node {
     }
 
     /// Admits sessions again after a preemption.
-    pub fn readmit(&self) -> Result<(), PreemptError> {
-        self.emergency.readmit()
+    pub async fn readmit(&self) -> Result<(), PreemptError> {
+        self.emergency.readmit().await
     }
 
     /// For whatever must work when everything else hangs.

@@ -277,7 +277,8 @@ fn an_operators_preemption_is_not_undone_by_the_metadata_server() {
         (metadata.asked("preempted").len() > before).then_some(())
     });
     assert_eq!(daemon.node.view().state, NodeState::Preempted);
-    daemon.node.readmit().expect("the order is taken");
+    let readmitted = daemon.run(daemon.node.readmit());
+    readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
 }
 
@@ -289,7 +290,8 @@ fn a_repeated_notice_does_not_undo_what_an_operator_said_since() {
     } = &set_up(&stage);
     metadata.set("preempted", "TRUE");
     await_node(daemon, NodeState::Preempted);
-    daemon.node.readmit().expect("the order is taken");
+    let readmitted = daemon.run(daemon.node.readmit());
+    readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
     let before = metadata.asked("preempted").len();
     metadata.make_trouble(Some(Trouble::Hasty));

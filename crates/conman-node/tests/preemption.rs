@@ -241,10 +241,9 @@ fn sessions_are_admitted_again_after_an_operator_says_so() {
         matches!(refused, Err(RouteError::NoPort { .. })),
         "{refused:?}"
     );
-    daemon.node.readmit().expect("the order is taken");
-    eventually("the node to be live", || {
-        (daemon.node.view().state == NodeState::Live).then_some(())
-    });
+    let readmitted = daemon.run(daemon.node.readmit());
+    readmitted.expect("the order is carried out");
+    assert_eq!(daemon.node.view().state, NodeState::Live);
     let after = daemon.start("alice", &idle());
     assert!(after.generation > before.generation);
     // A new notice is a new preemption.

@@ -116,7 +116,7 @@ pub(crate) async fn readmit(
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
     node.require(&state.node.view().name)?;
-    state.node.readmit()?;
+    state.node.readmit().await?;
     Ok(Json(state.node.view()))
 }
 

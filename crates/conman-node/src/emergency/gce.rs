@@ -119,7 +119,7 @@ fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
             // The report goes to the journal; nobody here waits for it.
             handle.give(&request, "gce", watched.origin).map(drop)
         }
-        Word::Staying => handle.send(Command::Readmit(watched.origin)),
+        Word::Staying => handle.send(Command::Readmit(watched.origin, None)),
         Word::Unknown => {
             let text: String = value.text.chars().take(64).collect();
             handle.log.warn(format!(

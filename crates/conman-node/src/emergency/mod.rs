@@ -72,7 +72,8 @@ pub struct EmergencyHandle {
 #[derive(Debug)]
 enum Command {
     Preempt(Notice),
-    Readmit(Origin),
+    /// The reply tells that it was carried out.
+    Readmit(Origin, Option<oneshot::Sender<()>>),
     Stop,
 }
 
@@ -113,9 +114,12 @@ impl EmergencyHandle {
         self.give(request, source, Origin::Operator)
     }
 
-    /// Admits sessions again, at once or when the preemption under way is finished.
-    pub fn readmit(&self) -> Result<(), PreemptError> {
-        self.send(Command::Readmit(Origin::Operator))
+    /// Admits sessions again, at once or when the preemption under way is finished. Returns when
+    /// that is so, or is sure to become so.
+    pub async fn readmit(&self) -> Result<(), PreemptError> {
+        let (reply, done) = oneshot::channel();
+        self.send(Command::Readmit(Origin::Operator, Some(reply)))?;
+        done.await.map_err(|_| PreemptError::ThreadEnded)
     }
 
     /// What a preemption would do now.
@@ -222,7 +226,11 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
             // Cancel safe: a command is taken or stays in the queue.
             command = queue.recv() => match command {
                 Some(Command::Preempt(notice)) => take(&means, &mut desk, &mut running, notice),
-                Some(Command::Readmit(by)) => readmit(&means, &log, &mut desk, by),
+                Some(Command::Readmit(by, reply)) => {
+                    readmit(&means, &log, &mut desk, by);
+                    // Whoever gave the order may have lost interest.
+                    let _ = reply.map(|reply| reply.send(()));
+                }
                 Some(Command::Stop) | None => return,
             },
             // Cancel safe: the work is kept and polled again.
