@@ -49,7 +49,7 @@ async fn an_unknown_command_is_named_in_the_problem_and_in_the_failed_session() 
     };
     let conman = Conman::start(&docker).await;
     let api = conman.api();
-    let request = json!({"image": BUSYBOX, "command": ["no-such-program", "x"]});
+    let request = json!({"image": BUSYBOX, "command": ["no-such-program", "x"], "port": 8080});
     let (problem, session) = fail(&api, "s", request).await;
     // The container's init finds out after its start: a program that ended early, unless dockerd
     // has noticed by the time that it answers.
@@ -66,6 +66,26 @@ async fn an_unknown_command_is_named_in_the_problem_and_in_the_failed_session() 
         docker.containers_of(&instance).await.is_empty()
     })
     .await;
+    starts_all_the_same(&api, &session).await;
+}
+
+#[tokio::test]
+async fn an_unknown_command_of_a_session_without_a_port_fails_it_by_name_too() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::start(&docker).await;
+    let api = conman.api();
+    let request = json!({"image": BUSYBOX, "command": ["no-such-program", "x"]});
+    // It runs for as long as the container's init takes to find out.
+    let _ = api.put("/v1/sessions/s", &request).await;
+    let session = eventually_some("it has failed", SLACK, async || {
+        let session = api.session("s").await;
+        (session.state == SessionState::Failed).then_some(session)
+    })
+    .await;
+    let reason = session.reason.as_deref().unwrap_or_default();
+    assert!(reason.contains("no-such-program"), "{reason}");
     starts_all_the_same(&api, &session).await;
 }
 
