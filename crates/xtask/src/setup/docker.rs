@@ -72,7 +72,29 @@ fn keep_containers_over_restarts() -> Result<()> {
         .with_context(|| format!("writing {DAEMON_CONFIG}"))
 }
 
+/// Where dockerd and the containerd that it starts note their process ids.
+const PID_FILES: [(&str, &str); 2] = [
+    ("/var/run/docker.pid", "dockerd"),
+    ("/var/run/docker/containerd/containerd.pid", "containerd"),
+];
+
+/// A daemon that was killed leaves its process id behind; once another process has that id,
+/// dockerd takes it for the former daemon and does not start.
+fn remove_stale_pid_files() -> Result<()> {
+    for (path, program) in PID_FILES {
+        let Ok(pid) = std::fs::read_to_string(path) else {
+            continue;
+        };
+        let running = std::fs::read_to_string(format!("/proc/{}/comm", pid.trim()));
+        if !running.is_ok_and(|name| name.trim() == program) {
+            std::fs::remove_file(path).with_context(|| format!("removing the stale {path}"))?;
+        }
+    }
+    Ok(())
+}
+
 fn start_by_hand() -> Result<Daemon> {
+    remove_stale_pid_files()?;
     let path = log_file();
     std::fs::create_dir_all(target_dir()).context("making cargo's target folder")?;
     let log = File::create(&path).with_context(|| format!("making {}", path.display()))?;
