@@ -1,5 +1,7 @@
 //! Log lines, panics among them.
 
+use std::io::IsTerminal as _;
+
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
@@ -19,6 +21,7 @@ pub(crate) fn init(format: LogFormat) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     // A logger installed before, as a test's, is as good.
     let _ = match format {
