@@ -86,7 +86,8 @@ pub(crate) fn in_words(caller: &Caller) -> String {
     }
 }
 
-fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_auth::Peer, ApiError> {
+/// Who is at the other end, as the guard has it.
+pub(crate) fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_auth::Peer, ApiError> {
     match (peer, listener) {
         (Some(Peer::Tcp(address)), Listener::Tcp) => Ok(conman_auth::Peer::Tcp(*address)),
         (Some(Peer::Unix { uid, .. }), Listener::Admin) => {

@@ -20,7 +20,7 @@ use crate::problem::{self, Kind};
 use crate::server::Peer;
 
 /// Answers bear the id that the log line of their request has.
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest time for a route that only looks something up or writes it down.
 const QUICK: Duration = Duration::from_secs(30);
@@ -132,6 +132,7 @@ fn known_method(method: &http::Method) -> &'static str {
         "POST" => "POST",
         "DELETE" => "DELETE",
         "HEAD" => "HEAD",
+        "OPTIONS" => "OPTIONS",
         _ => "other",
     }
 }

@@ -5,7 +5,7 @@
 //! owns no state and no policy: a handler reads the request, asks the node, and writes the answer.
 //!
 //! A request passes, outermost first: an id, a log line and a metric; problems written out;
-//! panics caught; who asks ([`ApiGuard`]); the scope that its route needs; a time limit, unless
+//! preflights of allowed pages answered (CORS); panics caught; who asks ([`ApiGuard`]); the scope that its route needs; a time limit, unless
 //! the route bounds itself or streams; the handler.
 //!
 //! Tasks: one for each connection and listener, in [`serve_tcp`] and [`serve_unix`]; one for each
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod cors;
 mod exec_collect;
 mod exec_request;
 mod exec_socket;
@@ -79,9 +80,18 @@ pub fn router(state: ApiState, listener: Listener) -> Router {
     let (routes, _) = routes::all().split_for_parts();
     let routes = routes
         .with_state(state.clone())
-        .layer(from_fn_with_state((state, listener), access::authenticate))
+        .layer(from_fn_with_state(
+            (state.clone(), listener),
+            access::authenticate,
+        ))
         .layer(CatchPanicLayer::custom(layers::panicked))
         .layer(from_fn(layers::note_route));
+    let routes = if listener == Listener::Tcp && state.guard.allows_pages() {
+        let cors = cors::layer(Arc::clone(&state.guard));
+        routes.layer(from_fn_with_state((state, cors), cors::share))
+    } else {
+        routes
+    };
     // A router of its own: the inner one adds `Allow` to its answer only after its own layers.
     Router::new()
         .fallback_service(routes)

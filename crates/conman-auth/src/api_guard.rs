@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use conman_proto::Problem;
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 
@@ -87,6 +88,19 @@ impl ApiGuard {
                 self.check_browser(parts, host.as_ref())
             }
         }
+    }
+
+    /// Whether there are pages of other origins that may ask at all.
+    #[must_use]
+    pub fn allows_pages(&self) -> bool {
+        !self.origins.is_empty()
+    }
+
+    /// Whether a page of a configured origin asks, and of no other: one that may be given to read
+    /// what the API answers.
+    #[must_use]
+    pub fn allows_page(&self, headers: &HeaderMap) -> bool {
+        self.origins.asker(headers, None) == Asker::Allowed
     }
 
     fn check_admin(&self, parts: &Parts, uid: u32) -> Result<(), Box<Problem>> {
@@ -352,6 +366,33 @@ mod tests {
                 assert_eq!(source.is_ok(), expected == 200, "{headers:?}");
             }
         }
+    }
+
+    #[test]
+    fn only_pages_of_configured_origins_may_read_what_the_api_answers() {
+        let fixture = guard(None);
+        assert!(fixture.allows_pages());
+        for (origins, expected) in [
+            (&["https://app.example"][..], true),
+            (&["https://APP.example:443"], true),
+            (&["http://app.example"], false),
+            (&["https://app.example:8443"], false),
+            (&["https://app.example.evil.example"], false),
+            (&["http://localhost:7700"], false),
+            (&["null"], false),
+            (&["https://app.example", "https://evil.example"], false),
+            (&["https://app.example", "https://app.example"], false),
+            (&[], false),
+        ] {
+            let headers: Vec<(&str, &str)> =
+                origins.iter().map(|origin| ("origin", *origin)).collect();
+            let found = fixture.allows_page(&parts(&headers).headers);
+            assert_eq!(found, expected, "{origins:?}");
+        }
+        let none = OriginRules::new(&[]).expect("valid");
+        let listen = "127.0.0.1:7700".parse().expect("an address");
+        let hosts = HostRules::new(listen, &[], None).expect("valid");
+        assert!(!ApiGuard::new(None, hosts, none).allows_pages());
     }
 
     #[test]

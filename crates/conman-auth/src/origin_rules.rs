@@ -85,6 +85,11 @@ impl OriginRules {
         }
     }
 
+    /// Whether no origin is configured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.allowed.is_empty()
+    }
+
     /// Judges the `Origin` of a request that is addressed to `host`.
     ///
     /// Whether TLS ends before conman is unknown, so that the page's own scheme decides which port

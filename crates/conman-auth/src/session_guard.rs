@@ -284,11 +284,17 @@ fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), 
              than browsers send the token as `Authorization: Bearer TOKEN`",
         ));
     }
-    let elsewhere = Site::of(&parts.headers) == Site::Elsewhere;
-    if ambient && elsewhere && matches!(asker, Asker::Unnamed | Asker::Foreign(_)) {
+    // Browsers send Sec-Fetch-Site to hosts of HTTPS and localhost alone, and name the origin
+    // wherever a script is to read the answer.
+    let elsewhere = match asker {
+        Asker::Own | Asker::Allowed => false,
+        Asker::Foreign(_) => true,
+        Asker::Unnamed => Site::of(&parts.headers) == Site::Elsewhere,
+    };
+    if ambient && elsewhere {
         return Err(problems::origin_refused(
-            "a page of another origin made this request (Sec-Fetch-Site) without a token of its \
-             own",
+            "a page of another origin made this request (Origin, Sec-Fetch-Site) without a token \
+             of its own",
         ));
     }
     Ok(())

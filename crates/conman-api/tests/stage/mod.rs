@@ -36,6 +36,9 @@ use tower::ServiceExt as _;
 /// Longer than anything here takes on a busy machine, and short enough not to hang a build.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The one origin beside the API's own whose pages may use it.
+pub const ALLOWED_ORIGIN: &str = "https://app.example";
+
 /// What outlives a daemon: its directory, its records, its containers.
 pub struct Stage {
     state: TempDir,
@@ -154,7 +157,7 @@ impl Stage {
         ApiGuard::new(
             Some(Arc::new(tokens)),
             HostRules::new(listen, &[], Some("localhost")).expect("valid"),
-            OriginRules::new(&[]).expect("valid"),
+            OriginRules::new(&[ALLOWED_ORIGIN.to_owned()]).expect("valid"),
         )
     }
 }
