@@ -47,6 +47,8 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("sharing the log")?)
             .stderr(log)
+            // A Ctrl-C at the terminal is the benchmark's to handle.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", binary.display()))?;

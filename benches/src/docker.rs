@@ -96,6 +96,14 @@ impl Docker {
         Ok(ids)
     }
 
+    /// All containers of a label, running or not.
+    pub(crate) async fn ids(&self, label: &str) -> Result<Vec<String>> {
+        let filter = format!("label={label}");
+        let listed =
+            docker_command(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter]).await?;
+        Ok(listed.split_whitespace().map(str::to_owned).collect())
+    }
+
     /// `docker kill` of all, in one command.
     pub(crate) async fn kill(&self, ids: &[String]) -> Result<()> {
         on_all(&["kill"], ids).await
@@ -132,6 +140,8 @@ async fn on_all(command: &[&str], ids: &[String]) -> Result<()> {
 async fn docker_command(arguments: &[&str]) -> Result<String> {
     let output = Command::new("docker")
         .args(arguments)
+        // A Ctrl-C at the terminal is the benchmark's to handle.
+        .process_group(0)
         .stdin(Stdio::null())
         .output()
         .await

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::chart::shown;
 use crate::daemon::Daemon;
 use crate::docker::Docker;
+use crate::interruption::until_interrupted;
 use crate::observer::Observer;
 use crate::statistics::median;
 use crate::{BUSYBOX_IMAGE, Chart, Report};
@@ -74,10 +75,14 @@ struct Measurement {
 pub async fn kill(options: &KillOptions) -> Result<Report> {
     let docker = Docker::new(BUSYBOX_IMAGE).await?;
     let daemon = Daemon::start(&options.binary).await?;
-    let measured = measure(options, &docker, &daemon).await;
+    let measured = until_interrupted(measure(options, &docker, &daemon)).await;
+    let swept = match measured {
+        Ok(_) => Ok(()),
+        Err(_) => sweep_plain(&docker).await,
+    };
     let stopped = daemon.stop(&docker).await;
     let measurements = measured?;
-    stopped?;
+    swept.and(stopped)?;
     report(options, &measurements)
 }
 
@@ -108,18 +113,34 @@ async fn measure(
     Ok(measurements)
 }
 
+/// Marks what this run has Docker make.
+fn mark() -> String {
+    format!("conman-bench-{}", std::process::id())
+}
+
+/// The label of the plain containers.
+fn plain_label() -> String {
+    format!("dev.conman.bench={}", mark())
+}
+
+/// Removes the plain containers that a measurement without an end left.
+async fn sweep_plain(docker: &Docker) -> Result<()> {
+    let label = plain_label();
+    let ids = docker.ids(&label).await?;
+    if !ids.is_empty() {
+        docker.remove(&ids).await.with_context(|| {
+            format!("removing what is left; `docker rm -f $(docker ps -aq -f label={label})` does")
+        })?;
+    }
+    remove_cgroups(&mark());
+    Ok(())
+}
+
 async fn plain(docker: &Docker, count: usize, progress: impl Fn(usize)) -> Result<Measurement> {
-    let mark = format!("conman-bench-{}", std::process::id());
-    let label = format!("dev.conman.bench={mark}");
+    let (mark, label) = (mark(), plain_label());
     let ids = docker
         .run_plain(&label, &format!("/{mark}"), count, progress)
-        .await;
-    let ids = match ids {
-        Ok(ids) => ids,
-        Err(error) => {
-            bail!("{error:#}; `docker rm -f $(docker ps -aq -f label={label})` removes the rest")
-        }
-    };
+        .await?;
     let observer = Observer::of_cgroup(&format!("/{mark}"))?;
     let processes = observer.count();
     let notice = Instant::now();

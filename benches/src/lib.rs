@@ -15,6 +15,7 @@ mod docker;
 mod echo;
 mod forward;
 mod http_client;
+mod interruption;
 mod kill;
 mod load;
 mod observer;

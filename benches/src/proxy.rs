@@ -10,12 +10,17 @@ use serde_json::json;
 use crate::chart::shown;
 use crate::daemon::{Daemon, free_ports};
 use crate::docker::Docker;
+use crate::interruption::until_interrupted;
 use crate::load::{Target, echo};
 use crate::statistics::{median, quantiles};
 use crate::{Chart, PYTHON_IMAGE, Report, rivals};
 
 /// Connections and message sizes that are measured.
 const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)];
+
+/// The rivals, as the table names them.
+const NGINX: &str = "nginx";
+const HAPROXY: &str = "HAProxy";
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -46,7 +51,7 @@ struct Measurement {
 pub async fn proxy(options: &ProxyOptions) -> Result<Report> {
     let docker = Docker::new(PYTHON_IMAGE).await?;
     let daemon = Daemon::start(&options.binary).await?;
-    let measured = measure(options, &docker, &daemon).await;
+    let measured = until_interrupted(measure(options, &docker, &daemon)).await;
     let stopped = daemon.stop(&docker).await;
     let measurements = measured?;
     stopped?;
@@ -93,8 +98,8 @@ async fn measure(
                 path: "/".to_owned(),
             },
         ),
-        ("nginx", local(nginx, "/")),
-        ("HAProxy", local(haproxy, "/")),
+        (NGINX, local(nginx, "/")),
+        (HAPROXY, local(haproxy, "/")),
         ("conman", local(conman, "/s/echo/")),
         ("conman, inside the namespace", inside),
     ];
@@ -138,27 +143,37 @@ fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report
         "p50",
         "p99",
         "messages a second",
+        "against the better of nginx and HAProxy",
     ]);
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (connections, bytes) in CASES {
+        let of = |name: &str, value: fn(&Measurement) -> f64| {
+            let sample: Vec<f64> = measurements
+                .iter()
+                .filter(|one| {
+                    one.path == name && one.connections == connections && one.message_bytes == bytes
+                })
+                .map(value)
+                .collect();
+            median(&sample).context("a case was not measured")
+        };
+        // One connection shows the delay, many the throughput.
+        let (measure, value): (_, fn(&Measurement) -> f64) = match connections {
+            1 => ("p50", |one| one.p50_us),
+            _ => ("rate", |one| one.messages_per_s),
+        };
+        let rivals = [of(NGINX, value)?, of(HAPROXY, value)?];
+        let best = match connections {
+            1 => rivals[0].min(rivals[1]),
+            _ => rivals[0].max(rivals[1]),
+        };
         for name in &names {
-            let of = |value: fn(&Measurement) -> f64| {
-                let sample: Vec<f64> = measurements
-                    .iter()
-                    .filter(|one| {
-                        one.path == *name
-                            && one.connections == connections
-                            && one.message_bytes == bytes
-                    })
-                    .map(value)
-                    .collect();
-                median(&sample).context("a case was not measured")
-            };
             let (p50, p99, rate) = (
-                of(|one| one.p50_us)?,
-                of(|one| one.p99_us)?,
-                of(|one| one.messages_per_s)?,
+                of(name, |one| one.p50_us)?,
+                of(name, |one| one.p99_us)?,
+                of(name, |one| one.messages_per_s)?,
             );
+            let ratio = of(name, value)? / best;
             table.add_row([
                 (*name).to_owned(),
                 connections.to_string(),
@@ -166,10 +181,12 @@ fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report
                 format!("{} µs", shown(p50)),
                 format!("{} µs", shown(p99)),
                 shown(rate),
+                format!("{measure} {ratio:.2} ×"),
             ]);
             rows.push(json!({
                 "path": name, "connections": connections, "message_bytes": bytes,
                 "p50_us": p50, "p99_us": p99, "messages_per_s": rate,
+                "compared": measure, "ratio": ratio,
             }));
             if (connections, bytes) == CASES[0] {
                 bars.push(((*name).to_owned(), p50));

@@ -6,20 +6,30 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A proxy process that ends with this value.
+/// A proxy that ends with this value, the worker processes that it has made included.
 #[derive(Debug)]
 pub(crate) struct Rival {
-    #[expect(
-        dead_code,
-        reason = "held so that the process ends when this is dropped"
-    )]
     child: Child,
+}
+
+impl Drop for Rival {
+    fn drop(&mut self) {
+        let leader = self
+            .child
+            .id()
+            .and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        if let Some(leader) = leader {
+            // A group that has ended by itself needs no signal.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
 }
 
 pub(crate) async fn nginx(directory: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
@@ -69,13 +79,15 @@ async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Ri
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .kill_on_drop(true);
-    let mut child = command.spawn().with_context(|| {
+        .process_group(0);
+    let child = command.spawn().with_context(|| {
         format!("starting {name}; is it installed? (`apt-get install nginx-light haproxy`)")
     })?;
+    let mut rival = Rival { child };
     let listening = async {
         loop {
-            if let Some(status) = child
+            if let Some(status) = rival
+                .child
                 .try_wait()
                 .with_context(|| format!("looking after {name}"))?
             {
@@ -95,5 +107,5 @@ async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Ri
                 START_PATIENCE.as_secs()
             )
         })??;
-    Ok(Rival { child })
+    Ok(rival)
 }

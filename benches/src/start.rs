@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::chart::shown;
 use crate::daemon::Daemon;
 use crate::docker::Docker;
+use crate::interruption::until_interrupted;
 use crate::statistics::{Quantiles, quantiles};
 use crate::{BUSYBOX_IMAGE, Chart, Report};
 
@@ -41,9 +42,8 @@ pub async fn start(options: &StartOptions) -> Result<Report> {
     let bar = ProgressBar::new(options.count as u64);
     let begun = Instant::now();
     let progress = |done: usize| bar.set_position(done as u64);
-    let opened = daemon
-        .open("start", "http", options.count, options.parallel, progress)
-        .await;
+    let opened = daemon.open("start", "http", options.count, options.parallel, progress);
+    let opened = until_interrupted(opened).await;
     let elapsed_s = begun.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let stopped = daemon.stop(&docker).await;

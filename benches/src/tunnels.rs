@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::chart::shown;
 use crate::daemon::Daemon;
 use crate::docker::Docker;
+use crate::interruption::until_interrupted;
 use crate::load::{Client, Target};
 use crate::{Chart, PYTHON_IMAGE, Report};
 
@@ -39,7 +40,7 @@ pub struct TunnelsOptions {
 pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
     let docker = Docker::new(PYTHON_IMAGE).await?;
     let daemon = Daemon::start(&options.binary).await?;
-    let measured = measure(options, &daemon).await;
+    let measured = until_interrupted(measure(options, &daemon)).await;
     let stopped = daemon.stop(&docker).await;
     let (before, after) = measured?;
     stopped?;

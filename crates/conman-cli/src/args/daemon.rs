@@ -93,10 +93,10 @@ pub struct BenchStartArgs {
 #[derive(Debug, Clone, Args)]
 pub struct BenchProxyArgs {
     /// Times that every path is measured, in rotation
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Length of one measurement
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = super::quantity::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = super::quantity::parse_duration)]
     pub duration: std::time::Duration,
     /// Write a chart of the result to FILE
     #[arg(long, value_name = "FILE")]
