@@ -140,6 +140,9 @@ async fn pages_hold_what_was_asked_for() {
     let api = stage.boot().await;
     api.start("a").await;
     api.call(Method::DELETE, &session("a"), "").await;
+    // Clean-up goes on behind the answer, and ends the session's story.
+    let mut stream = Events::open(&api, "?after=0", None).await;
+    stream.until(EventKind::SessionCleaned).await;
     api.node.journal().flush().await;
     let page = async |query: &str| -> EventPage {
         api.get(&format!("/v1/events?follow=false&{query}"))

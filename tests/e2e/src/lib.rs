@@ -14,21 +14,27 @@
 mod api;
 mod binary;
 mod builder;
+mod chromium;
 mod cli;
 mod conman;
 mod docker;
 mod docker_lock;
+mod echo;
 mod metadata_server;
 mod port;
+mod requests;
 mod sse;
 mod wait;
 
 pub use api::{Answer, Api, Streamed};
 pub use binary::binary;
 pub use builder::Builder;
+pub use chromium::{Chromium, chromium};
 pub use cli::{CliOutput, PATIENCE as CLI_PATIENCE};
 pub use conman::Conman;
 pub use docker::{BUSYBOX, Docker, HungDockerd, PYTHON, docker_exclusive, docker_shared};
+pub use echo::{ECHO_TEMPLATE, log_with};
 pub use metadata_server::MetadataServer;
+pub use requests::{WebSocket, answer, websocket, with};
 pub use sse::EventStream;
 pub use wait::{eventually, eventually_some};

@@ -1,0 +1,103 @@
+//! The admin socket is for root and the daemon's own user, by its mode and by who connects.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use conman_e2e::{Conman, answer, docker_shared, with};
+use conman_proto::Problem;
+use http::{Method, StatusCode};
+use serde_json::json;
+
+/// curl's exit code where it cannot connect.
+const CURL_CANNOT_CONNECT: i32 = 7;
+
+/// A request over the socket by a process of this user, with its status in the last line.
+fn curl_as(uid: &str, socket: &Path, arguments: &[&str]) -> Output {
+    Command::new("setpriv")
+        .args(["--reuid", uid, "--regid", uid, "--clear-groups", "--"])
+        .args([
+            "curl",
+            "--silent",
+            "--max-time",
+            "60",
+            "--write-out",
+            "\n%{http_code}",
+        ])
+        .arg("--unix-socket")
+        .arg(socket)
+        .args(arguments)
+        .output()
+        .expect("setpriv and curl can be run")
+}
+
+#[tokio::test]
+async fn the_admin_socket_admits_root_and_nobody_else_even_when_its_mode_does() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::builder().token("any", "read").start(&docker).await;
+    let socket = conman.socket_path();
+    let made = fs::symlink_metadata(&socket).expect("the socket is there");
+    assert!(made.file_type().is_socket());
+    assert_eq!((made.mode() & 0o7777, made.uid()), (0o600, 0));
+    let admin = conman.admin();
+    admin.ensure("s", &json!({"template": "tiny"})).await;
+
+    // The directory lets everybody through; the socket's mode is what stands in the way.
+    fs::set_permissions(conman.directory(), Permissions::from_mode(0o711)).expect("chmod");
+    let list = "http://localhost/v1/sessions";
+    let kept_out = curl_as("65534", &socket, &[list]);
+    assert_eq!(
+        kept_out.status.code(),
+        Some(CURL_CANNOT_CONNECT),
+        "{kept_out:?}"
+    );
+
+    // Now nothing but the credentials of the process does.
+    fs::set_permissions(&socket, Permissions::from_mode(0o666)).expect("chmod");
+    let token = format!("authorization: Bearer {}", conman.token("any"));
+    for arguments in [
+        &[list][..],
+        &["-X", "DELETE", "http://localhost/v1/sessions/s"],
+        &["-X", "POST", "http://localhost/v1/nodes/self/preempt"],
+        &["http://localhost/healthz"],
+        &["http://localhost/no-such-route"],
+        &["-H", &token, list],
+    ] {
+        let refused = curl_as("65534", &socket, arguments);
+        let text = String::from_utf8_lossy(&refused.stdout).into_owned();
+        let (body, status) = text.rsplit_once('\n').expect("two lines");
+        assert_eq!(status, "403", "{arguments:?}: {text}");
+        let problem: Problem = serde_json::from_str(body).expect("a problem");
+        assert_eq!(problem.slug(), "forbidden");
+        assert!(problem.detail.contains("uid 65534"), "{}", problem.detail);
+    }
+    let root = curl_as("0", &socket, &[list]);
+    let text = String::from_utf8_lossy(&root.stdout).into_owned();
+    assert!(text.ends_with("\n200") && text.contains("\"s\""), "{text}");
+    admin.session("s").await;
+}
+
+#[tokio::test]
+async fn the_admin_socket_needs_no_token_and_answers_no_page() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::builder()
+        .token("any", "read")
+        .set("listen", "allowed_origins = [\"https://app.example\"]")
+        .start(&docker)
+        .await;
+    let admin = conman.admin();
+    assert_eq!(admin.get("/v1/sessions").await.status, StatusCode::OK);
+    let wrong = conman.admin().with_token("cmn_admin_wrong");
+    assert_eq!(wrong.get("/v1/sessions").await.status, StatusCode::OK);
+    for origin in ["https://app.example", "http://localhost", "null"] {
+        let request = admin.request(Method::GET, "/v1/sessions", None);
+        let refused = answer(&admin, with(request, "origin", origin)).await;
+        assert_eq!(refused.problem().slug(), "origin-refused", "{origin}");
+        assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    }
+}
