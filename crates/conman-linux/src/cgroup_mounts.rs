@@ -11,9 +11,16 @@ pub(crate) struct Hierarchy {
     /// Which directory of the hierarchy is mounted; `/` unless the mount shows a part only.
     root: String,
     mount_point: PathBuf,
+    /// The controllers of a v1 hierarchy, among other options of it; none for the unified one.
+    options: Vec<String>,
 }
 
 impl Hierarchy {
+    /// Whether this v1 hierarchy has the controller.
+    pub(crate) fn controls(&self, controller: &str) -> bool {
+        !self.unified && self.options.iter().any(|option| option == controller)
+    }
+
     /// The directory of the cgroup with this path; `None` where the mount does not show it.
     pub(crate) fn directory(&self, path: &str) -> Option<PathBuf> {
         let below = if self.root == "/" {
@@ -50,12 +57,15 @@ fn parse_line(line: &[u8]) -> Option<(Vec<u8>, Hierarchy)> {
     };
     let root = String::from_utf8(unescape(fields[3])).ok()?;
     let mount_point = PathBuf::from(OsString::from_vec(unescape(fields[4])));
+    let options = fields.get(separator + 3).copied().unwrap_or_default();
+    let options = String::from_utf8_lossy(options);
     Some((
         fields[2].to_vec(),
         Hierarchy {
             unified,
             root,
             mount_point,
+            options: options.split(',').map(str::to_owned).collect(),
         },
     ))
 }

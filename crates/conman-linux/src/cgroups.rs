@@ -154,7 +154,7 @@ pub(crate) fn parse_proc_cgroup(text: &str) -> Vec<String> {
 }
 
 /// Absolute, more than `/`, and made of names only: no `.`, no `..`, no empty part.
-fn is_plain(path: &str) -> bool {
+pub(crate) fn is_plain(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         rest.split('/').all(|part| !matches!(part, "" | "." | "..")) && !rest.contains('\0')
     })

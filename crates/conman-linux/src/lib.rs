@@ -1,5 +1,6 @@
 //! The kernel's interfaces that conman stands on: pidfds and process identity, network
-//! namespaces, cgroups, path resolution below a root.
+//! namespaces, cgroups, path resolution below a root; and what launching a container takes: cloning
+//! into namespaces, detached mounts, privileges, limits.
 //!
 //! The crate knows processes, descriptors and paths, and nothing of sessions. It keeps no state
 //! but what a value owns, and nothing here runs by itself except the threads of
@@ -16,21 +17,42 @@
 mod beneath;
 mod cgroup_mounts;
 mod cgroups;
+mod clone_process;
 mod death_watch;
+mod exit_info;
+mod features;
+mod freezer;
 mod identity;
+mod loopback;
+mod mounts;
 mod netns_sockets;
 mod pidfd;
+mod privileges;
 pub mod proc_scan;
 mod proc_stat;
 mod process_facts;
+mod session_cgroup;
 mod signal_name;
 
 pub use beneath::{create_dir_beneath, open_beneath};
 pub use cgroups::{CgroupError, Cgroups};
+pub use clone_process::{
+    CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
+    unshare_namespaces,
+};
 pub use death_watch::DeathWatch;
+pub use exit_info::Ended;
+pub use features::Features;
+pub use freezer::Freezer;
 pub use identity::{ProcessIdentity, boot_id};
+pub use loopback::bring_loopback_up;
+pub use mounts::{Mount, MountAttributes, NewFilesystem};
 pub use netns_sockets::NetnsSockets;
 pub use pidfd::{PidFd, ProcessError};
+pub use privileges::{
+    Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
+};
 pub use process_facts::{pid_namespace, raise_nofile, resident_bytes};
 pub use rustix::process::Signal;
+pub use session_cgroup::{CgroupLimits, CgroupMaker, MakeCgroupError, SessionCgroup};
 pub use signal_name::{parse_signal, signal_name};

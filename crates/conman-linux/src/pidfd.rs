@@ -66,6 +66,17 @@ pub struct PidFd {
 }
 
 impl PidFd {
+    /// From a descriptor that the kernel made together with the process.
+    pub(crate) fn from_parts(fd: OwnedFd, pid: i32) -> Self {
+        Self { fd, pid }
+    }
+
+    /// From a pidfd that came through a socket, and what its sender says is its PID.
+    #[must_use]
+    pub fn received(fd: OwnedFd, pid: i32) -> Self {
+        Self::from_parts(fd, pid)
+    }
+
     /// Takes hold of whatever process has this PID now, zombies included.
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
         // Zero and less name no process; rustix takes only what could be one.

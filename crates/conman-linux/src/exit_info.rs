@@ -1,0 +1,83 @@
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::PidFd;
+
+/// Ask for, and say that there is, an exit code (Linux 6.15).
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+
+/// `struct pidfd_info`, first revision, 64 bytes, and room for the ones after it.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroupid: u64,
+    pid: u32,
+    tgid: u32,
+    ppid: u32,
+    /// ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid.
+    ids: [u32; 8],
+    exit_code: i32,
+    coredump_mask: u32,
+    spare: u32,
+}
+
+/// `_IOWR(0xFF, 11, struct pidfd_info)` for the size above.
+const PIDFD_GET_INFO: libc::c_ulong =
+    (3 << 30) | ((std::mem::size_of::<PidfdInfo>() as libc::c_ulong) << 16) | (0xFF << 8) | 11;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal ended it.
+    Signalled(i32),
+}
+
+impl Ended {
+    /// From the status word of wait(2).
+    #[must_use]
+    pub fn from_wait_status(status: i32) -> Self {
+        match status & 0x7f {
+            0 => Self::Exited((status >> 8) & 0xff),
+            signal => Self::Signalled(signal),
+        }
+    }
+
+    /// As a shell tells it: the code, or 128 and the signal.
+    #[must_use]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signalled(signal) => 128 + signal,
+        }
+    }
+}
+
+impl PidFd {
+    /// How the process ended, whoever's child it was. `None` while it lives, until its parent has
+    /// reaped it, and on kernels that do not tell (before 6.15).
+    #[expect(unsafe_code, reason = "this ioctl has no safe wrapper")]
+    pub fn ended(&self) -> io::Result<Option<Ended>> {
+        let mut info = PidfdInfo {
+            mask: PIDFD_INFO_EXIT,
+            ..PidfdInfo::default()
+        };
+        // SAFETY: the request number encodes the size of `PidfdInfo`, so the kernel reads and
+        // writes at most that many bytes of `info`, which is alive, initialised and made of
+        // integers only.
+        let result =
+            unsafe { libc::ioctl(self.as_fd().as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        if result == 0 {
+            let told = info.mask & PIDFD_INFO_EXIT != 0;
+            return Ok(told.then(|| Ended::from_wait_status(info.exit_code)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // Not known to this kernel; or dead, and its status not to be had.
+            Some(libc::ENOTTY | libc::EINVAL | libc::ESRCH | libc::EREMOTE) => Ok(None),
+            _ => Err(error),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mounts::{Mount, NewFilesystem};
+
+/// What of the newer kernel interfaces this host has; each has a fallback, except where it says
+/// otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Features {
+    /// `uname -r`.
+    pub release: String,
+    /// Layers of an overlay given as descriptors; otherwise by path.
+    pub overlay_fd_layers: bool,
+    /// Overlay layers whose owners are mapped (5.19); otherwise all containers share one
+    /// unprivileged range of ids.
+    pub mapped_layers: bool,
+    /// mount_setattr(2) (5.12); without it a root cannot be made read-only from inside.
+    pub mount_attributes: bool,
+    /// The unified cgroup hierarchy, alone or beside v1.
+    pub unified_cgroups: bool,
+    /// `cgroup.kill` (5.14).
+    pub cgroup_kill: bool,
+    /// A non-child's exit status through its pidfd (6.15).
+    pub exit_status_by_pidfd: bool,
+    /// User namespaces are allowed.
+    pub user_namespaces: bool,
+}
+
+impl Features {
+    /// Asks the kernel. Makes nothing that stays; needs root for most answers.
+    pub fn probe() -> io::Result<Self> {
+        let release = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
+        let version = kernel_version(&release);
+        let cgroups = crate::Cgroups::detect();
+        let unified_cgroups = cgroups.as_ref().is_ok_and(crate::Cgroups::has_unified);
+        let mount_attributes = Mount::copy_of(rustix::fs::CWD, Path::new("/"))
+            .and_then(|copy| copy.set_attributes(crate::MountAttributes::MOUNT_ATTR_RDONLY))
+            .is_ok();
+        Ok(Self {
+            overlay_fd_layers: overlay_takes_descriptors().unwrap_or(false),
+            mapped_layers: mount_attributes && version >= (5, 19),
+            mount_attributes,
+            unified_cgroups,
+            cgroup_kill: unified_cgroups && version >= (5, 14),
+            exit_status_by_pidfd: version >= (6, 15),
+            user_namespaces: std::fs::read_to_string("/proc/sys/user/max_user_namespaces")
+                .is_ok_and(|text| text.trim() != "0"),
+            release,
+        })
+    }
+}
+
+fn overlay_takes_descriptors() -> io::Result<bool> {
+    let directory = std::fs::File::open("/")?;
+    let overlay = NewFilesystem::open("overlay")?;
+    Ok(overlay.set_fd("lowerdir+", directory.as_fd()).is_ok())
+}
+
+/// The first two numbers of a release; (0, 0) when it has none.
+fn kernel_version(release: &str) -> (u32, u32) {
+    let mut numbers = release
+        .split(|letter: char| !letter.is_ascii_digit())
+        .map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_compared_by_its_numbers() {
+        assert_eq!(kernel_version("6.18.44-fc-v595"), (6, 18));
+        assert_eq!(kernel_version("5.4.0"), (5, 4));
+        assert!(kernel_version("5.10.0-28-amd64") < (5, 19));
+        assert_eq!(kernel_version("strange"), (0, 0));
+    }
+}

@@ -1,0 +1,190 @@
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::cgroup_mounts::{Hierarchy, parse_mountinfo};
+use crate::cgroups::is_plain;
+use crate::{Cgroups, PidFd};
+
+/// Times that processes are looked for while they are killed one by one; forks faster than that
+/// are caught by freezing first.
+const KILL_ROUNDS: usize = 16;
+
+/// Pause between two looks at a v1 freezer, which cannot be waited for.
+const V1_LOOK: Duration = Duration::from_micros(500);
+
+/// Freezes, thaws and kills whole cgroups, in the unified hierarchy where there is one and in the
+/// v1 freezer otherwise.
+///
+/// Nothing here waits for a disk, and nothing waits without a bound.
+#[derive(Debug)]
+pub struct Freezer {
+    hierarchy: Hierarchy,
+    cgroups: Cgroups,
+}
+
+impl Freezer {
+    /// Finds what is mounted. `NotFound` when this host cannot freeze.
+    pub fn detect() -> io::Result<Self> {
+        let found = parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?);
+        let hierarchy = found
+            .iter()
+            .find(|hierarchy| hierarchy.unified)
+            .or_else(|| found.iter().find(|hierarchy| hierarchy.controls("freezer")));
+        let hierarchy = hierarchy.cloned().ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                "this host has neither the unified cgroup hierarchy nor the v1 freezer",
+            )
+        })?;
+        Ok(Self {
+            hierarchy,
+            cgroups: Cgroups::detect()?,
+        })
+    }
+
+    /// Whether frozen processes die without being thawed, as they do in the unified hierarchy.
+    #[must_use]
+    pub fn dies_frozen(&self) -> bool {
+        self.hierarchy.unified
+    }
+
+    /// Orders the cgroup and everything below it to freeze. What joins later freezes, too. Only
+    /// [`Freezer::is_frozen`] proves that it is so.
+    pub fn freeze(&self, path: &str) -> io::Result<()> {
+        if self.hierarchy.unified {
+            self.write(path, "cgroup.freeze", "1")
+        } else {
+            self.write(path, "freezer.state", "FROZEN")
+        }
+    }
+
+    /// Takes the order back.
+    pub fn thaw(&self, path: &str) -> io::Result<()> {
+        if self.hierarchy.unified {
+            self.write(path, "cgroup.freeze", "0")
+        } else {
+            self.write(path, "freezer.state", "THAWED")
+        }
+    }
+
+    /// Whether nothing in the cgroup runs at this moment nor will before it is thawed.
+    pub fn is_frozen(&self, path: &str) -> io::Result<bool> {
+        if self.hierarchy.unified {
+            let text = std::fs::read_to_string(self.file(path, "cgroup.events")?)?;
+            Ok(text.lines().any(|line| line == "frozen 1"))
+        } else {
+            let text = std::fs::read_to_string(self.file(path, "freezer.state")?)?;
+            Ok(text.trim() == "FROZEN")
+        }
+    }
+
+    /// Blocks until it is frozen, at most for `timeout`; `false` when it is not by then.
+    pub fn wait_frozen(&self, path: &str, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let events = if self.hierarchy.unified {
+            Some(File::open(self.file(path, "cgroup.events")?)?)
+        } else {
+            None
+        };
+        loop {
+            // Opened before this look, so a change after it wakes the wait below.
+            if self.is_frozen(path)? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            wait_for_change(events.as_ref(), left)?;
+        }
+    }
+
+    /// Sends SIGKILL to every process of the cgroup and below, frozen or not, such that none of
+    /// them runs another instruction of its own where it was frozen. Returns once it is sent.
+    pub fn kill(&self, path: &str) -> io::Result<()> {
+        if self.hierarchy.unified {
+            match self.write(path, "cgroup.kill", "1") {
+                // Before Linux 5.14.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => return other,
+            }
+        }
+        for _ in 0..KILL_ROUNDS {
+            let alive = self.signal_all(path);
+            if !alive {
+                break;
+            }
+        }
+        if self.hierarchy.unified {
+            return Ok(());
+        }
+        // Only now: what was killed while frozen dies on its way out of the freezer.
+        self.thaw(path)
+    }
+
+    /// Whether there was a process that had not been killed yet.
+    fn signal_all(&self, path: &str) -> bool {
+        let mut fresh = false;
+        for pid in self.cgroups.pids_below(path) {
+            let Ok(process) = PidFd::open(pid) else {
+                continue;
+            };
+            // The PID may have passed on to a stranger between the list and the hold.
+            if !self.cgroups.contains(path, pid) || is_being_killed(pid) {
+                continue;
+            }
+            fresh |= process.kill().unwrap_or(false);
+        }
+        fresh
+    }
+
+    fn write(&self, path: &str, file: &str, text: &str) -> io::Result<()> {
+        let file = self.file(path, file)?;
+        // Never `create`: cgroupfs would answer EACCES where NotFound is the truth.
+        let mut file = File::options().write(true).open(file)?;
+        io::Write::write_all(&mut file, text.as_bytes())
+    }
+
+    fn file(&self, path: &str, file: &str) -> io::Result<PathBuf> {
+        let directory = Some(path)
+            .filter(|path| is_plain(path))
+            .and_then(|path| self.hierarchy.directory(path));
+        let directory = directory.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("`{path}` is not a plain absolute path of a cgroup"),
+            )
+        })?;
+        Ok(Path::new(&directory).join(file))
+    }
+}
+
+/// Whether SIGKILL waits to be taken by the process: bit 8 of `SigPnd` or `ShdPnd`.
+fn is_being_killed(pid: i32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return true;
+    };
+    text.lines()
+        .filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"))
+        .filter_map(|line| line.split_ascii_whitespace().nth(1))
+        .filter_map(|mask| u64::from_str_radix(mask, 16).ok())
+        .any(|mask| mask & (1 << 8) != 0)
+}
+
+fn wait_for_change(events: Option<&File>, left: Duration) -> io::Result<()> {
+    let result = match events {
+        Some(file) => {
+            let mut fds = [PollFd::new(file, PollFlags::PRI)];
+            poll(&mut fds, Timespec::try_from(left).ok().as_ref())
+        }
+        None => poll(&mut [], Timespec::try_from(left.min(V1_LOOK)).ok().as_ref()),
+    };
+    match result {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,157 @@
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+pub use rustix::mount::MountAttrFlags as MountAttributes;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+};
+
+/// `struct mount_attr` of mount_setattr(2).
+#[repr(C)]
+#[derive(Debug, Default)]
+struct MountAttr {
+    attr_set: u64,
+    attr_clr: u64,
+    propagation: u64,
+    userns_fd: u64,
+}
+
+/// A mount that no path leads to, attached nowhere or anywhere. Close-on-exec; a detached one goes
+/// with its last descriptor.
+#[derive(Debug)]
+pub struct Mount {
+    fd: OwnedFd,
+}
+
+/// A filesystem that is being configured.
+#[derive(Debug)]
+pub struct NewFilesystem {
+    context: OwnedFd,
+}
+
+impl NewFilesystem {
+    /// Begins one of this type (`proc`, `overlay`, `tmpfs`).
+    pub fn open(kind: &str) -> io::Result<Self> {
+        Ok(Self {
+            context: fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?,
+        })
+    }
+
+    /// Sets an option with a value.
+    pub fn set(&self, key: &str, value: &str) -> io::Result<()> {
+        Ok(fsconfig_set_string(&self.context, key, value)?)
+    }
+
+    /// Sets an option with a path as its value.
+    pub fn set_path(&self, key: &str, value: &Path) -> io::Result<()> {
+        Ok(fsconfig_set_string(&self.context, key, value)?)
+    }
+
+    /// Sets an option without a value.
+    pub fn set_flag(&self, key: &str) -> io::Result<()> {
+        Ok(fsconfig_set_flag(&self.context, key)?)
+    }
+
+    /// Sets an option whose value is a file; overlay layers need about Linux 6.13 for it.
+    pub fn set_fd(&self, key: &str, file: impl AsFd) -> io::Result<()> {
+        Ok(fsconfig_set_fd(&self.context, key, file)?)
+    }
+
+    /// Makes the filesystem and a detached mount of it.
+    pub fn mount(self, attributes: MountAttributes) -> io::Result<Mount> {
+        fsconfig_create(&self.context)?;
+        let fd = fsmount(&self.context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        Ok(Mount { fd })
+    }
+
+    /// What the kernel says about the last failure, one line; empty when it says nothing.
+    #[must_use]
+    pub fn kernel_message(&self) -> String {
+        let mut buffer = [0_u8; 512];
+        let read = rustix::io::read(&self.context, &mut buffer).unwrap_or(0);
+        String::from_utf8_lossy(&buffer[..read]).trim().to_owned()
+    }
+}
+
+impl Mount {
+    /// A detached copy of what is mounted at `path` (below `directory` when relative), beginning
+    /// at that very file or directory, without the mounts below it. Symbolic links are followed
+    /// except in the last place. The mount must be in the caller's mount namespace.
+    pub fn copy_of(directory: impl AsFd, path: &Path) -> io::Result<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+        let flags = if path.as_os_str().is_empty() {
+            flags | OpenTreeFlags::AT_EMPTY_PATH
+        } else {
+            flags
+        };
+        Ok(Self {
+            fd: open_tree(directory, path, flags)?,
+        })
+    }
+
+    /// A mount that came through a socket.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Attaches it at `path` below `directory`; an empty path is `directory` itself.
+    pub fn attach(&self, directory: impl AsFd, path: &CStr) -> io::Result<()> {
+        let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        if path.is_empty() {
+            flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        }
+        Ok(move_mount(&self.fd, c"", directory, path, flags)?)
+    }
+
+    /// Sets attributes of this mount alone.
+    pub fn set_attributes(&self, attributes: MountAttributes) -> io::Result<()> {
+        self.change(&MountAttr {
+            attr_set: u64::from(attributes.bits()),
+            ..MountAttr::default()
+        })
+    }
+
+    /// Maps the owners of its files by a user namespace: what belongs to user `n` on disk belongs
+    /// through this mount to the user that is `n` inside of the namespace. Only for a detached
+    /// mount that was not mapped yet; Linux 5.12, and as a layer of an overlay 5.19.
+    pub fn map_owners(&self, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+        self.change(&MountAttr {
+            attr_set: u64::from(MountAttributes::MOUNT_ATTR_IDMAP.bits()),
+            userns_fd: u64::try_from(user_namespace.as_raw_fd()).unwrap_or(u64::MAX),
+            ..MountAttr::default()
+        })
+    }
+
+    #[expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
+    fn change(&self, change: &MountAttr) -> io::Result<()> {
+        // SAFETY: the path is an empty C string, which AT_EMPTY_PATH makes mean the descriptor
+        // itself; `change` is a `mount_attr` of the size passed, alive during the call and only
+        // read.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                self.fd.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_EMPTY_PATH,
+                std::ptr::from_ref(change),
+                std::mem::size_of::<MountAttr>(),
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(io::Error::last_os_error())
+    }
+}
+
+impl AsFd for Mount {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,78 @@
+use std::io;
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+
+pub use rustix::thread::CapabilitySet as Capabilities;
+
+/// Highest capability that is looked for; the kernel refuses those that it does not know.
+const LAST_CAPABILITY: u32 = 63;
+
+/// Sets all user ids, all group ids and the supplementary groups of the calling thread. Its
+/// capabilities in its user namespace stay permitted when it was privileged.
+pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not a user or group id");
+    if uid == u32::MAX || gid == u32::MAX || groups.contains(&u32::MAX) {
+        return Err(invalid());
+    }
+    let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
+    set_keep_capabilities(true)?;
+    set_thread_groups(&groups)?;
+    let gid = Gid::from_raw(gid);
+    set_thread_res_gid(gid, gid, gid)?;
+    let uid = Uid::from_raw(uid);
+    set_thread_res_uid(uid, uid, uid)?;
+    Ok(set_keep_capabilities(false)?)
+}
+
+/// Takes every capability but `keep` out of the bounding set, for good: nothing that is executed
+/// can have it again, whatever its file says. Needs CAP_SETPCAP.
+pub fn bound_capabilities(keep: Capabilities) -> io::Result<()> {
+    for number in 0..=LAST_CAPABILITY {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        if keep.contains(one) {
+            continue;
+        }
+        match remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            // The first one that this kernel does not know; there are no gaps.
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reduces the calling thread to `keep`, of what it has. `ambient` hands them on through exec to
+/// programs of a user other than root; otherwise such a program has none.
+pub fn limit_capabilities(keep: Capabilities, ambient: bool) -> io::Result<()> {
+    clear_ambient_capability_set()?;
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: keep,
+            permitted: keep,
+            inheritable: if ambient {
+                keep
+            } else {
+                CapabilitySet::empty()
+            },
+        },
+    )?;
+    if ambient {
+        for one in keep.iter() {
+            configure_capability_in_ambient_set(one, true)?;
+        }
+    }
+    Ok(())
+}
+
+/// No program that is executed from now on gains anything by set-user-id bits or file
+/// capabilities.
+pub fn no_new_privileges() -> io::Result<()> {
+    Ok(rustix::thread::set_no_new_privs(true)?)
+}

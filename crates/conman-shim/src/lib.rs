@@ -1,0 +1,1 @@
+//! The parent of all native containers.
