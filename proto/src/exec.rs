@@ -66,6 +66,10 @@ pub struct ExecRequest {
     /// Give the command a terminal; only with the WebSocket form.
     #[serde(default)]
     pub tty: bool,
+    /// The terminal's size from the command's first moment on, 80 × 24 when absent; only with
+    /// `tty`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal_size: Option<TerminalSize>,
     /// Bound on the command's run time in milliseconds: 1 to 3,600,000, 60,000 when absent; only
     /// with POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,7 +134,10 @@ pub struct ExecStatus {
 
 /// A terminal's size in character cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct TerminalSize {
+    #[schema(minimum = 1, maximum = 65_535)]
     pub columns: u16,
+    #[schema(minimum = 1, maximum = 65_535)]
     pub rows: u16,
 }

@@ -17,7 +17,7 @@ const MAX_STDIN_BYTES: usize = 1024 * 1024;
 const MAX_TIMEOUT_MS: u32 = 3_600_000;
 const DEFAULT_TIMEOUT_MS: u32 = 60_000;
 
-/// Size of a terminal until the client has told its own.
+/// Size of a terminal whose client does not tell its own.
 const DEFAULT_TERMINAL: TerminalSize = TerminalSize {
     columns: 80,
     rows: 24,
@@ -63,6 +63,14 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             "must be a user name or uid, `user:group` allowed, at most 256 characters",
         );
     }
+    if let Some(size) = &request.terminal_size {
+        mistakes.unless(request.tty, "terminal_size", "needs tty");
+        mistakes.unless(
+            size.columns > 0 && size.rows > 0,
+            "terminal_size",
+            "must have at least one column and one row",
+        );
+    }
     match form {
         Form::Json => {
             mistakes.unless(
@@ -99,7 +107,9 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
         env: request.env.into_iter().collect(),
         workdir: request.workdir,
         user: request.user,
-        tty: request.tty.then_some(DEFAULT_TERMINAL),
+        tty: request
+            .tty
+            .then(|| request.terminal_size.unwrap_or(DEFAULT_TERMINAL)),
         stdin: form == Form::Interactive || request.stdin.is_some(),
     };
     let timeout = Duration::from_millis(timeout_ms.into());
@@ -217,6 +227,10 @@ mod tests {
             (request(|it| it.user = Some("a\n".to_owned())), "user"),
             (request(|it| it.tty = true), "tty"),
             (
+                request(|it| it.terminal_size = Some(DEFAULT_TERMINAL)),
+                "terminal_size",
+            ),
+            (
                 request(|it| it.stdin = Some("x".repeat(MAX_STDIN_BYTES + 1))),
                 "stdin",
             ),
@@ -239,7 +253,26 @@ mod tests {
         let error = check(with_input.clone(), Form::Interactive).expect_err("input by query");
         assert_eq!(error.problem().errors.len(), 2);
         assert!(check(with_input, Form::Json).expect("valid").plan.stdin);
-        let terminal = check(request(|it| it.tty = true), Form::Interactive).expect("valid");
-        assert!(terminal.plan.tty.is_some());
+    }
+
+    #[test]
+    fn a_terminal_has_the_size_that_was_asked_and_a_usual_one_otherwise() {
+        let plan = |terminal_size| {
+            let request = request(|it| {
+                it.tty = true;
+                it.terminal_size = terminal_size;
+            });
+            check(request, Form::Interactive).map(|checked| checked.plan.tty)
+        };
+        let size = |columns, rows| TerminalSize { columns, rows };
+        assert_eq!(plan(None).expect("valid"), Some(size(80, 24)));
+        assert_eq!(
+            plan(Some(size(132, 43))).expect("valid"),
+            Some(size(132, 43))
+        );
+        for empty in [size(0, 43), size(132, 0)] {
+            let error = plan(Some(empty)).expect_err("nothing to write on");
+            assert_eq!(error.problem().errors[0].field, "terminal_size");
+        }
     }
 }

@@ -165,6 +165,19 @@ async fn a_terminal_follows_the_clients_size() {
 }
 
 #[tokio::test]
+async fn a_terminal_has_the_asked_size_from_the_commands_first_moment_on() {
+    let stage = Stage::new();
+    let api = stage.boot().await;
+    api.start("a").await;
+    let server = Server::start(&api).await;
+    let size = json!({"columns": 132, "rows": 43});
+    let request = json!({"command": ["stty", "size"], "tty": true, "terminal_size": size});
+    let mut socket = server.connect("a", &request).await.expect("connected");
+    let heard = hear(&mut socket).await;
+    assert_eq!(heard.stdout, "43 132\r\n", "{heard:?}");
+}
+
+#[tokio::test]
 async fn a_large_output_arrives_whole_at_a_slow_reader() {
     let stage = Stage::new();
     let api = stage.boot().await;

@@ -91,6 +91,7 @@ fn requests_are_closed_to_unknown_fields_and_every_reference_resolves() {
     for name in [
         "SessionRequest",
         "ExecRequest",
+        "TerminalSize",
         "PreemptRequest",
         "ConnectTokenRequest",
     ] {

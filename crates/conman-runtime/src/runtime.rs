@@ -73,7 +73,8 @@ pub struct ExecPlan {
     pub env: Vec<(String, String)>,
     pub workdir: Option<String>,
     pub user: Option<String>,
-    /// A terminal of this size.
+    /// A terminal of this size from the beginning, as far as the runtime can: Docker before 23.0
+    /// sets it a moment after the command has begun.
     pub tty: Option<TerminalSize>,
     /// Whether standard input is connected.
     pub stdin: bool,

@@ -170,6 +170,53 @@ async fn conman_exec_with_a_terminal_is_interactive_follows_its_size_and_exits_a
     assert_eq!(output.status.code(), Some(7), "{complaint}");
 }
 
+/// Runs a program on a terminal of 33 rows and 99 columns and tells what it printed.
+const ON_A_LARGE_TERMINAL: &str = r#"
+import fcntl, os, pty, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    os.execvp(sys.argv[1], sys.argv[1:])
+try:
+    while data := os.read(terminal, 4096):
+        os.write(1, data)
+except OSError:
+    pass
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+#[tokio::test]
+async fn a_terminal_that_is_never_resized_has_the_clients_size_from_the_beginning() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::start(&docker).await;
+    conman.api().ensure("s", &json!({"template": "tiny"})).await;
+    let script = "stty size; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done";
+    let mut command = tokio::process::Command::new("python3");
+    command
+        .args(["-c", ON_A_LARGE_TERMINAL])
+        .arg(conman_e2e::binary())
+        .arg("--socket")
+        .arg(conman.socket_path())
+        .args(["exec", "-it", "s", "sh", "-c", script])
+        .kill_on_drop(true);
+    let output = timeout(PATIENCE, command.output())
+        .await
+        .expect("the terminal gets its size")
+        .expect("python3 can be run");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let format = "{{.Server.APIVersion}}";
+    let version = docker.run(&["version", "--format", format]).await;
+    let minor = version.trim().strip_prefix("1.");
+    let minor: u32 = minor.and_then(|it| it.parse().ok()).expect("a version");
+    // Earlier ones set it a moment after the beginning.
+    if minor >= 42 {
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(printed, "33 99\r\n");
+    }
+}
+
 #[tokio::test]
 async fn logs_keep_the_streams_apart_and_can_be_cut_from_the_end() {
     let Some(docker) = docker_shared().await else {

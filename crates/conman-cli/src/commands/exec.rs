@@ -54,6 +54,7 @@ fn request(args: &ExecArgs) -> ExecRequest {
         workdir: args.workdir.clone(),
         user: args.user.clone(),
         tty: args.tty,
+        terminal_size: args.tty.then(terminal::size).flatten(),
         ..ExecRequest::default()
     }
 }
@@ -102,12 +103,13 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
         ));
     }
     let path = format!("/v1/sessions/{}/exec", args.id);
+    // Listened for before the size is asked, so that no later one is missed.
+    let resizes = args.tty.then(Resizes::listen).transpose()?;
     let socket = context.client.exec(&path, &request(&args)).await?;
     let interactive_terminal = args.tty && args.interactive;
     // Listened for before the terminal is raw, so that no signal finds it raw and unwatched. In
     // a cooked terminal every signal has its usual effect, and there is nothing to restore.
     let mut interrupts = interactive_terminal.then(Interrupts::listen).transpose()?;
-    let resizes = args.tty.then(Resizes::listen).transpose()?;
     let raw = interactive_terminal.then(RawTerminal::enter).transpose()?;
     let input = args.interactive.then(read_stdin).transpose()?;
     tokio::select! {
@@ -176,9 +178,6 @@ async fn try_pass_in(
     mut input: Option<mpsc::Receiver<Bytes>>,
     mut resizes: Option<Resizes>,
 ) -> Result<(), ExecSocketError> {
-    if let Some(size) = resizes.as_ref().and_then(|_| terminal::size()) {
-        to_command.resize(size).await?;
-    }
     if input.is_none() {
         to_command.stdin(&[]).await?;
     }

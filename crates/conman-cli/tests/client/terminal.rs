@@ -150,10 +150,14 @@ impl Drop for Person {
     }
 }
 
-/// A shell that says what it is told: input in capitals, the terminal's size, and for `q` its
+/// A shell that says how large its terminal is from the beginning, and what it is told: input in capitals, the terminal's size, and for `q` its
 /// end with code 42, for `x` a connection that breaks.
 async fn shell(mut socket: WebSocket, request: conman_proto::ExecRequest) {
     assert!(request.tty);
+    let size = request.terminal_size.expect("the terminal has a size");
+    if socket.send(framed(1, told(size).as_bytes())).await.is_err() {
+        return;
+    }
     while let Some(Ok(Message::Binary(message))) = socket.recv().await {
         let answer = match (message[0], &message[1..]) {
             (0, b"q") => framed(3, br#"{"exit_code":42}"#),
@@ -162,7 +166,7 @@ async fn shell(mut socket: WebSocket, request: conman_proto::ExecRequest) {
             (0, keys) => framed(1, &keys.to_ascii_uppercase()),
             (4, size) => {
                 let size: TerminalSize = serde_json::from_slice(size).expect("a size");
-                framed(1, format!("[{}x{}]", size.columns, size.rows).as_bytes())
+                framed(1, told(size).as_bytes())
             }
             (channel, _) => panic!("channel {channel}"),
         };
@@ -170,6 +174,10 @@ async fn shell(mut socket: WebSocket, request: conman_proto::ExecRequest) {
             return;
         }
     }
+}
+
+fn told(size: TerminalSize) -> String {
+    format!("[{}x{}]", size.columns, size.rows)
 }
 
 #[tokio::test]

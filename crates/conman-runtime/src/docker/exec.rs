@@ -77,7 +77,7 @@ pub(super) async fn exec(
             let path = format!("/v{version}/exec/{}/start", created.id);
             Ok((
                 created.id,
-                hijack::start_exec(shared.daemon.socket(), &path, tty.is_some()).await,
+                hijack::start_exec(shared.daemon.socket(), &path, tty).await,
             ))
         });
     let (exec_id, connection) = started
@@ -128,6 +128,7 @@ impl Command {
         };
         let resizes = async {
             if let Some(size) = tty {
+                // For a daemon that passed over the size at the start.
                 self.resize(size).await;
                 while let Some(size) = latest_size(&mut ends.resize).await {
                     self.resize(size).await;

@@ -11,6 +11,7 @@ use std::pin::pin;
 
 use bollard::models::SystemVersion;
 use bytes::Bytes;
+use conman_proto::TerminalSize;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -42,8 +43,18 @@ pub(super) async fn get_version(socket: &Path) -> Result<SystemVersion, Failure>
 }
 
 /// Starts a command that was created, and becomes its connection. `path` is with the API version.
-pub(super) async fn start_exec(socket: &Path, path: &str, tty: bool) -> Result<Hijacked, Failure> {
-    let body = format!("{{\"Detach\":false,\"Tty\":{tty}}}");
+pub(super) async fn start_exec(
+    socket: &Path,
+    path: &str,
+    tty: Option<TerminalSize>,
+) -> Result<Hijacked, Failure> {
+    // Before version 1.42 (Docker 23.0) the daemon passes over the size.
+    let body = match tty {
+        Some(TerminalSize { columns, rows }) => {
+            format!("{{\"Detach\":false,\"Tty\":true,\"ConsoleSize\":[{rows},{columns}]}}")
+        }
+        None => "{\"Detach\":false,\"Tty\":false}".to_owned(),
+    };
     let request = request(Method::POST, path)
         .header(CONTENT_TYPE, "application/json")
         .header(CONNECTION, "Upgrade")
