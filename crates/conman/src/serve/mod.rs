@@ -36,8 +36,9 @@ use conman_runtime::{DockerOptions, DockerRuntime, ProcessOptions, ProcessRuntim
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnSigterm};
 use listeners::Listeners;
+use signals::Signals;
 use state::State;
 
 /// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
@@ -86,15 +87,21 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn start(arguments: &ServeArgs, config: Config, tokens: Option<Arc<TokenFile>>) -> Result<()> {
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     tracing::info!("{config}, {soft} open files at most");
-    let state = State::open(&config, arguments.generation_floor)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("conman-main")
         .build()
         .context("cannot start the tokio runtime")?;
+    // First of all: a SIGTERM that finds the daemon still opening its state or adopting what runs
+    // must have its configured meaning, not end the process on the spot.
+    let signals = {
+        let _entered = runtime.enter();
+        Signals::listen().context("cannot watch for signals")?
+    };
+    let state = State::open(&config, arguments.generation_floor)?;
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
-        serve(config, state, listeners, tokens).await
+        serve(config, state, listeners, tokens, signals).await
     });
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
@@ -106,13 +113,24 @@ async fn serve(
     state: State,
     listeners: Listeners,
     tokens: Option<Arc<TokenFile>>,
+    mut signals: Signals,
 ) -> Result<()> {
     let metrics = install_metrics()?;
     let connect_tokens = ConnectTokens::open(&config.state_dir, state.instance.as_str())
         .context("cannot open the key of connect tokens")?;
     let connect_tokens = Arc::new(connect_tokens);
-    let node = start_node(&config, &state, listeners.sessions_address).await?;
-    let stopped = signals::watch(&node, config.preempt.on_sigterm, tokens.clone());
+    let on_sigterm = config.preempt.on_sigterm;
+    let node = tokio::select! {
+        started = start_node(&config, &state, listeners.sessions_address) => started?,
+        // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
+        // to know what runs and keeps the signal until then.
+        name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
+            tracing::info!("stopping: {name}, before what runs here was taken over");
+            listeners.admin.path.remove();
+            return Ok(());
+        }
+    };
+    let stopped = signals::watch(signals, &node, on_sigterm, tokens.clone());
     let closing = CancellationToken::new();
     let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;
     let api_address = listeners

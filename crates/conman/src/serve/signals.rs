@@ -1,3 +1,4 @@
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,44 @@ use crate::config::OnSigterm;
 
 /// Time for the rest of the daemon to stop in order once every session is dead and released.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The signals that this process handles from the moment that they are listened for. One that
+/// comes before anybody waits for it is kept.
+pub(super) struct Signals {
+    pub(super) ending: EndingSignals,
+    hangup: Signal,
+}
+
+/// The signals that end the daemon.
+pub(super) struct EndingSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Must be called within a runtime.
+    pub(super) fn listen() -> io::Result<Self> {
+        let ending = EndingSignals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        };
+        Ok(Self {
+            ending,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+impl EndingSignals {
+    /// The name of the next one. Cancelling loses none: the next call reports it.
+    pub(super) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            // Cancelling either `recv` keeps its signal.
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
 
 /// Tells the main task to stop.
 pub(super) struct Stopped(watch::Receiver<Option<&'static str>>);
@@ -29,40 +68,37 @@ impl Stopped {
 /// Handles signals on the emergency thread: SIGTERM and SIGINT stop the daemon, after a preemption
 /// where the configuration says so; SIGHUP reads the token file again.
 pub(super) fn watch(
+    signals: Signals,
     node: &Arc<Node>,
     on_sigterm: OnSigterm,
     tokens: Option<Arc<TokenFile>>,
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
     let emergency = node.emergency().clone();
+    let Signals {
+        mut ending,
+        mut hangup,
+    } = signals;
     node.emergency()
-        .spawn(async move { stop_on_signal(&emergency, on_sigterm, &sender).await });
-    tokio::spawn(reload_on_hangup(tokens));
+        .spawn(async move { stop_on_signal(&mut ending, &emergency, on_sigterm, &sender).await });
+    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens).await });
     Stopped(receiver)
 }
 
 async fn stop_on_signal(
+    signals: &mut EndingSignals,
     emergency: &EmergencyHandle,
     on_sigterm: OnSigterm,
     sender: &watch::Sender<Option<&'static str>>,
 ) {
-    let (Some(mut terminate), Some(mut interrupt)) = (
-        listen(SignalKind::terminate()),
-        listen(SignalKind::interrupt()),
-    ) else {
-        return;
-    };
-    // Cancelling a `recv` loses no signal: the next one reports it.
-    let name = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
+    let name = signals.next().await;
     if on_sigterm == OnSigterm::Leave {
         sender.send_replace(Some(name));
         // A second signal means that somebody has lost patience.
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            // Cancelling loses nothing that anybody waits for.
+            _ = signals.next() => {}
+            // The main task has stopped.
             () = sender.closed() => return,
         }
         std::process::exit(1);
@@ -89,10 +125,7 @@ async fn stop_on_signal(
     }
 }
 
-async fn reload_on_hangup(tokens: Option<Arc<TokenFile>>) {
-    let Some(mut hangup) = listen(SignalKind::hangup()) else {
-        return;
-    };
+async fn reload_on_hangup(hangup: &mut Signal, tokens: Option<Arc<TokenFile>>) {
     while hangup.recv().await.is_some() {
         let Some(tokens) = tokens.clone() else {
             tracing::info!("SIGHUP: there is no token file to read again");
@@ -107,10 +140,4 @@ async fn reload_on_hangup(tokens: Option<Arc<TokenFile>>) {
             Err(error) => tracing::error!(%error, "reading the token file panicked"),
         }
     }
-}
-
-fn listen(kind: SignalKind) -> Option<Signal> {
-    signal(kind)
-        .inspect_err(|error| tracing::error!(%error, "cannot watch for signals"))
-        .ok()
 }
