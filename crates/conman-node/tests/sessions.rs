@@ -190,6 +190,24 @@ fn a_refused_start_names_its_phase_and_its_cause_and_does_not_block_the_next() {
             "{reason}"
         );
         assert!(daemon.record("alice").state.is_ended());
+        let came_to: Vec<_> = ["admit", "claim", "create", "prepare"]
+            .into_iter()
+            .filter(|ended| *ended != phase)
+            .collect();
+        let shown: Vec<_> = shown.phases_ms.keys().map(String::as_str).collect();
+        assert_eq!(shown, came_to, "those that had ended when {phase} failed");
+        daemon.run(daemon.node.journal().flush());
+        let timeline = daemon.run(daemon.node.journal().timeline(&session("alice")));
+        let generation = daemon.record("alice").generation;
+        let mut told: Vec<_> = timeline
+            .expect("readable")
+            .phases
+            .into_iter()
+            .filter(|told| told.generation == generation)
+            .map(|told| told.name)
+            .collect();
+        told.sort();
+        assert_eq!(told, came_to);
     }
     daemon.start("alice", &idle());
 }

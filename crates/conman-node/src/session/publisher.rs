@@ -6,7 +6,7 @@ use conman_core::Closing;
 use conman_core::lifecycle::Cause;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, SessionState};
-use conman_registry::{Ending, Phase};
+use conman_registry::{Ending, NewEvent, Phase};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -25,16 +25,20 @@ pub(super) struct Publisher {
     finished: bool,
     /// The emergency thread released it, and tells of that.
     elsewhere: bool,
+    /// Phases of the start that the journal has.
+    told_phases: usize,
 }
 
 impl Publisher {
     pub(super) fn new(context: Arc<Context>, handle: Arc<SessionHandle>) -> Self {
+        let told_phases = handle.view().phases.len();
         Self {
             context,
             handle,
             killed: false,
             finished: false,
             elsewhere: false,
+            told_phases,
         }
     }
 
@@ -63,8 +67,41 @@ impl Publisher {
         self.note(EventKind::SessionClaimed, Some(claimed.generation), message);
     }
 
-    pub(super) fn starting(&self, generation: Option<Generation>, process: Option<&Arc<PidFd>>) {
-        self.show(|view| set_process(view, generation, process));
+    pub(super) fn starting(
+        &self,
+        generation: Option<Generation>,
+        process: Option<&Arc<PidFd>>,
+        phases: &[Phase],
+    ) {
+        self.show(|view| {
+            // Whoever waits for the start need not wake for each phase.
+            if view.phases.len() != phases.len() {
+                view.phases = phases.to_vec();
+            }
+            set_process(view, generation, process)
+        });
+    }
+
+    /// Shows and journals the phases of a start that has come to nothing, once.
+    pub(super) fn gave_up(&mut self, generation: Option<Generation>, phases: &[Phase]) {
+        let Some(generation) = generation else { return };
+        let events = self.phase_events(generation, phases);
+        if !events.is_empty() {
+            self.context.journal.append(events);
+            self.show(|view| {
+                view.phases = phases.to_vec();
+                false
+            });
+        }
+    }
+
+    /// Events of the phases that the journal does not have yet.
+    fn phase_events(&mut self, generation: Generation, phases: &[Phase]) -> Vec<NewEvent> {
+        let new = phases.get(self.told_phases..).unwrap_or_default();
+        self.told_phases = phases.len();
+        new.iter()
+            .map(|phase| phase_event(&self.handle.id, generation, phase))
+            .collect()
     }
 
     pub(super) fn recorded(&self) {
@@ -72,17 +109,13 @@ impl Publisher {
     }
 
     pub(super) fn ready(
-        &self,
+        &mut self,
         generation: Option<Generation>,
         started_at: Timestamp,
         phases: &[Phase],
     ) {
         let Some(generation) = generation else { return };
-        let id = &self.handle.id;
-        let mut events: Vec<_> = phases
-            .iter()
-            .map(|phase| phase_event(id, generation, phase))
-            .collect();
+        let mut events = self.phase_events(generation, phases);
         let total: f64 = phases.iter().map(|phase| phase.duration_ms).sum();
         let message = match self.handle.spec.port {
             Some(port) => format!("running and ready on port {port} after {total:.1} ms"),
@@ -90,7 +123,7 @@ impl Publisher {
         };
         events.push(session_event(
             EventKind::SessionReady,
-            id,
+            &self.handle.id,
             generation,
             message,
         ));

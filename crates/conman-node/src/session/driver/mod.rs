@@ -173,6 +173,7 @@ impl Driver {
             let input = self.next_input().await;
             for event in self.absorb(input) {
                 let actions = self.life.on(self.now_ms(), event);
+                self.tell_phases();
                 self.carry_out(actions);
             }
             self.publish();
@@ -259,12 +260,26 @@ impl Driver {
         }));
     }
 
+    /// Journals the phases of a start that will not end well, before anything that follows from
+    /// that. Those of one that does are told together with it.
+    fn tell_phases(&mut self) {
+        match self.life.state() {
+            State::Starting(_) | State::Running { .. } => {}
+            State::Stopping(_) | State::Stuck(_) | State::Ended { .. } => self
+                .publisher
+                .gave_up(self.life.generation(), self.clock.phases()),
+        }
+    }
+
     /// Brings what others see up to date.
     fn publish(&mut self) {
         match self.life.state() {
             State::Starting(_) => {
-                self.publisher
-                    .starting(self.life.generation(), self.process.as_ref());
+                self.publisher.starting(
+                    self.life.generation(),
+                    self.process.as_ref(),
+                    self.clock.phases(),
+                );
             }
             State::Running { generation, .. } => {
                 self.publisher.running(*generation, self.process.as_ref());
