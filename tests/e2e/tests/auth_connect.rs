@@ -299,6 +299,37 @@ async fn the_url_that_comes_with_a_token_leads_into_the_session_by_its_path() {
 }
 
 #[tokio::test]
+async fn where_sessions_are_shown_by_https_the_cookie_keeps_to_it() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::builder()
+        .set("listen", "domain = \"sessions.example\"")
+        .set("listen", "url = \"https://{id}.sessions.example/\"")
+        .toml(ECHO_TEMPLATE)
+        .start(&docker)
+        .await;
+    let api = conman.api();
+    api.ensure("a", &json!({"template": "echo"})).await;
+    let made = api.post("/v1/sessions/a/token", &json!({})).await;
+    let made: ConnectToken = made.expect(StatusCode::OK);
+    let url = made.url.expect("the session has a port");
+    let target = url.strip_prefix("https://a.sessions.example");
+    let sessions = conman.sessions();
+    let request = sessions.request(Method::GET, target.expect("as configured"), None);
+    let redirect = answer(&sessions, with(request, "host", "a.sessions.example")).await;
+    assert_eq!(
+        redirect.status,
+        StatusCode::SEE_OTHER,
+        "{}",
+        redirect.text()
+    );
+    assert_eq!(redirect.headers[LOCATION], "/");
+    let line = redirect.headers[SET_COOKIE].to_str().expect("text");
+    assert!(line.ends_with("; HttpOnly; SameSite=Lax; Secure"), "{line}");
+}
+
+#[tokio::test]
 async fn a_token_in_the_url_of_what_cannot_be_redirected_is_taken_out_too() {
     let Some(docker) = docker_shared().await else {
         return;

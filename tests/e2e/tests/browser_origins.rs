@@ -37,6 +37,15 @@ const SCRIPT: &str = r#"
         element.src = url;
         document.body.append(element);
     });
+    // What a page without an origin gets: its requests come from `null`.
+    const sandboxed = script => new Promise(done => {
+        const frame = document.createElement("iframe");
+        addEventListener("message", event => done(event.data), {once: true});
+        frame.sandbox = "allow-scripts";
+        frame.srcdoc = `<script>(async () => { ${script} })().then(
+            told => parent.postMessage(told, "*"))<` + `/script>`;
+        document.body.append(frame);
+    });
     const post = url => new Promise(done => {
         const frame = document.createElement("iframe"), form = document.createElement("form");
         frame.name = "frame";
@@ -232,6 +241,20 @@ async fn a_sessions_page_reaches_no_other_session_and_not_the_api() {
             let dial = format!("return dial('{url}', 'conman.exec.v1')");
             assert_eq!(told(&mut browser, &dial).await, "failed", "{url}");
         }
+        for url in [
+            format!("http://{}/evil", stage.host("a")),
+            format!("http://{other}/evil"),
+            format!("http://{api}/v1/sessions"),
+        ] {
+            let script = format!(
+                "const told = await fetch('{url}').then(() => 'read', error => error.name); \
+                 const socket = new WebSocket('{url}'.replace('http', 'ws')); \
+                 return told + ' ' + await new Promise(done => {{ \
+                     socket.onopen = () => done('opened'); socket.onerror = () => done('failed'); }})"
+            );
+            let sandboxed = told(&mut browser, &format!("return sandboxed(`{script}`)")).await;
+            assert_eq!(sandboxed, "TypeError failed", "{url}");
+        }
         if domain == "localhost" {
             // The browser tells who asks only where it trusts the host.
             for kind in ["img", "script"] {
@@ -239,8 +262,10 @@ async fn a_sessions_page_reaches_no_other_session_and_not_the_api() {
                 assert_eq!(told(&mut browser, &load).await, "failed", "{kind}");
             }
         }
-        let asked = stage.asked_of("b").await;
-        assert!(!asked.contains("evil"), "{asked}");
+        for id in ["a", "b"] {
+            let asked = stage.asked_of(id).await;
+            assert!(!asked.contains("evil"), "{asked}");
+        }
         let admin = stage.conman.admin();
         for id in ["a", "b"] {
             let session: Session = admin.session(id).await;
@@ -452,6 +477,11 @@ async fn a_page_of_an_allowed_origin_uses_the_api_with_its_token_and_others_do_n
     ] {
         let fetched = told(&mut browser, &call(method, path, &token, "")).await;
         assert_eq!(fetched, "failed: TypeError", "{method} {path}");
+    }
+    // What needs no preflight cannot be read either, not even that it is refused.
+    for path in ["/sessions", "/openapi.json", "/no-such-route"] {
+        let fetched = told(&mut browser, &format!("return read('{api}{path}')")).await;
+        assert_eq!(fetched, "failed: TypeError", "{path}");
     }
     let session: Session = stage.conman.admin().session("a").await;
     assert_eq!(session.state, SessionState::Running);
