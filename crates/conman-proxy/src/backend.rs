@@ -99,9 +99,15 @@ pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
 
 /// A connection to a session as hyper sees it: writing is bounded, reading is not, because a
 /// session may be silent for as long as it likes.
+///
+/// Many programs refuse an upload without reading it, answer, and close, which resets the
+/// connection. hyper would give up at the first write that fails, with the answer unread, so what
+/// cannot be written any more is thrown away: reading finds the answer, or the connection's end.
 #[derive(Debug)]
 pub(crate) struct BackendIo {
     stream: TcpStream,
+    /// The session takes nothing more.
+    deaf: bool,
     write_watch: Watchdog,
     write_stall: Duration,
 }
@@ -110,6 +116,7 @@ impl BackendIo {
     pub(crate) fn new(stream: TcpStream, write_stall: Duration) -> Self {
         Self {
             stream,
+            deaf: false,
             write_watch: Watchdog::default(),
             write_stall,
         }
@@ -120,16 +127,27 @@ impl BackendIo {
         self.stream
     }
 
-    fn bounded(
+    /// What hyper is told of writing `offered` bytes.
+    fn outcome(
         &mut self,
         cx: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
+        offered: usize,
     ) -> Poll<io::Result<usize>> {
         if written.is_pending() {
             ready!(self.write_watch.poll(cx, self.write_stall));
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         self.write_watch.calm();
+        if let Poll::Ready(Err(error)) = &written
+            && matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+            )
+        {
+            self.deaf = true;
+            return Poll::Ready(Ok(offered));
+        }
         written
     }
 }
@@ -150,8 +168,11 @@ impl AsyncWrite for BackendIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.deaf {
+            return Poll::Ready(Ok(buf.len()));
+        }
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.bounded(cx, written)
+        self.outcome(cx, written, buf.len())
     }
 
     fn poll_write_vectored(
@@ -159,8 +180,12 @@ impl AsyncWrite for BackendIo {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let offered = bufs.iter().map(|buf| buf.len()).sum();
+        if self.deaf {
+            return Poll::Ready(Ok(offered));
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.bounded(cx, written)
+        self.outcome(cx, written, offered)
     }
 
     fn is_write_vectored(&self) -> bool {

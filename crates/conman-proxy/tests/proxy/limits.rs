@@ -202,6 +202,36 @@ async fn an_early_answer_survives_a_large_upload() {
     assert!(body(&response).contains("unknown-address"), "{response}");
 }
 
+#[tokio::test]
+async fn the_answer_of_a_session_that_refuses_an_upload_and_resets_is_not_lost() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    // Often enough that the reset finds the upload in each of its steps.
+    for round in 0..20 {
+        let mut client = fixture.connect().await;
+        let sending = async {
+            client
+                .send("PUT / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 8000000\r\n\r\n")
+                .await;
+            let sent = client.stream.write_all(&vec![b'x'; 1_000_000]).await;
+            (sent, client.read_to_end().await)
+        };
+        let refusing = async {
+            let mut session = backend.accept().await;
+            session.read_head().await;
+            session
+                .send("HTTP/1.1 413 Too Much\r\nConnection: close\r\nContent-Length: 3\r\n\r\nno\n")
+                .await;
+            // With the upload unread, this is a reset.
+            drop(session);
+        };
+        let ((sent, response), ()) = tokio::join!(sending, refusing);
+        assert_eq!(status(&response), "413", "{round}: {sent:?} {response}");
+        assert_eq!(body(&response), "no\n");
+    }
+}
+
 /// Set for the process in which [`a_process_with_few_descriptors`] is a proxy.
 const CHILD: &str = "CONMAN_PROXY_TEST_FEW_DESCRIPTORS";
 
