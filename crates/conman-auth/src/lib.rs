@@ -16,6 +16,9 @@
 //!
 //! Sessions addressed as `/s/{id}/…` share one origin, so that the page of one can read another's
 //! that is open in the same browser. `{id}.<domain>` keeps them apart; use it for browsers.
+//! Browsers tell who asks for an image or a script (`Sec-Fetch-Site`) only under HTTPS and on
+//! localhost: under plain HTTP on other names, the page of one session can make the browser ask
+//! another for them with the cookie, though it cannot read the answer as text. Put TLS in front.
 #![forbid(unsafe_code)]
 
 mod api_guard;
