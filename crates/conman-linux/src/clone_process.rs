@@ -10,6 +10,9 @@ use crate::PidFd;
 /// Exit status of a child whose function panicked.
 const PANICKED: i32 = 101;
 
+/// The first descriptor behind the standard ones.
+const FIRST_OWN_FD: u32 = 3;
+
 /// Resets signal handlers in the child (clone3(2), Linux 5.5); the C library does not name it.
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 /// Puts the child into a cgroup at birth (Linux 5.7).
@@ -63,6 +66,9 @@ pub struct CloneOptions<'fd> {
     /// A directory of the unified hierarchy to be born in. Never one that has once had
     /// `cgroup.kill`: the child would be born dead.
     pub into_cgroup: Option<BorrowedFd<'fd>>,
+    /// The only descriptors, besides the three standard ones, that the child's function may use:
+    /// all others are closed before it runs. `None` leaves all open.
+    pub keep_only: Option<&'fd [BorrowedFd<'fd>]>,
 }
 
 /// `struct clone_args` of clone3(2), second revision.
@@ -123,7 +129,13 @@ pub fn clone_process(
     };
     match result {
         0 => {
-            let status = catch_unwind(AssertUnwindSafe(child)).unwrap_or(PANICKED);
+            let run = || {
+                if let Some(keep) = options.keep_only {
+                    close_all_but(keep);
+                }
+                child()
+            };
+            let status = catch_unwind(AssertUnwindSafe(run)).unwrap_or(PANICKED);
             // SAFETY: _exit(2) takes any status and does not return. It runs no destructor and no
             // atexit handler of the parent's state, which is the point.
             unsafe { libc::_exit(status) }
@@ -135,6 +147,28 @@ pub fn clone_process(
             Ok(PidFd::from_parts(fd, i32::try_from(pid).unwrap_or(-1)))
         }
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Closes every descriptor from 3 on that is not in `keep`.
+#[expect(unsafe_code, reason = "close_range(2) has no safe wrapper")]
+fn close_all_but(keep: &[BorrowedFd<'_>]) {
+    let mut kept: Vec<u32> = keep
+        .iter()
+        .filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok())
+        .filter(|fd| *fd >= FIRST_OWN_FD)
+        .collect();
+    kept.sort_unstable();
+    let mut from = FIRST_OWN_FD;
+    for fd in kept.into_iter().map(Some).chain([None]) {
+        let to = fd.map_or(u32::MAX, |fd| fd.saturating_sub(1));
+        if from <= to {
+            // SAFETY: this process has just been cloned; it is a copy, and the owners of these
+            // descriptors in it are copies whose destructors never run, since it ends by _exit.
+            // Its one function may use only what is kept (`CloneOptions::keep_only`).
+            unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+        }
+        from = fd.map_or(u32::MAX, |fd| fd + 1);
     }
 }
 

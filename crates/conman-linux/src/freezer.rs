@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,6 +44,21 @@ impl Freezer {
             hierarchy,
             cgroups: Cgroups::detect()?,
         })
+    }
+
+    /// Makes the cgroup where it is missing, so that there is something to freeze.
+    pub fn ensure(&self, path: &str) -> io::Result<()> {
+        std::fs::create_dir_all(self.directory(path)?)
+    }
+
+    /// The cgroups directly below, by their paths.
+    pub fn children(&self, path: &str) -> io::Result<Vec<String>> {
+        let entries = std::fs::read_dir(self.directory(path)?)?;
+        let directories = entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(directories.map(|name| format!("{path}/{name}")).collect())
     }
 
     /// Whether frozen processes die without being thawed, as they do in the unified hierarchy.
@@ -150,16 +165,19 @@ impl Freezer {
     }
 
     fn file(&self, path: &str, file: &str) -> io::Result<PathBuf> {
+        Ok(self.directory(path)?.join(file))
+    }
+
+    fn directory(&self, path: &str) -> io::Result<PathBuf> {
         let directory = Some(path)
             .filter(|path| is_plain(path))
             .and_then(|path| self.hierarchy.directory(path));
-        let directory = directory.ok_or_else(|| {
+        directory.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("`{path}` is not a plain absolute path of a cgroup"),
             )
-        })?;
-        Ok(Path::new(&directory).join(file))
+        })
     }
 }
 

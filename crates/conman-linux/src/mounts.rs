@@ -94,6 +94,16 @@ impl Mount {
         })
     }
 
+    /// A detached copy of what is mounted at an absolute path and of everything mounted below it.
+    pub fn copy_of_tree(path: &Path) -> io::Result<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
+        Ok(Self {
+            fd: open_tree(rustix::fs::CWD, path, flags)?,
+        })
+    }
+
     /// A mount that came through a socket.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {

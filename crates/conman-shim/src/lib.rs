@@ -1,1 +1,48 @@
-//! The parent of all native containers.
+//! The parent of all native containers of a node: starts them, reaps them, keeps how they ended,
+//! freezes and kills them, and is the dead-man fence.
+//!
+//! Two processes, each with one thread and no async runtime:
+//!
+//! - the *shim* ([`run`]): one epoll over clients, launcher, deaths and the fence's timer. It never
+//!   waits on a disk or on rtnl. It needs no descriptor for a child, since nobody but it can reap
+//!   one and thereby free its PID.
+//! - the *launcher*, which the shim forks: makes containers, as children of the shim. When it dies
+//!   the shim forks another.
+//!
+//! They and their clients talk over SEQPACKET sockets in messages of JSON, each bounded
+//! ([`MAX_MESSAGE_BYTES`]) and decoded as a whole; descriptors travel beside them. JSON, because a
+//! shim lives through upgrades of its clients: unknown fields are passed over and new ones have
+//! defaults. Clients are root's, by their socket's credentials. A client that goes, goes: no
+//! container depends on one.
+//!
+//! What is absent: any knowledge of sessions, images, ownership. Names, paths and deadlines come
+//! from the client, which is the daemon.
+#![forbid(unsafe_code)]
+
+mod client;
+mod connection;
+mod containers;
+mod control;
+mod fence;
+mod ids;
+mod launcher;
+mod launching;
+mod options;
+mod protocol;
+mod seccomp_profile;
+mod seqpacket;
+mod spec;
+
+pub use client::{Client, ClientError, Launched};
+pub use ids::RANGE_SIZE;
+pub use options::ShimOptions;
+pub use protocol::{
+    Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
+    MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
+};
+pub use spec::{Hardening, LaunchSpec, MAX_LAYERS, ProgramSpec, RootSpec, SpecError};
+
+/// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
+pub fn run(options: ShimOptions) -> std::io::Result<()> {
+    control::Control::new(options)?.run()
+}

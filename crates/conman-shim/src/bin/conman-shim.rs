@@ -1,0 +1,33 @@
+//! The shim as a program of its own, for tests: `conman-shim SOCKET FENCE-CGROUP ROOT…`.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use conman_shim::ShimOptions;
+
+/// The design's K.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
+
+#[expect(clippy::print_stderr, reason = "a program tells its user there")]
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(socket), Some(cgroup)) = (arguments.next(), arguments.next()) else {
+        eprintln!("usage: conman-shim SOCKET FENCE-CGROUP ROOT...");
+        return ExitCode::from(2);
+    };
+    let options = ShimOptions {
+        socket: socket.into(),
+        roots: arguments.map(PathBuf::from).collect(),
+        fence_cgroup: cgroup.to_string_lossy().into_owned(),
+        freeze_patience: FREEZE_PATIENCE,
+    };
+    match conman_shim::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("conman-shim: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

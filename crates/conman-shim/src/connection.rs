@@ -1,0 +1,67 @@
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::protocol::{Message, encode};
+use crate::seqpacket;
+
+/// Messages that wait for a client that does not read: all ends of ten thousand containers, and
+/// some answers. A client further behind is dropped and can ask again when it is back.
+const MAX_WAITING: usize = 12_000;
+
+/// One client. Nothing here waits.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    waiting: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
+    pub(crate) greeted: bool,
+    pub(crate) subscribed: bool,
+}
+
+impl Connection {
+    /// `socket` does not block.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            waiting: VecDeque::new(),
+            greeted: false,
+            subscribed: false,
+        }
+    }
+
+    /// Sends or queues. An error means that the client is to be dropped.
+    pub(crate) fn send(&mut self, message: &Message, fd: Option<OwnedFd>) -> io::Result<()> {
+        let bytes = encode(message).map_err(io::Error::other)?;
+        if self.waiting.len() >= MAX_WAITING {
+            return Err(io::Error::other("the client does not read"));
+        }
+        self.waiting.push_back((bytes, fd));
+        self.flush()
+    }
+
+    /// Sends what can be sent.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while let Some((bytes, fd)) = self.waiting.front() {
+            let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
+            match seqpacket::send(&self.socket, bytes, &fds) {
+                Ok(()) => {
+                    self.waiting.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the client must become writable first.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

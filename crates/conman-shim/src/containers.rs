@@ -1,0 +1,207 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+
+use conman_linux::Ended;
+
+use crate::protocol::{ContainerState, ContainerView, PAGE};
+
+/// Ends that came before the launcher's word of their begin. Each belongs to a start that is under
+/// way, so their number is bounded by those.
+type Unclaimed = BTreeMap<i32, Ended>;
+
+/// A container from its clone until its end is acknowledged.
+#[derive(Debug)]
+pub(crate) struct Container {
+    pub(crate) cgroup: String,
+    pub(crate) pid: i32,
+    /// First of its own ids.
+    pub(crate) ids: u32,
+    pub(crate) state: ContainerState,
+    /// Whether its freezing was ordered.
+    pub(crate) frozen: bool,
+}
+
+impl Container {
+    pub(crate) fn is_alive(&self) -> bool {
+        match self.state {
+            ContainerState::Launching | ContainerState::Running => true,
+            ContainerState::Exited { .. } | ContainerState::Signalled { .. } => false,
+        }
+    }
+
+    pub(crate) fn view(&self, name: &str) -> ContainerView {
+        ContainerView {
+            name: name.to_owned(),
+            cgroup: self.cgroup.clone(),
+            pid: self.pid,
+            state: self.state,
+        }
+    }
+}
+
+/// The shim's children.
+#[derive(Debug, Default)]
+pub(crate) struct Containers {
+    by_name: BTreeMap<String, Container>,
+    names: HashMap<i32, String>,
+    unclaimed: Unclaimed,
+    /// Of starts that failed: to be reaped, and of no interest.
+    doomed: BTreeSet<i32>,
+}
+
+/// Whose end it was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reaped {
+    Container(String),
+    /// A failed start's.
+    Doomed,
+    /// Nobody's that is known yet.
+    Unknown,
+}
+
+impl Containers {
+    pub(crate) fn get(&self, name: &str) -> Option<&Container> {
+        self.by_name.get(name)
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Container> {
+        self.by_name.get_mut(name)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Container)> {
+        self.by_name.iter()
+    }
+
+    /// A child has begun. `Some` when its end came first.
+    pub(crate) fn begin(&mut self, name: String, container: Container) -> Option<Ended> {
+        let pid = container.pid;
+        self.names.insert(pid, name.clone());
+        self.by_name.insert(name, container);
+        self.unclaimed.remove(&pid)
+    }
+
+    /// A child was reaped; from now on its PID may be anybody's.
+    pub(crate) fn reaped(&mut self, pid: i32, ended: Ended) -> Reaped {
+        if self.doomed.remove(&pid) {
+            return Reaped::Doomed;
+        }
+        let Some(name) = self.names.remove(&pid) else {
+            return Reaped::Unknown;
+        };
+        if let Some(container) = self.by_name.get_mut(&name) {
+            container.state = ended.into();
+        }
+        Reaped::Container(name)
+    }
+
+    /// Keeps the end of a child whose begin has not been told.
+    pub(crate) fn keep_unclaimed(&mut self, pid: i32, ended: Ended) {
+        self.unclaimed.insert(pid, ended);
+    }
+
+    /// No start is under way, so nobody will ask for these.
+    pub(crate) fn forget_unclaimed(&mut self) {
+        self.unclaimed.clear();
+    }
+
+    /// Its start has failed: nobody hears of it again.
+    pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
+        let container = self.by_name.remove(name)?;
+        if self.names.remove(&container.pid).is_some() {
+            self.doomed.insert(container.pid);
+        }
+        Some(container)
+    }
+
+    /// Forgets one that has ended.
+    pub(crate) fn forget(&mut self, name: &str) -> Option<Container> {
+        if self.by_name.get(name).is_some_and(Container::is_alive) {
+            return None;
+        }
+        self.by_name.remove(name)
+    }
+
+    /// One page in the order of names, and whether there are more.
+    pub(crate) fn page(&self, after: Option<&str>) -> (Vec<ContainerView>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.by_name.range::<str, _>((from, Bound::Unbounded));
+        let page = rest.by_ref().take(PAGE);
+        let page = page.map(|(name, container)| container.view(name)).collect();
+        (page, rest.next().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(pid: i32) -> Container {
+        Container {
+            cgroup: "/conman-x/a".to_owned(),
+            pid,
+            ids: 0,
+            state: ContainerState::Running,
+            frozen: false,
+        }
+    }
+
+    #[test]
+    fn an_end_that_comes_before_the_begin_is_not_lost() {
+        let mut all = Containers::default();
+        assert_eq!(all.reaped(7, Ended::Exited(3)), Reaped::Unknown);
+        all.keep_unclaimed(7, Ended::Exited(3));
+        assert_eq!(
+            all.begin("a".to_owned(), container(7)),
+            Some(Ended::Exited(3))
+        );
+    }
+
+    #[test]
+    fn the_living_are_not_forgotten_and_the_dead_stay_until_they_are() {
+        let mut all = Containers::default();
+        assert_eq!(all.begin("a".to_owned(), container(7)), None);
+        assert!(all.forget("a").is_none());
+        assert_eq!(
+            all.reaped(7, Ended::Signalled(9)),
+            Reaped::Container("a".to_owned())
+        );
+        assert_eq!(
+            all.get("a").map(|one| one.state),
+            Some(ContainerState::Signalled { signal: 9 })
+        );
+        assert!(all.forget("a").is_some());
+        assert_eq!(all.len(), 0);
+    }
+
+    #[test]
+    fn a_failed_starts_process_is_reaped_without_a_word() {
+        let mut all = Containers::default();
+        let _ = all.begin("a".to_owned(), container(7));
+        assert!(all.discard("a").is_some());
+        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Doomed);
+        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Unknown);
+    }
+
+    #[test]
+    fn pages_cover_everything_once() {
+        let mut all = Containers::default();
+        let wanted: Vec<String> = (0..PAGE + 3).map(|n| format!("c{n:05}")).collect();
+        for (pid, name) in (1..).zip(&wanted) {
+            let _ = all.begin(name.clone(), container(pid));
+        }
+        let (first, more) = all.page(None);
+        assert!(more);
+        let (second, more) = all.page(first.last().map(|view| view.name.as_str()));
+        assert!(!more);
+        let seen: Vec<String> = first
+            .into_iter()
+            .chain(second)
+            .map(|view| view.name)
+            .collect();
+        assert_eq!(seen, wanted);
+    }
+}

@@ -1,0 +1,61 @@
+use std::collections::BTreeSet;
+
+/// Ids that a container has: all that a 16-bit id can name.
+pub const RANGE_SIZE: u32 = 65_536;
+
+/// First id of the first range: beyond what adduser, systemd and subuid files give out.
+const FIRST: u32 = 0x4000_0000;
+
+/// Ranges below 2^31, beyond which some programs take an id for a negative number.
+const RANGES: u32 = 16_384;
+
+/// Ranges of user and group ids, each one container's as long as files of it may exist.
+#[derive(Debug, Default)]
+pub(crate) struct IdRanges {
+    /// Given back, to be used before a new one.
+    free: BTreeSet<u32>,
+    /// Given out so far, counted from the first.
+    used: u32,
+}
+
+impl IdRanges {
+    /// The first id of a range that nobody has.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let slot = match self.free.pop_first() {
+            Some(slot) => slot,
+            None if self.used < RANGES => {
+                self.used += 1;
+                self.used - 1
+            }
+            None => return None,
+        };
+        Some(FIRST + slot * RANGE_SIZE)
+    }
+
+    /// Takes it back.
+    pub(crate) fn give_back(&mut self, base: u32) {
+        let slot = base.saturating_sub(FIRST) / RANGE_SIZE;
+        debug_assert!(slot < self.used, "{base} was never given out");
+        self.free.insert(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_containers_share_a_range_and_ranges_come_back() {
+        let mut ranges = IdRanges::default();
+        let taken: Vec<u32> = std::iter::from_fn(|| ranges.take()).collect();
+        assert_eq!(taken.len(), RANGES as usize);
+        assert!(taken.windows(2).all(|pair| pair[1] - pair[0] == RANGE_SIZE));
+        assert!(taken.iter().all(|base| {
+            base.checked_add(RANGE_SIZE)
+                .is_some_and(|end| end <= 1 << 31)
+        }));
+        ranges.give_back(taken[7]);
+        assert_eq!(ranges.take(), Some(taken[7]));
+        assert_eq!(ranges.take(), None);
+    }
+}

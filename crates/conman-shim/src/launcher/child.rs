@@ -1,0 +1,352 @@
+//! What a container's first process does before it becomes the container's program.
+
+use std::ffi::{CStr, CString};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use conman_linux::{
+    Capabilities, Mount, MountAttributes, Namespaces, NewFilesystem, SessionCgroup, become_user,
+    bound_capabilities, bring_loopback_up, close_on_exec_from, limit_capabilities,
+    no_new_privileges, unshare_namespaces,
+};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::process::{Resource, Rlimit, chdir, chroot, fchdir, getrlimit, setrlimit, setsid};
+use serde::{Deserialize, Serialize};
+
+use super::places::{EMPTY, no_programs};
+use crate::protocol::{LaunchError, encode};
+use crate::seccomp_profile::Filters;
+use crate::seqpacket;
+use crate::spec::{LaunchSpec, ProgramSpec};
+
+/// Hidden from containers where the kernel has them: files behind /dev/null, directories behind an
+/// empty one. What Docker hides, without what lies in /sys, which is not mounted.
+const MASKED: [&CStr; 10] = [
+    c"acpi",
+    c"asound",
+    c"kcore",
+    c"keys",
+    c"latency_stats",
+    c"sched_debug",
+    c"scsi",
+    c"timer_list",
+    c"timer_stats",
+    c"interrupts",
+];
+
+/// Readable only.
+const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
+
+/// Descriptors of the program: standard input, output and error.
+const FIRST_OTHER_FD: u32 = 3;
+
+/// What the child says to the launcher.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ChildReport {
+    /// The next thing is exec.
+    Executing { mounts_us: u64, harden_us: u64 },
+    /// It ends.
+    Failed { error: LaunchError },
+}
+
+/// The order to go on; it carries the overlay and the log.
+pub(super) const GO: &[u8] = b"go";
+
+/// Which of the paths in /proc this kernel has.
+#[derive(Debug)]
+pub(super) struct ProcPaths {
+    hidden_files: Vec<&'static CStr>,
+    hidden_directories: Vec<&'static CStr>,
+    read_only: Vec<&'static CStr>,
+}
+
+impl ProcPaths {
+    pub(super) fn probe() -> Self {
+        let kind = |name: &CStr| {
+            let name = name.to_str().ok()?;
+            std::fs::metadata(Path::new("/proc").join(name)).ok()
+        };
+        let of = |names: &[&'static CStr], directory: bool| -> Vec<&'static CStr> {
+            let wanted = |name: &&&CStr| kind(name).is_some_and(|data| data.is_dir() == directory);
+            names.iter().filter(wanted).copied().collect()
+        };
+        Self {
+            hidden_files: of(&MASKED, false),
+            hidden_directories: of(&MASKED, true),
+            read_only: [of(&READ_ONLY, true), of(&READ_ONLY, false)].concat(),
+        }
+    }
+}
+
+/// Everything the child needs, in its own copy of the launcher's memory.
+#[derive(Debug)]
+pub(super) struct Child<'a> {
+    pub(super) spec: &'a LaunchSpec,
+    pub(super) cgroup: &'a SessionCgroup,
+    pub(super) capabilities: Capabilities,
+    pub(super) filters: &'a Filters,
+    pub(super) proc_paths: &'a ProcPaths,
+    pub(super) socket: &'a OwnedFd,
+}
+
+fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
+    move |error| LaunchError::step(name, &error)
+}
+
+impl Child<'_> {
+    /// Returns only when the program could not be executed.
+    pub(super) fn run(&self) -> i32 {
+        let error = match self.set_up() {
+            Ok(never) => match never {},
+            Err(error) => error,
+        };
+        let report = encode(&ChildReport::Failed { error });
+        // Without a launcher to hear it there is nobody to tell.
+        let _ = report.map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
+        1
+    }
+
+    fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
+        self.cgroup.join_v1().map_err(step("join the cgroups"))?;
+        unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
+        bring_loopback_up().map_err(step("bring the loopback interface up"))?;
+        rustix::system::sethostname(self.spec.hostname.as_bytes())
+            .map_err(|errno| step("set the host name")(errno.into()))?;
+        let (overlay, log) = self.wait_for_root()?;
+        let begin = Instant::now();
+        become_user(0, 0, &[]).map_err(step("become root of the container"))?;
+        self.mount_all(&overlay)?;
+        self.write_files()?;
+        make_directories(&self.spec.program.workdir)
+            .and_then(|()| Ok(chdir(self.spec.program.workdir.as_str())?))
+            .map_err(step("enter the working directory"))?;
+        if self.spec.root.read_only {
+            overlay
+                .set_attributes(MountAttributes::MOUNT_ATTR_RDONLY)
+                .map_err(step("make the root read-only"))?;
+        }
+        let mounted = Instant::now();
+        connect_streams(&log).map_err(step("connect the standard streams"))?;
+        drop((overlay, log));
+        self.give_up_privileges()?;
+        let report = ChildReport::Executing {
+            mounts_us: micros(begin, mounted),
+            harden_us: micros(mounted, Instant::now()),
+        };
+        let bytes = encode(&report).map_err(|error| step("report")(io::Error::other(error)))?;
+        seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;
+        Err(execute(&self.spec.program))
+    }
+
+    fn wait_for_root(&self) -> Result<(Mount, OwnedFd), LaunchError> {
+        let mut buffer = [0_u8; 16];
+        let received =
+            seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
+        let received = received.ok_or(LaunchError::LauncherDied)?;
+        let mut fds = received.fds.into_iter();
+        match (received.bytes, fds.next(), fds.next()) {
+            (GO, Some(overlay), Some(log)) => Ok((Mount::from_fd(overlay), log)),
+            _ => Err(LaunchError::LauncherDied),
+        }
+    }
+
+    fn mount_all(&self, overlay: &Mount) -> Result<(), LaunchError> {
+        let proc = NewFilesystem::open("proc")
+            .and_then(|proc| proc.mount(no_programs()))
+            .map_err(step("mount procfs"))?;
+        let dev = Mount::copy_of(CWD, Path::new("/dev")).map_err(step("take the shared /dev"))?;
+        let null = hold("/dev/null").map_err(step("hold /dev/null"))?;
+        let empty = hold(EMPTY).map_err(step("hold an empty directory"))?;
+        overlay.attach(CWD, c"/").map_err(step("mount the root"))?;
+        fchdir(overlay.as_fd())
+            .and_then(|()| chroot("."))
+            .map_err(|errno| step("enter the root")(errno.into()))?;
+        let shm = shared_memory().map_err(step("make /dev/shm"))?;
+        attach_at(&dev, "/dev").map_err(step("mount /dev"))?;
+        attach_at(&shm, "/dev/shm").map_err(step("mount /dev/shm"))?;
+        attach_at(&proc, "/proc").map_err(step("mount /proc"))?;
+        if self.spec.hardening.masked_proc {
+            self.mask(&proc, &null, &empty)
+                .map_err(step("mask paths in /proc"))?;
+        }
+        Ok(())
+    }
+
+    fn mask(&self, proc: &Mount, null: &OwnedFd, empty: &OwnedFd) -> io::Result<()> {
+        let here = Path::new("");
+        for name in &self.proc_paths.hidden_files {
+            Mount::copy_of(null, here)?.attach(proc, name)?;
+        }
+        for name in &self.proc_paths.hidden_directories {
+            Mount::copy_of(empty, here)?.attach(proc, name)?;
+        }
+        for name in &self.proc_paths.read_only {
+            let path = Path::new(std::ffi::OsStr::new(name.to_str().unwrap_or_default()));
+            let copy = Mount::copy_of(proc, path)?;
+            copy.set_attributes(MountAttributes::MOUNT_ATTR_RDONLY)?;
+            copy.attach(proc, name)?;
+        }
+        Ok(())
+    }
+
+    fn write_files(&self) -> Result<(), LaunchError> {
+        for (path, content) in &self.spec.files {
+            write_file(Path::new(path), content)
+                .map_err(step(&format!("write {path} of the container")))?;
+        }
+        Ok(())
+    }
+
+    fn give_up_privileges(&self) -> Result<(), LaunchError> {
+        let program = &self.spec.program;
+        close_on_exec_from(FIRST_OTHER_FD).map_err(step("mark descriptors"))?;
+        setsid().map_err(|errno| step("make a session")(errno.into()))?;
+        set_limits(program).map_err(step("set resource limits"))?;
+        bound_capabilities(self.capabilities).map_err(step("bound the capabilities"))?;
+        become_user(program.uid, program.gid, &program.groups).map_err(step("change the user"))?;
+        let keep = if program.uid == 0 {
+            self.capabilities
+        } else {
+            Capabilities::empty()
+        };
+        limit_capabilities(keep, false).map_err(step("limit the capabilities"))?;
+        rustix::process::umask(Mode::from_raw_mode(0o022));
+        if self.spec.hardening.no_new_privileges {
+            no_new_privileges().map_err(step("forbid new privileges"))?;
+        }
+        if self.spec.hardening.seccomp {
+            self.filters
+                .install()
+                .map_err(step("install the system call filter"))?;
+        }
+        Ok(())
+    }
+}
+
+fn micros(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.duration_since(from).as_micros()).unwrap_or(u64::MAX)
+}
+
+fn hold(path: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// Attaches at a directory of the container, which is made where the image has none. A symbolic
+/// link there is refused: the image would choose what is covered.
+fn attach_at(mount: &Mount, path: &str) -> io::Result<()> {
+    if let Err(error) = std::fs::create_dir(path)
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let target = rustix::fs::open(path, flags, Mode::empty())?;
+    mount.attach(&target, c"")
+}
+
+/// A directory of the container's own filesystem for /dev/shm: no superblock of its own.
+fn shared_memory() -> io::Result<Mount> {
+    for path in ["/dev", "/dev/shm"] {
+        match DirBuilder::new().mode(0o755).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dev = rustix::fs::open("/dev", flags, Mode::empty())?;
+    let shm = rustix::fs::openat(&dev, "shm", flags & !OFlags::PATH, Mode::empty())?;
+    File::from(shm.try_clone()?).set_permissions(std::fs::Permissions::from_mode(0o1777))?;
+    let copy = Mount::copy_of(&shm, Path::new(""))?;
+    copy.set_attributes(no_programs())?;
+    Ok(copy)
+}
+
+fn make_directories(path: &str) -> io::Result<()> {
+    if Path::new(path).is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+/// Replaces whatever the image has there, a symbolic link included.
+fn write_file(path: &Path, content: &str) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        make_directories(&parent.to_string_lossy())?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(path)?;
+    file.write_all(content.as_bytes())
+}
+
+fn connect_streams(log: &OwnedFd) -> io::Result<()> {
+    let null = File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(log)?;
+    Ok(rustix::stdio::dup2_stderr(log)?)
+}
+
+fn set_limits(program: &ProgramSpec) -> io::Result<()> {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none)?;
+    if let Some(wanted) = program.nofile {
+        // A hard limit can only be lowered.
+        let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+        let limit = Some(wanted.min(most));
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: limit,
+                maximum: limit,
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Returns only with the reason why it could not.
+fn execute(program: &ProgramSpec) -> LaunchError {
+    let Some((command, arguments)) = program.argv.split_first() else {
+        return LaunchError::EndedEarly;
+    };
+    let error = Command::new(command)
+        .args(arguments)
+        .env_clear()
+        .envs(program.env.iter().map(|(key, value)| (key, value)))
+        .exec();
+    let command = command.clone();
+    match error.kind() {
+        io::ErrorKind::NotFound if exists(&command) => LaunchError::NotExecutable {
+            command,
+            reason: "the interpreter or loader that it names does not exist".to_owned(),
+        },
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            LaunchError::CommandNotFound { command }
+        }
+        _ => LaunchError::NotExecutable {
+            command,
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// Only for a command with a slash is it certain where it was looked for.
+fn exists(command: &str) -> bool {
+    command.contains('/') && CString::new(command).is_ok() && Path::new(command).exists()
+}

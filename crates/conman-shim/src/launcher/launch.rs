@@ -1,0 +1,367 @@
+//! One start, from the order to the program's exec or to nothing left of it.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use conman_linux::{
+    CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, Namespaces, PidFd,
+    SessionCgroup, SoleThread, clone_process,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+
+use super::Start;
+use super::child::{Child, ChildReport, GO, ProcPaths};
+use super::places::Places;
+use super::rootfs::{self, Scratch};
+use crate::ids::RANGE_SIZE;
+use crate::options::ShimOptions;
+use crate::protocol::{LaunchError, Phases, decode};
+use crate::seccomp_profile::Filters;
+use crate::seqpacket;
+use crate::spec::LaunchSpec;
+
+/// Bound on the child's part: a fraction of a millisecond, unless the disk below the overlay
+/// stalls or the memory limit is too small even for it.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bound on the death of a child that was killed while it was set up.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Looks at a cgroup whose processes are being killed, and the pause between them: half a second
+/// together.
+const SWEEP_TRIES: u32 = 50;
+const SWEEP_PAUSE: Duration = Duration::from_millis(10);
+
+/// Namespaces of a container. The cgroup namespace it makes itself, once it is in its cgroup.
+const NAMESPACES: Namespaces = Namespaces::NEWUSER
+    .union(Namespaces::NEWPID)
+    .union(Namespaces::NEWNS)
+    .union(Namespaces::NEWNET)
+    .union(Namespaces::NEWUTS)
+    .union(Namespaces::NEWIPC);
+
+/// What all starts have in common.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    sole: SoleThread,
+    features: Features,
+    cgroups: CgroupMaker,
+    places: Places,
+    filters: Filters,
+    proc_paths: ProcPaths,
+}
+
+/// What a start has made so far, to be taken back unless it succeeds. Fields are dropped in order.
+#[derive(Debug, Default)]
+struct Made {
+    process: Option<PidFd>,
+    cgroup: Option<SessionCgroup>,
+    scratch: Option<Scratch>,
+}
+
+impl Made {
+    /// Goes on after a failure; what could not be taken back is logged where it happens.
+    fn take_back(self) {
+        if let Some(process) = &self.process {
+            let dead = process
+                .kill()
+                .map_err(io::Error::other)
+                .and_then(|_| process.wait_dead(DEATH_TIMEOUT));
+            if !matches!(dead, Ok(true)) {
+                tracing::error!(pid = process.pid(), "a failed start's process does not die");
+            }
+        }
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.take_back();
+        }
+        if let Some(scratch) = &self.scratch {
+            scratch.take_back();
+        }
+    }
+}
+
+impl Launcher {
+    pub(super) fn new(sole: SoleThread, options: &ShimOptions) -> Result<Self, LaunchError> {
+        let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
+        let features = Features::probe().map_err(step("probe the kernel"))?;
+        let proc_paths = ProcPaths::probe();
+        let filters = Filters::compile().map_err(|error| {
+            step("compile the system call filter")(io::Error::other(error.to_string()))
+        })?;
+        let places = Places::make(&sole, &options.roots)?;
+        Ok(Self {
+            // Only now: paths of cgroups are those of the workshop.
+            cgroups: CgroupMaker::detect().map_err(step("find the cgroups"))?,
+            sole,
+            features,
+            places,
+            filters,
+            proc_paths,
+        })
+    }
+
+    pub(super) fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// Carries out an order. `cloned` is told the PID before the process can do anything.
+    pub(super) fn launch(
+        &mut self,
+        order: &Start,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+    ) -> Result<Phases, LaunchError> {
+        let mut made = Made::default();
+        let mut phases = Phases::default();
+        let outcome = self.attempt(order, cloned, &mut made, &mut phases);
+        match outcome {
+            Ok(()) => Ok(phases),
+            Err(error) => {
+                made.take_back();
+                Err(error)
+            }
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        order: &Start,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+        made: &mut Made,
+        phases: &mut Phases,
+    ) -> Result<(), LaunchError> {
+        let spec = &order.spec;
+        let mut clock = Clock::start();
+        let cgroup = self.cgroups.make(&spec.cgroup, &spec.limits);
+        let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
+        phases.cgroup_us = clock.lap();
+        let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
+        let log = open_log(spec).map_err(|error| LaunchError::step("open the log", &error))?;
+        phases.files_us = clock.lap();
+        let (process, socket) = self.clone_child(spec, cgroup)?;
+        let process = made.process.insert(process);
+        cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
+        phases.clone_us = clock.lap();
+        let user_namespace = map_ids(process, order.ids)?;
+        let overlay = rootfs::overlay(
+            &self.features,
+            &spec.root,
+            scratch,
+            user_namespace.as_fd(),
+            order.ids,
+        )?;
+        phases.root_us = clock.lap();
+        hand_over(&socket, &overlay, &log)?;
+        // The child's copies alone keep them from now on.
+        drop((overlay, log, user_namespace));
+        let done = wait_for_exec(&socket, phases)?;
+        phases.setup_us = clock.lap();
+        phases.total_us = clock.total();
+        if done {
+            return Ok(());
+        }
+        Err(LaunchError::EndedEarly)
+    }
+
+    fn clone_child(
+        &self,
+        spec: &LaunchSpec,
+        cgroup: &SessionCgroup,
+    ) -> Result<(PidFd, OwnedFd), LaunchError> {
+        let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
+        let capabilities = spec.hardening.capability_set();
+        let capabilities = capabilities.map_err(|error| LaunchError::Spec { error })?;
+        let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
+        // The child closes its copy, so that the launcher's death is the socket's end for it.
+        let ours = Cell::new(Some(ours));
+        let options = CloneOptions {
+            namespaces: Some(NAMESPACES),
+            sibling: true,
+            into_cgroup: cgroup.unified(),
+            keep_only: None,
+        };
+        self.places
+            .enter_launchpad()
+            .map_err(step("enter the launchpad"))?;
+        let process = clone_process(&self.sole, &options, || {
+            drop(ours.take());
+            let child = Child {
+                spec,
+                cgroup,
+                capabilities,
+                filters: &self.filters,
+                proc_paths: &self.proc_paths,
+                socket: &theirs,
+            };
+            child.run()
+        });
+        self.places
+            .enter_workshop()
+            .map_err(step("leave the launchpad"))?;
+        let process = process.map_err(step("make the container's namespaces"))?;
+        match ours.take() {
+            Some(ours) => Ok((process, ours)),
+            None => Err(LaunchError::EndedEarly),
+        }
+    }
+}
+
+/// Removes the cgroup, once the processes in it are gone, and the directory. Goes on after
+/// failures, which are logged.
+pub(super) fn sweep(cgroup: &str, scratch: &Path) {
+    if let Ok(cgroups) = Cgroups::detect() {
+        let mut left = Vec::new();
+        for _ in 0..SWEEP_TRIES {
+            left = cgroups.remove_tree(cgroup);
+            if left.is_empty() {
+                break;
+            }
+            let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
+        }
+        for error in left {
+            tracing::warn!(%error, "an interrupted start leaves a cgroup");
+        }
+    }
+    match std::fs::remove_dir_all(scratch) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
+        }
+        _ => {}
+    }
+}
+
+fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
+    let source = match &error {
+        MakeCgroupError::Io { source, .. } => Some(source),
+        _ => None,
+    };
+    LaunchError::Step {
+        step: "make the cgroup".to_owned(),
+        errno: source.and_then(io::Error::raw_os_error).unwrap_or(0),
+        reason: match source {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        },
+    }
+}
+
+fn open_log(spec: &LaunchSpec) -> io::Result<OwnedFd> {
+    let file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+        .open(&spec.log)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file.into())
+}
+
+/// Gives the child's user namespace its ids and returns the namespace.
+fn map_ids(process: &PidFd, ids: u32) -> Result<File, LaunchError> {
+    let map = format!("0 {ids} {RANGE_SIZE}\n");
+    let pid = process.pid();
+    let write = |name: &str| std::fs::write(format!("/proc/{pid}/{name}"), &map);
+    let opened = write("uid_map")
+        .and_then(|()| write("gid_map"))
+        .and_then(|()| File::open(format!("/proc/{pid}/ns/user")));
+    // If it lives now, it lived then, and the PID was nobody else's.
+    match process.is_dead() {
+        Ok(false) => opened.map_err(|error| LaunchError::step("map the container's ids", &error)),
+        _ => Err(LaunchError::EndedEarly),
+    }
+}
+
+fn hand_over(socket: &OwnedFd, overlay: &Mount, log: &OwnedFd) -> Result<(), LaunchError> {
+    seqpacket::send(socket, GO, &[overlay.as_fd(), log.as_fd()]).map_err(|error| {
+        match error.raw_os_error() {
+            // It has ended, and may have said why.
+            Some(libc::EPIPE | libc::ECONNRESET) => child_failure(socket),
+            _ => LaunchError::step("hand over the root", &error),
+        }
+    })
+}
+
+fn child_failure(socket: &OwnedFd) -> LaunchError {
+    match wait_for_exec(socket, &mut Phases::default()) {
+        Err(error) => error,
+        Ok(_) => LaunchError::EndedEarly,
+    }
+}
+
+/// `false` when the child ended without having come to its exec.
+fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchError> {
+    let deadline = Instant::now() + SETUP_TIMEOUT;
+    let mut buffer = seqpacket::buffer();
+    let mut executing = false;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
+            return Err(LaunchError::TimedOut { after_ms });
+        }
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(errno) => return Err(LaunchError::step("wait for the child", &errno.into())),
+        }
+        let received = match seqpacket::receive(socket, &mut buffer) {
+            Ok(Some(received)) => received,
+            Ok(None) => return Ok(executing),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(executing),
+            Err(error) => return Err(LaunchError::step("hear the child", &error)),
+        };
+        match decode(received.bytes) {
+            Ok(ChildReport::Failed { error }) => return Err(error),
+            Ok(ChildReport::Executing {
+                mounts_us,
+                harden_us,
+            }) => {
+                phases.mounts_us = mounts_us;
+                phases.harden_us = harden_us;
+                executing = true;
+            }
+            Err(error) => {
+                return Err(LaunchError::step(
+                    "hear the child",
+                    &io::Error::other(error),
+                ));
+            }
+        }
+    }
+}
+
+/// Measures phases one after the other.
+#[derive(Debug)]
+struct Clock {
+    begin: Instant,
+    last: Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        let now = Instant::now();
+        Self {
+            begin: now,
+            last: now,
+        }
+    }
+
+    fn lap(&mut self) -> u64 {
+        let now = Instant::now();
+        let micros = now.duration_since(self.last).as_micros();
+        self.last = now;
+        u64::try_from(micros).unwrap_or(u64::MAX)
+    }
+
+    fn total(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,164 @@
+//! The helper process that makes containers.
+//!
+//! The shim forks it; it does whatever may wait on a disk or on rtnl, so that the shim never does.
+//! It has one thread and stays small, since a clone copies its page tables. Orders come through one
+//! SEQPACKET socket, one after the other; reports go back through it. It clones with CLONE_PARENT:
+//! the containers are the *shim's* children, and outlive the launcher.
+//!
+//! It has two mount namespaces. The *workshop*, in which it works, shows the shim's roots at their
+//! own paths, procfs and cgroupfs, and nothing else. The *launchpad*, which it enters only to
+//! clone, shows an empty procfs and a small /dev, and nothing of the host; that is what a
+//! container's mount namespace begins as.
+//!
+//! A container is made in this order; `L` is the launcher, `C` the container's first process:
+//!
+//! ```text
+//! L: cgroups, scratch directories, log file
+//! L: clone (user, pid, mount, net, uts, ipc) ── C: join v1 cgroups, new cgroup namespace,
+//! L: tell the shim the PID                         loopback up, host name
+//! L: map C's ids, map the layers' owners by C's user namespace, make the overlay
+//! L: send it ─────────────────────────────────▶ C: become root of its namespace, mount, chroot,
+//! L: wait for the socket's end                     files, limits, privileges, filters, exec
+//! ```
+//! C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
+//! launcher dies C reads the end of the socket instead of its root, and ends.
+
+mod child;
+mod launch;
+mod places;
+mod rootfs;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
+use rustix::fs::Mode;
+use rustix::process::{Pid, getppid, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::options::ShimOptions;
+use crate::protocol::{LaunchError, Phases, decode, encode};
+use crate::seqpacket;
+use crate::spec::LaunchSpec;
+
+/// What the shim wants done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Order {
+    Launch(Box<Start>),
+    /// Remove what a launcher that died in mid-launch may have left.
+    Sweep {
+        cgroup: String,
+        scratch: PathBuf,
+    },
+}
+
+/// A container to start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) ticket: u64,
+    /// First of the container's own ids.
+    pub(crate) ids: u32,
+    pub(crate) spec: LaunchSpec,
+}
+
+/// What the launcher tells.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// It works; comes once, first.
+    Ready {
+        features: Features,
+    },
+    /// It cannot work; comes instead.
+    Broken {
+        error: LaunchError,
+    },
+    /// The shim has a new child. Comes before the child can do anything.
+    Cloned {
+        ticket: u64,
+        pid: i32,
+    },
+    Running {
+        ticket: u64,
+        phases: Phases,
+    },
+    /// Nothing of it is left except a zombie where it was cloned.
+    Failed {
+        ticket: u64,
+        error: LaunchError,
+    },
+}
+
+/// Forks the launcher. The socket is the shim's end.
+pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(PidFd, OwnedFd)> {
+    let (ours, theirs) = seqpacket::pair()?;
+    // Nothing else of the shim's: a connection that is open here, too, would not end with it.
+    let keep = [theirs.as_fd()];
+    let how = CloneOptions {
+        keep_only: Some(&keep),
+        ..CloneOptions::default()
+    };
+    let shim = rustix::process::getpid();
+    let process =
+        conman_linux::clone_process(sole, &how, || match serve(shim, &theirs, options) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!(%error, "the launcher ends");
+                1
+            }
+        })?;
+    Ok((process, ours))
+}
+
+fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
+    prepare_process(shim)?;
+    let sole = SoleThread::prove()?;
+    let mut launcher = match launch::Launcher::new(sole, options) {
+        Ok(launcher) => launcher,
+        Err(error) => return report(socket, &Report::Broken { error }),
+    };
+    let features = launcher.features().clone();
+    report(socket, &Report::Ready { features })?;
+    let mut buffer = seqpacket::buffer();
+    while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
+        let start: Box<Start> = match decode(received.bytes).map_err(io::Error::other)? {
+            Order::Launch(start) => start,
+            Order::Sweep { cgroup, scratch } => {
+                launch::sweep(&cgroup, &scratch);
+                continue;
+            }
+        };
+        let ticket = start.ticket;
+        let outcome = launcher.launch(&start, &mut |pid| {
+            report(socket, &Report::Cloned { ticket, pid })
+        });
+        let told = match outcome {
+            Ok(phases) => Report::Running { ticket, phases },
+            Err(error) => Report::Failed { ticket, error },
+        };
+        report(socket, &told)?;
+    }
+    Ok(())
+}
+
+/// What the launcher, and through it every container, does not take over from the shim.
+fn prepare_process(shim: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() != Some(shim) {
+        return Err(io::Error::other("the shim died before its launcher began"));
+    }
+    conman_linux::reset_signal_actions();
+    nix::sys::signal::SigSet::empty().thread_set_mask()?;
+    rustix::process::umask(Mode::empty());
+    // The shim may be protected from the OOM killer; containers are not.
+    let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
+    if score.starts_with('-') {
+        std::fs::write("/proc/self/oom_score_adj", "0")?;
+    }
+    Ok(())
+}
+
+fn report(socket: &OwnedFd, report: &Report) -> io::Result<()> {
+    let bytes = encode(report).map_err(io::Error::other)?;
+    seqpacket::send(socket, &bytes, &[])
+}

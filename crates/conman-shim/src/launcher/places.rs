@@ -1,0 +1,210 @@
+//! The launcher's two mount namespaces.
+
+use std::fs::{File, create_dir, create_dir_all};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use conman_linux::{
+    CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
+    unshare_namespaces,
+};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount_change, mount_remount, unmount,
+};
+use rustix::process::{WaitOptions, chdir, pivot_root, waitpid};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::protocol::LaunchError;
+
+/// Where the new root is put together; any directory that every host has.
+const BENCH: &str = "/tmp";
+
+/// An empty directory of the launchpad, to be put over directories of procfs.
+pub(super) const EMPTY: &str = "/empty";
+
+/// Devices that harm nobody (Documentation/admin-guide/devices.txt): name, major, minor.
+const DEVICES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+/// Links in /dev that programs expect.
+const LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// The namespaces, each by a descriptor.
+#[derive(Debug)]
+pub(super) struct Places {
+    workshop: File,
+    launchpad: File,
+}
+
+impl Places {
+    /// Makes both; afterwards the caller is in the workshop.
+    pub(super) fn make(sole: &SoleThread, roots: &[PathBuf]) -> Result<Self, LaunchError> {
+        let step = |step: &'static str| move |error: io::Error| LaunchError::step(step, &error);
+        make_workshop(roots).map_err(step("make the launcher's mount namespace"))?;
+        let workshop = here().map_err(step("hold the launcher's mount namespace"))?;
+        make_launchpad_root(sole).map_err(step("make the launchpad"))?;
+        let places = Self {
+            launchpad: here().map_err(step("hold the launchpad"))?,
+            workshop,
+        };
+        enter_new_root(Path::new(BENCH)).map_err(step("enter the launchpad"))?;
+        places
+            .enter_workshop()
+            .map_err(step("leave the launchpad"))?;
+        Ok(places)
+    }
+
+    /// Moves the caller where containers are cloned.
+    pub(super) fn enter_launchpad(&self) -> io::Result<()> {
+        enter(&self.launchpad)
+    }
+
+    /// Moves the caller where the host's directories are.
+    pub(super) fn enter_workshop(&self) -> io::Result<()> {
+        enter(&self.workshop)
+    }
+}
+
+fn enter(namespace: &File) -> io::Result<()> {
+    Ok(move_into_link_name_space(
+        std::os::fd::AsFd::as_fd(namespace),
+        Some(LinkNameSpaceType::Mount),
+    )?)
+}
+
+fn here() -> io::Result<File> {
+    File::open("/proc/self/ns/mnt")
+}
+
+/// A new mount namespace that shows `roots`, procfs and cgroupfs at their own paths, and no more:
+/// a mount that is kept by nobody's use of it cannot be unmounted by the host's administrator.
+fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
+    unshare_namespaces(Namespaces::NEWNS)?;
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )?;
+    let shown: Vec<&Path> = [Path::new("/proc"), Path::new("/sys/fs/cgroup")]
+        .into_iter()
+        .chain(roots.iter().map(PathBuf::as_path))
+        .collect();
+    // Taken before the bench covers a root that lies below it.
+    let copies: io::Result<Vec<Mount>> =
+        shown.iter().map(|path| Mount::copy_of_tree(path)).collect();
+    new_tmpfs(BENCH)?;
+    for (path, copy) in shown.iter().zip(copies?) {
+        let target = Path::new(BENCH).join(path.strip_prefix("/").unwrap_or(path));
+        create_dir_all(&target)?;
+        attach(&copy, &target)?;
+    }
+    enter_new_root(Path::new(BENCH))?;
+    // The bench of the launchpad.
+    create_dir_all(BENCH)
+}
+
+/// What a container's mount namespace begins as. The root is at [`BENCH`] when this returns.
+fn make_launchpad_root(sole: &SoleThread) -> io::Result<()> {
+    unshare_namespaces(Namespaces::NEWNS)?;
+    new_tmpfs(BENCH)?;
+    let root = Path::new(BENCH);
+    for name in ["proc", "dev", "empty"] {
+        create_dir(root.join(name))?;
+    }
+    let dev = root.join("dev");
+    fill_dev(&dev)?;
+    mount_empty_proc(sole, &root.join("proc"))?;
+    make_read_only(root)
+}
+
+fn fill_dev(dev: &Path) -> io::Result<()> {
+    let fresh = NewFilesystem::open("tmpfs")?;
+    fresh.set("mode", "755")?;
+    fresh.set("size", "64k")?;
+    attach(&fresh.mount(MountAttributes::empty())?, dev)?;
+    for (name, major, minor) in DEVICES {
+        let mode = Mode::from_raw_mode(0o666);
+        mknodat(
+            CWD,
+            dev.join(name),
+            FileType::CharacterDevice,
+            mode,
+            makedev(major, minor),
+        )?;
+    }
+    for (name, target) in LINKS {
+        symlink(target, dev.join(name))?;
+    }
+    create_dir(dev.join("shm"))?;
+    create_dir(dev.join("pts"))?;
+    make_read_only(dev)
+}
+
+/// A user namespace may mount procfs only where a whole one is in sight already. This one belongs
+/// to a PID namespace without processes, so nothing is in it to see.
+fn mount_empty_proc(sole: &SoleThread, target: &Path) -> io::Result<()> {
+    let options = CloneOptions {
+        namespaces: Some(Namespaces::NEWPID),
+        ..CloneOptions::default()
+    };
+    let process = clone_process(sole, &options, || {
+        let mounted = NewFilesystem::open("proc")
+            .and_then(|proc| proc.mount(no_programs()))
+            .and_then(|proc| attach(&proc, target));
+        i32::from(mounted.is_err())
+    })?;
+    let pid = rustix::process::Pid::from_raw(process.pid());
+    let ended = rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty()))?;
+    match ended.and_then(|(_, status)| status.exit_status()) {
+        Some(0) => Ok(()),
+        _ => Err(io::Error::other(
+            "procfs of an empty PID namespace cannot be mounted",
+        )),
+    }
+}
+
+/// What procfs and its kin are mounted with.
+pub(super) fn no_programs() -> MountAttributes {
+    MountAttributes::MOUNT_ATTR_NOSUID
+        | MountAttributes::MOUNT_ATTR_NODEV
+        | MountAttributes::MOUNT_ATTR_NOEXEC
+}
+
+fn new_tmpfs(at: &str) -> io::Result<()> {
+    let fresh = NewFilesystem::open("tmpfs")?;
+    fresh.set("mode", "755")?;
+    fresh.set("size", "64k")?;
+    attach(&fresh.mount(MountAttributes::empty())?, Path::new(at))
+}
+
+fn make_read_only(mount_point: &Path) -> io::Result<()> {
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC;
+    Ok(mount_remount(mount_point, flags, c"")?)
+}
+
+fn attach(mount: &Mount, target: &Path) -> io::Result<()> {
+    let directory = File::open(target)?;
+    mount.attach(&directory, c"")
+}
+
+/// Makes `root`, a mount point, the root of the caller's mount namespace and forgets the old one.
+/// It is done twice in the launcher's life, so its walk of all tasks costs no start anything.
+fn enter_new_root(root: &Path) -> io::Result<()> {
+    chdir(root)?;
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    Ok(chdir("/")?)
+}

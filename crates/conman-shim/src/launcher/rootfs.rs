@@ -1,0 +1,197 @@
+//! A container's root: its layers, with owners mapped to its ids, and its own directory on top.
+
+use std::fs::{DirBuilder, File, create_dir};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+
+use crate::protocol::LaunchError;
+use crate::spec::RootSpec;
+
+/// Directories below `scratch`.
+const UPPER: &str = "upper";
+const WORK: &str = "work";
+
+/// Where layers are attached whose overlay takes only paths.
+const ATTACHED: &str = "/tmp";
+
+/// The directories that a container writes into, empty.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes them. Refuses a directory that exists.
+    pub(super) fn make(root: &RootSpec) -> Result<Self, LaunchError> {
+        let step = |error| LaunchError::step("make the container's own directory", &error);
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&root.scratch)
+            .map_err(step)?;
+        let scratch = Self {
+            path: root.scratch.clone(),
+        };
+        let filled = create_dir(scratch.upper()).and_then(|()| create_dir(scratch.path.join(WORK)));
+        match filled {
+            Ok(()) => Ok(scratch),
+            Err(error) => {
+                scratch.take_back();
+                Err(step(error))
+            }
+        }
+    }
+
+    fn upper(&self) -> PathBuf {
+        self.path.join(UPPER)
+    }
+
+    /// Removes it with what the container may have written.
+    pub(super) fn take_back(&self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "a failed start leaves files");
+        }
+    }
+}
+
+/// Makes the overlay, detached.
+pub(super) fn overlay(
+    features: &Features,
+    root: &RootSpec,
+    scratch: &Scratch,
+    user_namespace: BorrowedFd<'_>,
+    ids: u32,
+) -> Result<Mount, LaunchError> {
+    let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
+    let store = Mount::copy_of(CWD, &root.store).map_err(step("open the store of layers"))?;
+    if features.mapped_layers {
+        store
+            .map_owners(user_namespace)
+            .map_err(step("map the owners of the layers' files"))?;
+    }
+    // Attached only where the overlay must find it by a path; it is detached again below.
+    let attached = if features.overlay_fd_layers {
+        None
+    } else {
+        Some(Attached::new(&store).map_err(step("attach the layers"))?)
+    };
+    let layers: Result<Vec<OwnedFd>, LaunchError> = root
+        .layers
+        .iter()
+        .map(|layer| open_layer(&store, layer).map_err(step("open a layer")))
+        .collect();
+    let layers = layers?;
+    own_top(&layers, &scratch.upper(), ids).map_err(step("prepare the top layer"))?;
+    let overlay = NewFilesystem::open("overlay").map_err(step("begin an overlay"))?;
+    let set = match &attached {
+        None => set_descriptors(&overlay, &layers, scratch),
+        Some(attached) => set_paths(&overlay, &attached.path, &root.layers, scratch),
+    };
+    set.and_then(|()| set_common(&overlay))
+        .map_err(step("configure the overlay"))?;
+    overlay
+        .mount(MountAttributes::MOUNT_ATTR_NODEV)
+        .map_err(step("make the overlay"))
+}
+
+fn open_layer(store: &Mount, layer: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat2(store, layer, flags, Mode::empty(), resolve)?)
+}
+
+/// The container's `/` has the mode and owner of the topmost layer's, by the container's ids.
+fn own_top(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
+    let mode = match layers.first() {
+        Some(layer) => File::from(layer.try_clone()?).metadata()?.mode() & 0o7777,
+        None => 0o755,
+    };
+    std::fs::set_permissions(upper, std::fs::Permissions::from_mode(mode))?;
+    chown(upper, Some(ids), Some(ids))
+}
+
+fn set_descriptors(
+    overlay: &NewFilesystem,
+    layers: &[OwnedFd],
+    scratch: &Scratch,
+) -> io::Result<()> {
+    for layer in layers {
+        overlay.set_fd("lowerdir+", layer)?;
+    }
+    overlay.set_fd("upperdir", hold(&scratch.upper())?)?;
+    overlay.set_fd("workdir", hold(&scratch.path.join(WORK))?)
+}
+
+fn set_paths(
+    overlay: &NewFilesystem,
+    store: &Path,
+    layers: &[PathBuf],
+    scratch: &Scratch,
+) -> io::Result<()> {
+    let mut list = std::ffi::OsString::new();
+    for layer in layers {
+        if !list.is_empty() {
+            list.push(":");
+        }
+        for (index, part) in store
+            .join(layer)
+            .to_string_lossy()
+            .split([':', ',', '\\'])
+            .enumerate()
+        {
+            if index > 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "a layer's path holds a colon, comma or backslash",
+                ));
+            }
+            list.push(part);
+        }
+    }
+    overlay.set_path("lowerdir", Path::new(&list))?;
+    overlay.set_path("upperdir", &scratch.upper())?;
+    overlay.set_path("workdir", &scratch.path.join(WORK))
+}
+
+/// Nothing of a session's own directory outlives the machine, so nothing of it is forced to disk:
+/// without this the end of every container writes back the whole filesystem below.
+fn set_common(overlay: &NewFilesystem) -> io::Result<()> {
+    overlay.set_flag("volatile")
+}
+
+fn hold(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// The store, attached to the workshop as long as an overlay is being made.
+#[derive(Debug)]
+struct Attached {
+    path: PathBuf,
+}
+
+impl Attached {
+    fn new(store: &Mount) -> io::Result<Self> {
+        let directory = hold(Path::new(ATTACHED))?;
+        store.attach(directory.as_fd(), c"")?;
+        Ok(Self {
+            path: PathBuf::from(ATTACHED),
+        })
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        if let Err(error) = rustix::mount::unmount(&self.path, flags) {
+            tracing::warn!(%error, "layers stay attached to the launcher's namespace");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The shim's side of the launcher: orders out, reports in, and a new launcher when one dies.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use conman_linux::{Features, PidFd, SoleThread};
+
+use crate::launcher::{self, Order, Report, Start};
+use crate::options::ShimOptions;
+use crate::protocol::{decode, encode};
+use crate::seqpacket;
+use crate::spec::LaunchSpec;
+
+/// Starts that wait or are under way. A start takes about a millisecond, so this is seconds of
+/// work; more are refused.
+pub(crate) const MAX_PENDING: usize = 4_096;
+
+/// A start that has not been answered.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) client: u64,
+    pub(crate) call: u64,
+    pub(crate) ids: u32,
+    pub(crate) spec: LaunchSpec,
+    /// The answer's, from the moment of its clone.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// The launcher and what it has been asked.
+#[derive(Debug, Default)]
+pub(crate) struct Launching {
+    process: Option<(PidFd, OwnedFd)>,
+    waiting: VecDeque<Vec<u8>>,
+    pub(crate) pending: BTreeMap<u64, Pending>,
+    next_ticket: u64,
+    /// What the last launcher found that this kernel can do.
+    pub(crate) features: Option<Features>,
+}
+
+impl Launching {
+    /// Forks one when there is none. `true` when its socket is a new one.
+    pub(crate) fn ensure(&mut self, sole: &SoleThread, options: &ShimOptions) -> io::Result<bool> {
+        if self.process.is_some() {
+            return Ok(false);
+        }
+        let (process, socket) = launcher::start(sole, options)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        self.process = Some((process, socket));
+        Ok(true)
+    }
+
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.process.as_ref().map(|(process, _)| process.pid())
+    }
+
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref().map(|(_, socket)| socket.as_fd())
+    }
+
+    /// Whether a container of this name is being started.
+    pub(crate) fn is_starting(&self, name: &str) -> bool {
+        self.pending.values().any(|start| start.spec.name == name)
+    }
+
+    /// Takes a start; the launcher gets it when it reads.
+    pub(crate) fn order(&mut self, start: Pending) -> io::Result<()> {
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        let order = Order::Launch(Box::new(Start {
+            ticket,
+            ids: start.ids,
+            spec: start.spec.clone(),
+        }));
+        self.push(&order)?;
+        self.pending.insert(ticket, start);
+        Ok(())
+    }
+
+    /// Takes a removal of what a start may have left.
+    pub(crate) fn sweep(&mut self, spec: &LaunchSpec) -> io::Result<()> {
+        self.push(&Order::Sweep {
+            cgroup: spec.cgroup.clone(),
+            scratch: spec.root.scratch.clone(),
+        })
+    }
+
+    fn push(&mut self, order: &Order) -> io::Result<()> {
+        let bytes = encode(order).map_err(io::Error::other)?;
+        self.waiting.push_back(bytes);
+        Ok(())
+    }
+
+    /// Sends what can be sent. A launcher that has died is noticed by its end, not here.
+    pub(crate) fn flush(&mut self) {
+        let Some((_, socket)) = &self.process else {
+            return;
+        };
+        while let Some(bytes) = self.waiting.front() {
+            if seqpacket::send(socket, bytes, &[]).is_err() {
+                return;
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Whether the launcher must become writable first.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.process.is_some() && !self.waiting.is_empty()
+    }
+
+    /// The next report that has come, if any.
+    pub(crate) fn report(&self, buffer: &mut [u8]) -> Option<Report> {
+        let (_, socket) = self.process.as_ref()?;
+        let received = seqpacket::receive(socket, buffer).ok()??;
+        match decode(received.bytes) {
+            Ok(report) => Some(report),
+            Err(error) => {
+                tracing::error!(%error, "the launcher's report is unreadable");
+                None
+            }
+        }
+    }
+
+    /// It has died: forgets it and hands over what it was asked.
+    pub(crate) fn died(&mut self) -> BTreeMap<u64, Pending> {
+        self.process = None;
+        self.waiting.clear();
+        std::mem::take(&mut self.pending)
+    }
+}

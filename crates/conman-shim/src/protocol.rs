@@ -1,0 +1,310 @@
+use serde::{Deserialize, Serialize};
+
+use conman_linux::{Ended, Features};
+
+use crate::spec::{LaunchSpec, SpecError};
+
+/// Version of this protocol. It grows when an older peer would misunderstand; new fields with
+/// defaults and new requests leave it.
+pub const VERSION: u32 = 1;
+
+/// Longest message in either direction: below the kernel's default buffer of a socket (208 KiB),
+/// above any spec that execve would take with a full environment of a usual size.
+pub const MAX_MESSAGE_BYTES: usize = 128 * 1_024;
+
+/// Containers or names in one message.
+pub const PAGE: usize = 256;
+
+/// A request with the caller's number for its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    pub id: u64,
+    pub request: Request,
+}
+
+/// What can be asked of the shim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Comes first; anything else before it is refused.
+    Hello {
+        version: u32,
+    },
+    /// Starts a container. The answer carries a pidfd of its init.
+    Launch(Box<LaunchSpec>),
+    /// Containers by name, after the one given, at most [`PAGE`].
+    List {
+        after: Option<String>,
+    },
+    /// A pidfd of a container that has not ended.
+    Hold {
+        name: String,
+    },
+    /// Forget ends; names that are unknown are passed over, living ones are refused.
+    Acknowledge {
+        names: Vec<String>,
+    },
+    /// SIGKILL to the container's init, which takes every other process of it along.
+    Kill {
+        name: String,
+    },
+    /// SIGKILL to all containers.
+    KillAll,
+    /// Any other signal to its init.
+    Signal {
+        name: String,
+        signal: i32,
+    },
+    /// Orders a container to freeze and tells whether it has done so already; ask again until it
+    /// has.
+    Freeze {
+        name: String,
+    },
+    Thaw {
+        name: String,
+    },
+    /// The fence's deadline on CLOCK_BOOTTIME. It never moves back; the first one arms the fence.
+    ExtendDeadline {
+        until_boottime_ns: u64,
+    },
+    /// No deadline any more. Does not thaw.
+    Disarm,
+    /// Thaws what the fence froze. Only with a deadline ahead or disarmed.
+    Unfence,
+    /// What the fence is doing.
+    Fence,
+    /// From now on every end is told, those first that have not been acknowledged.
+    Subscribe,
+}
+
+/// What the shim sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Message {
+    Reply {
+        id: u64,
+        reply: Reply,
+    },
+    /// A container has ended; only to subscribers.
+    Ended {
+        container: ContainerView,
+    },
+    /// The fence has changed its state; only to subscribers.
+    Fence {
+        state: FenceState,
+    },
+}
+
+/// Answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    Hello {
+        version: u32,
+        pid: i32,
+        features: Option<Features>,
+    },
+    Launched {
+        pid: i32,
+        phases: Phases,
+    },
+    Containers {
+        containers: Vec<ContainerView>,
+        more: bool,
+    },
+    Held {
+        pid: i32,
+    },
+    Frozen {
+        verified: bool,
+    },
+    Fence {
+        state: FenceState,
+    },
+    Done,
+    Failed {
+        error: CallError,
+    },
+}
+
+/// One container as the shim knows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContainerView {
+    pub name: String,
+    pub cgroup: String,
+    /// Its init in the shim's PID namespace.
+    pub pid: i32,
+    pub state: ContainerState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainerState {
+    /// Its program has not begun.
+    Launching,
+    Running,
+    /// No process of it is left.
+    Exited {
+        code: i32,
+    },
+    Signalled {
+        signal: i32,
+    },
+}
+
+impl From<Ended> for ContainerState {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Exited(code) => Self::Exited { code },
+            Ended::Signalled(signal) => Self::Signalled { signal },
+        }
+    }
+}
+
+/// The dead-man fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FenceState {
+    Unarmed,
+    Armed {
+        until_boottime_ns: u64,
+    },
+    /// The deadline has passed; not everything is proven frozen yet.
+    Freezing {
+        since_boottime_ns: u64,
+    },
+    /// Everything is frozen or killed.
+    Fenced {
+        since_boottime_ns: u64,
+    },
+}
+
+/// How long the parts of a start took, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Phases {
+    /// Cgroups made and limited.
+    pub cgroup_us: u64,
+    /// Directories and log made.
+    pub files_us: u64,
+    /// Process and namespaces made.
+    pub clone_us: u64,
+    /// Ids mapped, layers mapped, overlay made.
+    pub root_us: u64,
+    /// Inside: from the order to go on to the program's exec.
+    pub setup_us: u64,
+    /// Of it: mounts.
+    pub mounts_us: u64,
+    /// Of it: privileges, system call filter.
+    pub harden_us: u64,
+    /// From the launcher's taking of the order to the program's exec.
+    pub total_us: u64,
+}
+
+/// Why a start failed. Nothing of the container is left then, except where it says so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaunchError {
+    #[error(transparent)]
+    Spec { error: SpecError },
+    #[error("`{command}` does not exist in the container")]
+    CommandNotFound { command: String },
+    #[error("`{command}` cannot be executed: {reason}")]
+    NotExecutable { command: String, reason: String },
+    #[error("cannot {step}: {reason}")]
+    Step {
+        step: String,
+        /// 0 when it was no system call's.
+        errno: i32,
+        reason: String,
+    },
+    #[error("the container was not set up within {after_ms} ms")]
+    TimedOut { after_ms: u64 },
+    #[error("its first process ended while it was set up")]
+    EndedEarly,
+    /// The launcher died; what it had made may still be there and is named by the spec.
+    #[error("the launcher died")]
+    LauncherDied,
+}
+
+impl LaunchError {
+    pub(crate) fn step(step: &str, error: &std::io::Error) -> Self {
+        Self::Step {
+            step: step.to_owned(),
+            errno: error.raw_os_error().unwrap_or(0),
+            reason: error.to_string(),
+        }
+    }
+
+    /// The exit code by which a shell tells of it, where it has one.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<i32> {
+        match self {
+            Self::CommandNotFound { .. } => Some(127),
+            Self::NotExecutable { .. } => Some(126),
+            Self::Spec { .. }
+            | Self::Step { .. }
+            | Self::TimedOut { .. }
+            | Self::EndedEarly
+            | Self::LauncherDied => None,
+        }
+    }
+}
+
+/// Why a request was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallError {
+    #[error("the shim speaks version {ours} of the protocol, not {theirs}")]
+    Version { ours: u32, theirs: u32 },
+    #[error("hello has not been said")]
+    NoHello,
+    #[error("there is no container `{name}`")]
+    NoSuchContainer { name: String },
+    #[error("a container `{name}` exists already")]
+    Exists { name: String },
+    #[error("container `{name}` has not ended")]
+    StillAlive { name: String },
+    #[error("container `{name}` has ended")]
+    Ended { name: String },
+    /// More starts at a time, or containers, than the shim takes.
+    #[error("the shim has no room for more: {what}")]
+    Full { what: String },
+    /// The deadline has passed; nothing starts before it is moved and the fence lifted.
+    #[error("the fence is closed")]
+    Fenced,
+    #[error(transparent)]
+    Launch { error: LaunchError },
+    #[error("cannot {action} `{name}`: {reason}")]
+    Host {
+        action: String,
+        name: String,
+        reason: String,
+    },
+}
+
+/// Why bytes are not a message.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    #[error("a message of {bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed")]
+    TooLong { bytes: usize },
+    #[error("a message that is malformed")]
+    Malformed(#[source] serde_json::Error),
+}
+
+/// Reads a message of this or a later minor form: unknown fields are passed over.
+pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(DecodeError::TooLong { bytes: bytes.len() });
+    }
+    serde_json::from_slice(bytes).map_err(DecodeError::Malformed)
+}
+
+/// Writes a message. One that is too long is an error here, not at the peer.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, DecodeError> {
+    let bytes = serde_json::to_vec(message).map_err(DecodeError::Malformed)?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(DecodeError::TooLong { bytes: bytes.len() });
+    }
+    Ok(bytes)
+}

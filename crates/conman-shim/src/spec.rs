@@ -1,0 +1,264 @@
+use std::path::{Component, Path, PathBuf};
+
+use conman_linux::{Capabilities, CgroupLimits};
+use serde::{Deserialize, Serialize};
+
+/// Layers of a root; the kernel's own bound on an overlay is 500.
+pub const MAX_LAYERS: usize = 128;
+
+/// Arguments and variables together; what does not fit a message is refused there.
+const MAX_STRINGS: usize = 4_096;
+
+/// Small files that are written into a root at its start.
+const MAX_FILES: usize = 16;
+
+/// Longest name of a container: a session's (63), a dot and a generation.
+const MAX_NAME: usize = 96;
+
+/// A host name is one DNS label.
+const MAX_HOSTNAME: usize = 63;
+
+/// Everything there is to know to start a container.
+///
+/// Host paths are absolute and lie below one of the shim's roots.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchSpec {
+    /// The caller's name for it, unique until its end was acknowledged.
+    pub name: String,
+    /// A cgroup that does not exist yet.
+    pub cgroup: String,
+    #[serde(default)]
+    pub limits: CgroupLimits,
+    pub root: RootSpec,
+    pub hostname: String,
+    pub program: ProgramSpec,
+    /// Host file that its standard output and error are appended to; made where it is missing.
+    pub log: PathBuf,
+    /// Small files of its own, path in the container and content; they replace what the image
+    /// has there.
+    #[serde(default)]
+    pub files: Vec<(String, String)>,
+    #[serde(default)]
+    pub hardening: Hardening,
+}
+
+/// What `/` is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootSpec {
+    /// Host directory above all layers.
+    pub store: PathBuf,
+    /// Directories below `store`, the topmost first. At least one.
+    pub layers: Vec<PathBuf>,
+    /// Host directory for what the container writes. It must not exist, its parent must.
+    pub scratch: PathBuf,
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What runs as the container's first process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramSpec {
+    /// The command, looked for in `PATH` of `env` when it has no slash, and its arguments.
+    pub argv: Vec<String>,
+    #[serde(default)]
+    pub env: Vec<(String, String)>,
+    /// Made where it is missing.
+    #[serde(default = "root_directory")]
+    pub workdir: String,
+    #[serde(default)]
+    pub uid: u32,
+    #[serde(default)]
+    pub gid: u32,
+    #[serde(default)]
+    pub groups: Vec<u32>,
+    /// Bound on its open descriptors; `None` is the shim's own.
+    #[serde(default)]
+    pub nofile: Option<u64>,
+}
+
+/// Layers of protection; all on unless told otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hardening {
+    /// The list of allowed system calls. It implies `no_new_privileges`.
+    pub seccomp: bool,
+    pub no_new_privileges: bool,
+    /// Hidden and read-only paths in /proc.
+    pub masked_proc: bool,
+    /// Capabilities of root in the container, without `CAP_`; `None` is the short list.
+    pub capabilities: Option<Vec<String>>,
+}
+
+impl Default for Hardening {
+    fn default() -> Self {
+        Self {
+            seccomp: true,
+            no_new_privileges: true,
+            masked_proc: true,
+            capabilities: None,
+        }
+    }
+}
+
+/// Capabilities of root in a container, over what belongs to the container alone.
+const SHORT_LIST: Capabilities = Capabilities::CHOWN
+    .union(Capabilities::DAC_OVERRIDE)
+    .union(Capabilities::FOWNER)
+    .union(Capabilities::FSETID)
+    .union(Capabilities::KILL)
+    .union(Capabilities::SETGID)
+    .union(Capabilities::SETUID)
+    .union(Capabilities::NET_BIND_SERVICE)
+    .union(Capabilities::SYS_CHROOT);
+
+impl Hardening {
+    /// The capabilities as a set.
+    pub fn capability_set(&self) -> Result<Capabilities, SpecError> {
+        let Some(names) = &self.capabilities else {
+            return Ok(SHORT_LIST);
+        };
+        names.iter().try_fold(Capabilities::empty(), |set, name| {
+            let one = Capabilities::from_name(name);
+            let one = one.ok_or_else(|| SpecError::new("capabilities", "an unknown capability"))?;
+            Ok(set | one)
+        })
+    }
+}
+
+/// What is wrong with a spec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("`{field}` holds {reason}")]
+pub struct SpecError {
+    pub field: String,
+    pub reason: String,
+}
+
+impl SpecError {
+    fn new(field: &str, reason: &str) -> Self {
+        Self {
+            field: field.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+impl LaunchSpec {
+    /// Checks everything that can be checked without the host.
+    pub fn check(&self) -> Result<(), SpecError> {
+        check_name(&self.name)?;
+        if self.hostname.len() > MAX_HOSTNAME
+            || !self
+                .hostname
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        {
+            return Err(SpecError::new("hostname", "no DNS label"));
+        }
+        check_host_path("log", &self.log)?;
+        self.root.check()?;
+        self.program.check()?;
+        if self.files.len() > MAX_FILES {
+            return Err(SpecError::new("files", "too many files"));
+        }
+        for (path, _) in &self.files {
+            check_inner_path("files", path)?;
+        }
+        self.hardening.capability_set().map(|_| ())
+    }
+}
+
+impl RootSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        check_host_path("root.store", &self.store)?;
+        check_host_path("root.scratch", &self.scratch)?;
+        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
+            return Err(SpecError::new("root.layers", "no layer or too many"));
+        }
+        let plain = |path: &PathBuf| {
+            !path.as_os_str().is_empty()
+                && path
+                    .components()
+                    .all(|part| matches!(part, Component::Normal(_)))
+                && !has_nul(path)
+        };
+        if !self.layers.iter().all(plain) {
+            return Err(SpecError::new("root.layers", "a path that is not plain"));
+        }
+        Ok(())
+    }
+}
+
+impl ProgramSpec {
+    fn check(&self) -> Result<(), SpecError> {
+        if self.argv.first().is_none_or(String::is_empty) {
+            return Err(SpecError::new("program.argv", "no command"));
+        }
+        if self.argv.len() + self.env.len() > MAX_STRINGS {
+            return Err(SpecError::new("program", "too many strings"));
+        }
+        if self.argv.iter().any(|text| text.contains('\0')) {
+            return Err(SpecError::new("program.argv", "a NUL byte"));
+        }
+        let bad = |(key, value): &(String, String)| {
+            key.is_empty() || key.contains(['=', '\0']) || value.contains('\0')
+        };
+        if self.env.iter().any(bad) {
+            return Err(SpecError::new("program.env", "a malformed variable"));
+        }
+        let highest = crate::ids::RANGE_SIZE - 1;
+        let ids = [self.uid, self.gid];
+        if ids.iter().chain(&self.groups).any(|id| *id > highest) {
+            return Err(SpecError::new(
+                "program",
+                "an id beyond the container's range",
+            ));
+        }
+        if self.groups.len() > MAX_FILES {
+            return Err(SpecError::new("program.groups", "too many groups"));
+        }
+        check_inner_path("program.workdir", &self.workdir)
+    }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), SpecError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(plain) {
+        return Err(SpecError::new(
+            "name",
+            "something else than a short plain name",
+        ));
+    }
+    Ok(())
+}
+
+fn check_host_path(field: &str, path: &Path) -> Result<(), SpecError> {
+    let mut parts = path.components();
+    let plain = parts.next() == Some(Component::RootDir)
+        && parts.all(|part| matches!(part, Component::Normal(_)))
+        && !has_nul(path);
+    if plain {
+        return Ok(());
+    }
+    Err(SpecError::new(
+        field,
+        "a path that is not absolute and plain",
+    ))
+}
+
+fn check_inner_path(field: &str, path: &str) -> Result<(), SpecError> {
+    if path.starts_with('/') && !path.contains('\0') && !path.split('/').any(|part| part == "..") {
+        return Ok(());
+    }
+    Err(SpecError::new(
+        field,
+        "a path that is not absolute and plain",
+    ))
+}
+
+fn has_nul(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().contains(&0)
+}
+
+fn root_directory() -> String {
+    "/".to_owned()
+}

@@ -1,0 +1,238 @@
+//! A shim of the test's own, with a root filesystem of busybox, and nothing left afterwards.
+
+#![allow(dead_code, reason = "every test program takes what it needs")]
+#![allow(clippy::print_stderr, reason = "a skipped test says so there")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use conman_linux::{CgroupLimits, Cgroups, PidFd, proc_scan};
+use conman_shim::{
+    Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Request, RootSpec,
+};
+
+/// Bound on whatever should happen at once.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+const BUSYBOX: &str = "/usr/bin/busybox";
+
+/// Programs of busybox that the tests call by name.
+const APPLETS: [&str; 28] = [
+    "sh", "ls", "cat", "echo", "sleep", "httpd", "mount", "umount", "unshare", "mknod", "id",
+    "hostname", "ps", "touch", "mkdir", "chroot", "true", "false", "grep", "wc", "ip", "dd",
+    "kill", "stat", "env", "pwd", "head", "readlink",
+];
+
+/// What a test cannot do without.
+pub(crate) fn available() -> bool {
+    if !Path::new(BUSYBOX).exists() {
+        eprintln!("skipped: {BUSYBOX} is missing (package busybox-static)");
+        return false;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: containers are made by root");
+        return false;
+    }
+    true
+}
+
+/// A running shim.
+#[derive(Debug)]
+pub(crate) struct Shim {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) cgroup: String,
+    pub(crate) process: Child,
+    mounts_before: usize,
+}
+
+impl Shim {
+    pub(crate) fn start() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let directory = tempfile::tempdir().expect("a directory");
+        make_root(&directory.path().join("store/base"));
+        for name in ["scratch", "logs"] {
+            fs::create_dir(directory.path().join(name)).expect("made");
+        }
+        let cgroup = format!("/conman-shimtest-{}-{number}", std::process::id());
+        let process = spawn(directory.path(), &cgroup);
+        Self {
+            directory,
+            cgroup,
+            process,
+            mounts_before: mounts(),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("shim.sock")
+    }
+
+    /// A connection, as soon as the shim takes any.
+    pub(crate) fn client(&self) -> Client {
+        let deadline = Instant::now() + SOON;
+        loop {
+            match Client::connect(&self.socket(), SOON) {
+                Ok(client) => return client,
+                Err(ClientError::Io { .. }) if Instant::now() < deadline => pause(),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A container of busybox that runs `sh -c SCRIPT`.
+    pub(crate) fn spec(&self, name: &str, script: &str) -> LaunchSpec {
+        LaunchSpec {
+            name: name.to_owned(),
+            cgroup: format!("{}/{name}", self.cgroup),
+            limits: CgroupLimits {
+                memory_bytes: Some(64 << 20),
+                pids: Some(32),
+                cpu_millis: None,
+            },
+            root: RootSpec {
+                store: self.path("store"),
+                layers: vec![PathBuf::from("base")],
+                scratch: self.path("scratch").join(name),
+                read_only: false,
+            },
+            hostname: "inside".to_owned(),
+            program: ProgramSpec {
+                argv: ["sh", "-c", script].map(str::to_owned).to_vec(),
+                env: vec![("PATH".to_owned(), "/bin".to_owned())],
+                workdir: "/".to_owned(),
+                uid: 0,
+                gid: 0,
+                groups: Vec::new(),
+                nofile: None,
+            },
+            log: self.path("logs").join(name),
+            files: Vec::new(),
+            hardening: Hardening::default(),
+        }
+    }
+
+    pub(crate) fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path("logs").join(name)).expect("a log")
+    }
+
+    /// Runs a script to its end: its exit code and what it wrote.
+    pub(crate) fn output(&self, spec: LaunchSpec) -> String {
+        let mut client = self.client();
+        let name = spec.name.clone();
+        let launched = client
+            .launch(spec)
+            .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        wait_dead(&launched);
+        self.log(&name)
+    }
+
+    /// Removes what the daemon would remove: cgroups and directories of ended containers.
+    pub(crate) fn sweep(&self) -> Vec<String> {
+        let cgroups = Cgroups::detect().expect("detected");
+        let left = cgroups.remove_tree(&self.cgroup);
+        left.iter().map(ToString::to_string).collect()
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        let alive = || proc_scan::alive_below(&self.cgroup);
+        for process in alive() {
+            if let Ok(process) = PidFd::open(process.pid) {
+                let _ = process.kill();
+            }
+        }
+        let gone = until(|| alive().is_empty());
+        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let ended = self.process.wait();
+        let mut left = Vec::new();
+        let swept = until(|| {
+            left = self.sweep();
+            left.is_empty()
+        });
+        if !std::thread::panicking() {
+            assert!(gone, "processes are left: {:?}", alive());
+            assert!(swept, "cgroups are left: {left:?}");
+            ended.expect("the shim ends");
+        }
+    }
+}
+
+/// Starts a shim on directories that exist.
+pub(crate) fn spawn(directory: &Path, cgroup: &str) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_conman-shim"))
+        .arg(directory.join("shim.sock"))
+        .arg(cgroup)
+        .arg(directory)
+        .spawn()
+        .expect("the shim starts")
+}
+
+fn make_root(root: &Path) {
+    for name in ["bin", "etc", "tmp", "www", "proc"] {
+        fs::create_dir_all(root.join(name)).expect("made");
+    }
+    fs::copy(BUSYBOX, root.join("bin/busybox")).expect("copied");
+    for applet in APPLETS {
+        symlink("busybox", root.join("bin").join(applet)).expect("linked");
+    }
+    fs::write(root.join("www/index.html"), "hello from inside\n").expect("written");
+    fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").expect("written");
+}
+
+pub(crate) fn wait_dead(launched: &Launched) {
+    if let Some(process) = &launched.process {
+        assert!(process.wait_dead(SOON).expect("waited"), "it goes on");
+    }
+}
+
+/// What ended, once it is told.
+pub(crate) fn next_end(client: &mut Client) -> conman_shim::ContainerView {
+    loop {
+        if let Message::Ended { container } = client.next_told().expect("told") {
+            return container;
+        }
+    }
+}
+
+pub(crate) fn subscribe(client: &mut Client) {
+    client.ask(Request::Subscribe).expect("subscribed");
+}
+
+/// Mounts that this process sees.
+pub(crate) fn mounts() -> usize {
+    let text = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    text.lines()
+        .filter(|line| line.contains("conman") || line.contains(".tmp"))
+        .count()
+}
+
+/// Looks again and again, at most as long as is reasonable.
+pub(crate) fn until(mut done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        pause();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "no async runtime is near")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(5));
+}
