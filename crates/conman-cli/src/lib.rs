@@ -1,7 +1,7 @@
 //! The command line of `conman`: what can be typed, and the client of the HTTP API behind it.
 //!
 //! The client speaks nothing but HTTP, over the admin socket or TCP, and knows no crate of the
-//! daemon but its wire types. `serve`, `bench` and `auth` are only described here; the binary
+//! daemon but its wire types. `serve`, `doctor`, `bench` and `auth` are only described here; the binary
 //! carries them out:
 //!
 //! ```no_run
@@ -14,7 +14,7 @@
 //! };
 //! match cli.command {
 //!     Command::Client(command) => conman_cli::run(command, &cli.globals).await,
-//!     Command::Serve(_) | Command::Auth(_) | Command::Bench(_) => std::process::ExitCode::SUCCESS,
+//!     _ => std::process::ExitCode::SUCCESS,
 //! }
 //! # }
 //! ```

@@ -1,5 +1,4 @@
 //! `conman auth`: tokens made on the spot; no daemon is asked.
-#![expect(clippy::print_stdout, reason = "the token is this command's result")]
 
 use std::process::ExitCode;
 
@@ -33,11 +32,13 @@ fn new_token(arguments: &NewTokenArgs, json: bool) -> ExitCode {
             "token": made.text, "name": arguments.name, "scope": arguments.scope.as_str(),
             "sha256": made.sha256, "entry": entry,
         });
-        println!("{value}");
+        crate::tell(&value.to_string());
     } else {
-        println!("token (shown only now): {}\n", made.text);
-        println!("append this to the file that `auth.tokens_file` names (mode 0600), then send");
-        println!("the daemon a SIGHUP:\n\n{entry}");
+        crate::tell(&format!(
+            "token (shown only now): {}\n\nappend this to the file that `auth.tokens_file` names \
+             (mode 0600), then send\nthe daemon a SIGHUP:\n\n{entry}",
+            made.text
+        ));
     }
     ExitCode::SUCCESS
 }

@@ -1,8 +1,4 @@
 //! `conman bench`: joins the command line to the benchmarks.
-#![expect(
-    clippy::print_stdout,
-    reason = "a benchmark's table is this command's result"
-)]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -77,9 +73,9 @@ async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
 
 fn show(report: &Report, svg: Option<PathBuf>, json: bool) -> Result<()> {
     if json {
-        println!("{}", report.json);
+        crate::tell(&report.json.to_string());
     } else {
-        println!("{}", report.table);
+        crate::tell(&report.table);
     }
     let Some(path) = svg else { return Ok(()) };
     write(&path, &report.chart.to_svg()?)

@@ -7,6 +7,7 @@
 mod auth;
 mod bench;
 mod config;
+mod doctor;
 mod serve;
 mod telemetry;
 
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Auth(arguments) => auth::run(&arguments, cli.globals.json),
+        Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
         Command::Bench(arguments) => on_runtime(bench::run(arguments, cli.globals.json)),
         Command::Client(command) => {
             on_runtime(async move { conman_cli::run(command, &cli.globals).await })
@@ -42,6 +44,16 @@ fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
         }
         Err(error) => fail(&format!("cannot start a tokio runtime: {error}")),
     }
+}
+
+/// Prints a command's result. A reader that went away (`conman doctor | head`) is an ordinary end.
+fn tell(text: &str) {
+    use std::io::Write as _;
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.write_all(b"\n"))
+        .and_then(|()| stdout.flush());
 }
 
 /// Says why, on standard error.

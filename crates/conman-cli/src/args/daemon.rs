@@ -1,4 +1,5 @@
-//! Arguments of the subcommands that the binary carries out by itself: `serve`, `bench`, `auth`.
+//! Arguments of the subcommands that the binary carries out by itself: `serve`, `doctor`, `bench`,
+//! `auth`.
 
 use std::path::PathBuf;
 
@@ -14,6 +15,23 @@ pub struct ServeArgs {
     /// Start although the registry's files are lost: hand out generations above N only
     #[arg(long, value_name = "N", value_parser = parse_generation)]
     pub generation_floor: Option<Generation>,
+}
+
+/// Arguments of `conman doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// Sessions that this host is to hold
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub target: u64,
+    /// Reckon with sessions on Docker's bridge instead of sessions without a network
+    #[arg(long)]
+    pub bridge: bool,
+    /// Raise the kernel settings that bind, now and in /etc/sysctl.d/90-conman.conf
+    #[arg(long)]
+    pub fix: bool,
+    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 /// Arguments of `conman bench`.

@@ -11,7 +11,8 @@ use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
     AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchEchoArgs, BenchForwardArgs, BenchKillArgs,
-    BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, NewTokenArgs, ServeArgs, TokenScope,
+    BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs, NewTokenArgs, ServeArgs,
+    TokenScope,
 };
 pub use session::{
     ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs, LogsArgs,
@@ -59,6 +60,8 @@ pub enum Command {
     Client(ClientCommand),
     /// Make tokens for the API
     Auth(AuthArgs),
+    /// Tell which limits of this host bind on the way to so many sessions
+    Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
 }

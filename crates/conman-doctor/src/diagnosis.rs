@@ -1,0 +1,70 @@
+use serde::Serialize;
+
+/// What a host lacks for so many sessions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// Sessions that the host is to hold.
+    pub target: u64,
+    pub runtime: String,
+    /// Sessions that it holds as it is, as far as every limit is known.
+    pub holds: Option<u64>,
+    /// The limit that binds first, by name.
+    pub first_limit: Option<&'static str>,
+    pub checks: Vec<Check>,
+}
+
+impl Diagnosis {
+    /// Whether no known limit binds below the target.
+    pub fn is_fit(&self) -> bool {
+        self.checks
+            .iter()
+            .all(|check| check.verdict != Verdict::Binds)
+    }
+}
+
+/// One limit of the host.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// The limit's own name where it has one, for example `kernel.pid_max`.
+    pub name: &'static str,
+    /// What it bounds, in words.
+    pub bounds: &'static str,
+    pub verdict: Verdict,
+    /// Its value; absent when it could not be read, or is no number.
+    pub value: Option<u64>,
+    /// What is used of it already.
+    pub used: Option<u64>,
+    /// What one session takes of it.
+    pub per_session: f64,
+    /// Sessions at which it binds; absent when it never does or is unknown.
+    pub binds_at: Option<u64>,
+    /// What its value must be for the target.
+    pub needed: Option<u64>,
+    /// What to do, where there is something to do.
+    pub remedy: Option<Remedy>,
+    /// What should be known beside the numbers.
+    pub note: Option<String>,
+}
+
+/// What a check came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Enough,
+    /// It binds below the target.
+    Binds,
+    /// It does not bind, and still something is to be done.
+    Advice,
+    /// It could not be read.
+    Unknown,
+}
+
+/// What to do about a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Remedy {
+    /// A kernel setting that `--fix` raises.
+    Sysctl { key: &'static str, value: u64 },
+    /// Something that only its owner can do.
+    Manual { what: String },
+}

@@ -1,0 +1,66 @@
+use serde::Serialize;
+
+/// What one idle session of a runtime takes of a host, its program of one process included.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Footprint {
+    pub runtime: &'static str,
+    /// Task ids: processes and their threads.
+    pub tasks: f64,
+    /// Tasks in the cgroup of the container daemon.
+    pub daemon_tasks: f64,
+    /// Open files of the whole host.
+    pub open_files: f64,
+    /// Open files of conman's daemon.
+    pub conman_files: f64,
+    /// Open files of dockerd.
+    pub dockerd_files: f64,
+    /// Open files of containerd.
+    pub containerd_files: f64,
+    /// Mounts in the host's mount namespace.
+    pub host_mounts: f64,
+    /// Kernel keys that count against root.
+    pub root_keys: f64,
+    /// Bytes of them.
+    pub root_key_bytes: f64,
+    /// Memory cgroups.
+    pub memory_cgroups: f64,
+    /// inotify instances that count against root.
+    pub inotify_instances: f64,
+    /// Memory beyond what the program uses, in bytes.
+    pub memory_bytes: f64,
+    /// Disk space beyond what the program writes, in bytes.
+    pub disk_bytes: f64,
+    pub inodes: f64,
+    /// Ports of Docker's bridge.
+    pub bridge_ports: f64,
+}
+
+impl Footprint {
+    /// A session that Docker runs with networking disabled, or on its bridge.
+    ///
+    /// Measured with Docker 20.10 as the difference that 40 and 20 sessions of busybox made to a
+    /// host: 14 tasks each (containerd's shim has eleven), 44 open files without a network and
+    /// 58 with one; memory over 1,000 containers.
+    pub fn docker(bridge: bool, unified_cgroups: bool) -> Self {
+        Self {
+            runtime: "docker",
+            tasks: 14.0,
+            daemon_tasks: 12.0,
+            open_files: if bridge { 58.0 } else { 44.0 },
+            conman_files: 1.0,
+            dockerd_files: if bridge { 6.0 } else { 5.2 },
+            containerd_files: 4.1,
+            host_mounts: if bridge { 2.0 } else { 1.0 },
+            root_keys: 1.0,
+            root_key_bytes: 72.0,
+            // Docker's own below the parent that conman names.
+            memory_cgroups: 2.0,
+            // containerd's shim watches memory events by inotify where cgroups are v2.
+            inotify_instances: if unified_cgroups { 1.0 } else { 0.0 },
+            memory_bytes: 4_300_000.0,
+            disk_bytes: 128.0 * 1024.0,
+            inodes: 48.0,
+            bridge_ports: if bridge { 1.0 } else { 0.0 },
+        }
+    }
+}

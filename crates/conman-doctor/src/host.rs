@@ -1,0 +1,186 @@
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// Longest file that is read: a mount table of a host with a hundred thousand mounts.
+const MAX_BYTES: u64 = 32 << 20;
+/// Most processes that are looked at: the kernel's greatest `pid_max`.
+const MAX_PROCESSES: usize = 4_194_304;
+
+/// What a machine says of itself, below a root directory.
+///
+/// Whatever cannot be read is `None`: a limit that the kernel does not have binds nowhere, and
+/// one that is hidden is reported as unknown.
+#[derive(Debug, Clone)]
+pub struct Host {
+    root: PathBuf,
+}
+
+/// A limit of a process, as `/proc/PID/limits` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProcessLimit {
+    At(u64),
+    Unlimited,
+}
+
+impl Host {
+    /// This machine.
+    pub fn this() -> Self {
+        Self::below("/")
+    }
+
+    /// The machine whose `/proc`, `/sys`, `/etc` lie below `root`.
+    pub fn below(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub(crate) fn path(&self, absolute: &str) -> PathBuf {
+        self.root.join(absolute.trim_start_matches('/'))
+    }
+
+    pub(crate) fn text(&self, absolute: &str) -> Option<String> {
+        let mut text = String::new();
+        let file = File::open(self.path(absolute)).ok()?;
+        file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    /// A file that begins with a number.
+    pub(crate) fn number(&self, absolute: &str) -> Option<u64> {
+        self.text(absolute)?.split_whitespace().next()?.parse().ok()
+    }
+
+    /// The kernel setting `kernel.pid_max`, for example.
+    pub(crate) fn sysctl(&self, key: &str) -> Option<u64> {
+        self.number(&sysctl_path(key))
+    }
+
+    /// Whether all controllers are in the one tree of cgroup v2.
+    pub fn has_unified_cgroups(&self) -> bool {
+        self.path("/sys/fs/cgroup/cgroup.controllers").exists()
+    }
+
+    /// Processes and threads.
+    pub(crate) fn tasks(&self) -> Option<u64> {
+        // The fourth field of loadavg: runnable over all tasks.
+        let text = self.text("/proc/loadavg")?;
+        let (_, all) = text.split_whitespace().nth(3)?.split_once('/')?;
+        all.parse().ok()
+    }
+
+    /// Open files of the host.
+    pub(crate) fn open_files(&self) -> Option<u64> {
+        self.number("/proc/sys/fs/file-nr")
+    }
+
+    /// Mounts in the namespace of the host's init.
+    pub(crate) fn mounts(&self) -> Option<u64> {
+        let table = self
+            .text("/proc/1/mountinfo")
+            .or_else(|| self.text("/proc/self/mountinfo"))?;
+        u64::try_from(table.lines().count()).ok()
+    }
+
+    /// Keys of root, and their bytes.
+    pub(crate) fn root_keys(&self) -> Option<(u64, u64)> {
+        let table = self.text("/proc/key-users")?;
+        let row = table
+            .lines()
+            .find(|line| line.trim_start().starts_with("0:"))?;
+        let fields: Vec<&str> = row.split_whitespace().collect();
+        let used = |field: &str| field.split('/').next()?.parse().ok();
+        Some((used(fields.get(3)?)?, used(fields.get(4)?)?))
+    }
+
+    /// Memory cgroups, dying ones included.
+    pub(crate) fn memory_cgroups(&self) -> Option<u64> {
+        let table = self.text("/proc/cgroups")?;
+        let row = table.lines().find(|line| line.starts_with("memory\t"))?;
+        row.split('\t').nth(2)?.parse().ok()
+    }
+
+    /// Memory that new processes can have, in bytes.
+    pub(crate) fn available_memory(&self) -> Option<u64> {
+        let table = self.text("/proc/meminfo")?;
+        let row = table
+            .lines()
+            .find(|line| line.starts_with("MemAvailable:"))?;
+        let kib: u64 = row.split_whitespace().nth(1)?.parse().ok()?;
+        kib.checked_mul(1024)
+    }
+
+    /// Processes whose program is called so.
+    pub(crate) fn processes(&self, name: &str) -> Vec<u32> {
+        let Ok(entries) = std::fs::read_dir(self.path("/proc")) else {
+            return Vec::new();
+        };
+        entries
+            .flatten()
+            .take(MAX_PROCESSES)
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|pid| {
+                self.text(&format!("/proc/{pid}/comm"))
+                    .is_some_and(|comm| comm.trim_end() == name)
+            })
+            .collect()
+    }
+
+    /// A row of a process's limits: the soft one.
+    pub(crate) fn limit_of(&self, pid: &str, row: &str) -> Option<ProcessLimit> {
+        let table = self.text(&format!("/proc/{pid}/limits"))?;
+        let rest = table.lines().find_map(|line| line.strip_prefix(row))?;
+        match rest.split_whitespace().next()? {
+            "unlimited" => Some(ProcessLimit::Unlimited),
+            number => number.parse().ok().map(ProcessLimit::At),
+        }
+    }
+
+    /// Open files of a process.
+    pub(crate) fn files_of(&self, pid: u32) -> Option<u64> {
+        let entries = std::fs::read_dir(self.path(&format!("/proc/{pid}/fd"))).ok()?;
+        u64::try_from(entries.count()).ok()
+    }
+
+    /// The least `pids.max` of a process's cgroup and its ancestors, with what counts against it.
+    pub(crate) fn pids_limit_of(&self, pid: u32) -> Option<(u64, u64)> {
+        let table = self.text(&format!("/proc/{pid}/cgroup"))?;
+        let row = |wanted: &str| {
+            table.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':');
+                let controllers = fields.nth(1)?;
+                let path = fields.next()?;
+                controllers
+                    .split(',')
+                    .any(|one| one == wanted)
+                    .then(|| path.to_owned())
+            })
+        };
+        let (tree, path) = match row("pids") {
+            Some(path) => ("/sys/fs/cgroup/pids", path),
+            None => ("/sys/fs/cgroup", row("")?),
+        };
+        Path::new(&path)
+            .ancestors()
+            .filter_map(|cgroup| {
+                let folder = format!("{tree}{}", cgroup.display());
+                let folder = folder.trim_end_matches('/');
+                // "max" is no number, and no limit.
+                let limit = self.number(&format!("{folder}/pids.max"))?;
+                Some((limit, self.number(&format!("{folder}/pids.current"))?))
+            })
+            .min_by_key(|(limit, used)| limit.saturating_sub(*used))
+    }
+
+    /// Free bytes and inodes of the file system that holds `path`, or would hold it.
+    pub(crate) fn space(&self, path: &str) -> Option<(u64, u64)> {
+        let wanted = self.path(path);
+        let there = wanted.ancestors().find(|folder| folder.exists())?;
+        let space = rustix::fs::statvfs(there).ok()?;
+        Some((space.f_bavail.checked_mul(space.f_frsize)?, space.f_favail))
+    }
+}
+
+/// Where a kernel setting lies.
+pub(crate) fn sysctl_path(key: &str) -> String {
+    format!("/proc/sys/{}", key.replace('.', "/"))
+}

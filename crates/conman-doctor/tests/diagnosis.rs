@@ -1,0 +1,205 @@
+//! An invented machine, examined and mended.
+
+use std::fs;
+use std::path::Path;
+
+use conman_doctor::{Diagnosis, Fix, Footprint, Host, Remedy, Verdict, examine};
+use tempfile::TempDir;
+
+/// A small machine with a dockerd; every limit but those that a test changes is ample.
+fn machine() -> TempDir {
+    let root = tempfile::tempdir().expect("a temporary directory can be made");
+    for (path, text) in [
+        ("proc/loadavg", "0.10 0.20 0.30 1/400 12345\n"),
+        ("proc/sys/kernel/pid_max", "4194304\n"),
+        ("proc/sys/kernel/threads-max", "1000000\n"),
+        ("proc/sys/kernel/pty/max", "4096\n"),
+        ("proc/sys/kernel/pty/nr", "3\n"),
+        ("proc/sys/kernel/keys/root_maxkeys", "1000000\n"),
+        ("proc/sys/kernel/keys/root_maxbytes", "25000000\n"),
+        ("proc/key-users", "    0:     9 8/8 3/1000000 40/25000000\n"),
+        ("proc/sys/fs/file-max", "9000000\n"),
+        ("proc/sys/fs/file-nr", "1000\t0\t9000000\n"),
+        ("proc/sys/fs/mount-max", "100000\n"),
+        ("proc/sys/fs/inotify/max_user_instances", "128\n"),
+        ("proc/sys/user/max_pid_namespaces", "96000\n"),
+        ("proc/sys/user/max_mnt_namespaces", "96000\n"),
+        ("proc/sys/user/max_net_namespaces", "96000\n"),
+        ("proc/sys/user/max_ipc_namespaces", "96000\n"),
+        ("proc/sys/user/max_uts_namespaces", "96000\n"),
+        ("proc/sys/net/core/somaxconn", "4096\n"),
+        ("proc/sys/net/core/netdev_max_backlog", "30000\n"),
+        ("proc/sys/net/ipv4/neigh/default/gc_thresh3", "65536\n"),
+        ("proc/1/mountinfo", "1\n2\n3\n"),
+        (
+            "proc/cgroups",
+            "#subsys_name\thierarchy\tnum_cgroups\tenabled\nmemory\t4\t50\t1\n",
+        ),
+        (
+            "proc/meminfo",
+            "MemTotal: 65000000 kB\nMemAvailable:   64000000 kB\n",
+        ),
+        (
+            "proc/self/limits",
+            "Max open files            1048576     1048576     files\n",
+        ),
+        ("proc/77/comm", "dockerd\n"),
+        (
+            "proc/77/limits",
+            "Max open files            1048576     1048576     files\n",
+        ),
+        ("proc/77/cgroup", "0::/system.slice/docker.service\n"),
+        ("proc/77/fd/0", ""),
+        ("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n"),
+        ("sys/fs/cgroup/system.slice/pids.max", "max\n"),
+        (
+            "sys/fs/cgroup/system.slice/docker.service/pids.max",
+            "max\n",
+        ),
+        (
+            "sys/fs/cgroup/system.slice/docker.service/pids.current",
+            "30\n",
+        ),
+        ("etc/docker/daemon.json", "{\"live-restore\": true}\n"),
+    ] {
+        write(root.path(), path, text);
+    }
+    root
+}
+
+fn write(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
+    fs::write(path, text).expect("it can be written");
+}
+
+fn diagnose(root: &TempDir, target: u64) -> Diagnosis {
+    let host = Host::below(root.path());
+    let footprint = Footprint::docker(false, false);
+    examine(&host, &footprint, target, &["/"])
+}
+
+fn binding(diagnosis: &Diagnosis) -> Vec<&'static str> {
+    let binds = |verdict| verdict == Verdict::Binds;
+    let checks = diagnosis.checks.iter();
+    checks
+        .filter(|check| binds(check.verdict))
+        .map(|check| check.name)
+        .collect()
+}
+
+#[test]
+fn an_ample_machine_is_fit_and_says_what_would_bind_next() {
+    let root = machine();
+    let diagnosis = diagnose(&root, 1_000);
+    assert!(diagnosis.is_fit(), "{}", diagnosis.to_text());
+    assert!(Fix::plan(&diagnosis).is_empty());
+    let text = diagnosis.to_text();
+    assert!(text.contains("fit for 1000 docker sessions"), "{text}");
+    assert!(diagnosis.holds.is_some_and(|holds| holds >= 1_000));
+}
+
+#[test]
+fn a_limit_binds_at_what_is_left_of_it_over_what_a_session_takes() {
+    let root = machine();
+    write(root.path(), "proc/sys/kernel/pid_max", "32768\n");
+    let diagnosis = diagnose(&root, 10_000);
+    assert_eq!(binding(&diagnosis), ["kernel.pid_max"]);
+    assert_eq!(diagnosis.first_limit, Some("kernel.pid_max"));
+    assert_eq!(diagnosis.holds, Some((32_768 - 400) / 14));
+    let check = &diagnosis.checks[0];
+    // 10,000 sessions of 14 tasks, 400 others, and a quarter more.
+    assert_eq!(check.needed, Some(175_500));
+    assert_eq!(
+        check.remedy,
+        Some(Remedy::Sysctl {
+            key: "kernel.pid_max",
+            value: 175_500
+        })
+    );
+    assert!(
+        diagnosis
+            .to_text()
+            .contains("sysctl -w kernel.pid_max=175500")
+    );
+}
+
+#[test]
+fn what_no_kernel_setting_mends_is_left_to_its_owner() {
+    let root = machine();
+    let cgroup = "sys/fs/cgroup/system.slice/docker.service/pids.max";
+    write(root.path(), cgroup, "4915\n");
+    write(
+        root.path(),
+        "proc/77/limits",
+        "Max open files            20000     20000     files\n",
+    );
+    let diagnosis = diagnose(&root, 10_000);
+    assert_eq!(
+        binding(&diagnosis),
+        ["dockerd: pids.max", "dockerd: nofile"]
+    );
+    assert_eq!(diagnosis.holds, Some((4_915 - 30) / 12));
+    assert!(Fix::plan(&diagnosis).is_empty());
+    let text = diagnosis.to_text();
+    assert!(text.contains("TasksMax=infinity"), "{text}");
+    assert!(text.contains("LimitNOFILE=65002"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_read_is_unknown_and_binds_nowhere() {
+    let root = machine();
+    fs::remove_file(root.path().join("proc/sys/fs/mount-max")).expect("it is there");
+    let diagnosis = diagnose(&root, 1_000);
+    let unknown: Vec<_> = diagnosis
+        .checks
+        .iter()
+        .filter(|check| check.verdict == Verdict::Unknown)
+        .map(|check| check.name)
+        .collect();
+    assert_eq!(unknown, ["fs.mount-max"]);
+    assert!(diagnosis.is_fit());
+}
+
+#[test]
+fn dockers_bridge_and_unified_cgroups_bring_limits_of_their_own() {
+    let root = machine();
+    let host = Host::below(root.path());
+    let footprint = Footprint::docker(true, host.has_unified_cgroups());
+    write(root.path(), "etc/docker/daemon.json", "{}");
+    let diagnosis = examine(&host, &footprint, 2_000, &["/"]);
+    assert_eq!(
+        binding(&diagnosis),
+        ["fs.inotify.max_user_instances", "bridge ports"]
+    );
+    let last = diagnosis.checks.last().expect("live-restore");
+    assert_eq!((last.name, last.verdict), ("live-restore", Verdict::Advice));
+}
+
+#[test]
+fn a_fix_raises_settings_keeps_earlier_ones_and_goes_on_after_a_failure() {
+    let root = machine();
+    write(root.path(), "proc/sys/kernel/pid_max", "32768\n");
+    write(root.path(), "proc/sys/fs/mount-max", "100\n");
+    write(
+        root.path(),
+        "etc/sysctl.d/90-conman.conf",
+        "# before: 1\nkernel.pty.max = 9999\nfs.mount-max = 200\n",
+    );
+    let fix = Fix::plan(&diagnose(&root, 10_000));
+    // A folder where the setting should be cannot be written.
+    fs::remove_file(root.path().join("proc/sys/kernel/pid_max")).expect("it is there");
+    fs::create_dir(root.path().join("proc/sys/kernel/pid_max")).expect("it can be made");
+    let applied = fix.apply(&Host::below(root.path()));
+    assert_eq!(applied.set, ["fs.mount-max = 12504"]);
+    assert_eq!(applied.failed.len(), 1, "{:?}", applied.failed);
+    let read = |path: &str| fs::read_to_string(root.path().join(path)).expect("it is there");
+    assert_eq!(read("proc/sys/fs/mount-max"), "12504");
+    assert_eq!(
+        read("etc/sysctl.d/90-conman.conf"),
+        "# Written by `conman doctor --target 10000 --fix`.\n\
+         # before: 32768\nkernel.pid_max = 175500\n\
+         # before: 100\nfs.mount-max = 12504\n\
+         kernel.pty.max = 9999\n"
+    );
+}
