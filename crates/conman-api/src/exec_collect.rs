@@ -14,8 +14,11 @@ const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 /// Bytes of standard input that go into the command's bounded queue at a time.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
+/// Bound on a kill: longer than the runtime's own, which tells more.
+const KILL_PATIENCE: Duration = Duration::from_secs(15);
+
 /// Feeds `stdin` to the command and collects its output until it ends or `patience` is over; a
-/// command that takes longer goes on running, for whoever started it to find.
+/// command that takes longer is killed.
 pub(crate) async fn run_to_end(
     io: ExecIo,
     stdin: Option<String>,
@@ -26,6 +29,7 @@ pub(crate) async fn run_to_end(
         output,
         resize: _,
         status,
+        kill,
     } = io;
     let feed = async move {
         let mut text = Bytes::from(stdin.unwrap_or_default());
@@ -52,11 +56,21 @@ pub(crate) async fn run_to_end(
             done = &mut collect => done,
         }
     };
-    let Ok((collected, status)) = tokio::time::timeout(patience, run).await else {
-        let patience = patience.as_millis();
+    let mut run = std::pin::pin!(run);
+    let Ok((collected, status)) = tokio::time::timeout(patience, &mut run).await else {
+        let fate = tokio::select! {
+            killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
+                Ok(Ok(())) => "was killed".to_owned(),
+                Ok(Err(error)) => format!("may go on running ({error})"),
+                Err(_) => "may go on running (the kill was not answered)".to_owned(),
+            },
+            // Its end was told before the answer to the kill.
+            _ = &mut run => "was killed".to_owned(),
+        };
         return Err(Kind::EXEC_TIMED_OUT.because(format!(
-            "the command did not end within {patience} ms and goes on running; raise timeout_ms \
-             or use the WebSocket form"
+            "the command did not end within {} ms and {fate}; raise timeout_ms or use the \
+             WebSocket form",
+            patience.as_millis()
         )));
     };
     let status = status.unwrap_or(ExecStatus {
@@ -109,6 +123,7 @@ impl Collected {
 
 #[cfg(test)]
 mod tests {
+    use conman_runtime::{ExecKill, KillReply};
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
@@ -125,17 +140,33 @@ mod tests {
         ) -> Fut,
         Fut: Future<Output = ()> + Send + 'static,
     {
+        mortal_command(script).0
+    }
+
+    /// Along with the order to kill it.
+    fn mortal_command<F, Fut>(script: F) -> (ExecIo, oneshot::Receiver<KillReply>)
+    where
+        F: FnOnce(
+            mpsc::Receiver<Bytes>,
+            mpsc::Sender<(OutputStream, Bytes)>,
+            oneshot::Sender<ExecStatus>,
+        ) -> Fut,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let (kill, order) = ExecKill::new();
         let (stdin, input) = mpsc::channel(1);
         let (printed, output) = mpsc::channel(1);
         let (ended, status) = oneshot::channel();
         let (resize, _) = mpsc::channel(1);
         tokio::spawn(script(input, printed, ended));
-        ExecIo {
+        let io = ExecIo {
             stdin,
             output,
             resize,
             status,
-        }
+            kill,
+        };
+        (io, order)
     }
 
     fn exited(exit_code: i32) -> ExecStatus {
@@ -199,15 +230,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_command_that_does_not_end_is_left_alone_with_a_word() {
-        let io = command(|input, printed, ended| async move {
-            std::future::pending::<()>().await;
-            drop((input, printed, ended));
-        });
-        let error = run_to_end(io, None, PATIENCE)
-            .await
-            .expect_err("never ends");
-        assert_eq!(error.problem().slug(), "exec-timed-out");
+    async fn a_command_that_does_not_end_is_killed_and_its_fate_is_told() {
+        for (answers, word) in [(true, "was killed"), (false, "may go on running")] {
+            let (io, order) = mortal_command(|input, printed, ended| async move {
+                std::future::pending::<()>().await;
+                drop((input, printed, ended));
+            });
+            let killing = tokio::spawn(async move {
+                let reply = order.await.expect("it is to be killed");
+                if !answers {
+                    std::future::pending::<()>().await;
+                }
+                reply.send(Ok(())).expect("somebody waits");
+            });
+            let error = run_to_end(io, None, PATIENCE)
+                .await
+                .expect_err("never ends");
+            assert_eq!(error.problem().slug(), "exec-timed-out");
+            let detail = &error.problem().detail;
+            assert!(detail.contains(word), "{detail}");
+            killing.abort();
+        }
     }
 
     #[tokio::test]

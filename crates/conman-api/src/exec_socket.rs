@@ -59,6 +59,7 @@ pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: Cancellati
         output,
         resize,
         status,
+        kill: _,
     } = io;
     let end = tokio::select! {
         // Ends only with the connection, so what it may hold is lost with it anyway.
@@ -238,6 +239,7 @@ mod tests {
             output,
             resize,
             status,
+            kill: conman_runtime::ExecKill::new().0,
         };
         let io = std::sync::Arc::new(std::sync::Mutex::new(Some(io)));
         let handler = move |upgrade: WebSocketUpgrade| async move {

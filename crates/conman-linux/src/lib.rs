@@ -52,7 +52,7 @@ pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
 };
-pub use process_facts::{pid_namespace, raise_nofile, resident_bytes};
+pub use process_facts::{Lineage, pid_namespace, raise_nofile, resident_bytes};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupLimits, CgroupMaker, MakeCgroupError, SessionCgroup};
 pub use signal_name::{parse_signal, signal_name};

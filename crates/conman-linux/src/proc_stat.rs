@@ -5,6 +5,12 @@ use std::io;
 pub(crate) struct ProcStat {
     /// Field 3: `R`, `S`, `D`, `Z`, …
     pub(crate) state: char,
+    /// Field 4.
+    pub(crate) parent: i32,
+    /// Field 6.
+    pub(crate) session: i32,
+    /// Field 9: the kernel's `PF_` flags.
+    pub(crate) flags: u32,
     /// Field 22, in clock ticks since boot.
     pub(crate) start_time_ticks: u64,
 }
@@ -30,11 +36,17 @@ impl ProcStat {
         let rest = std::str::from_utf8(&text[close + 1..]).ok()?;
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?;
-        let start_time_ticks = fields.nth(18)?.parse().ok()?;
+        let parent = fields.next()?.parse().ok()?;
+        let session = fields.nth(1)?.parse().ok()?;
+        let flags = fields.nth(2)?.parse().ok()?;
+        let start_time_ticks = fields.nth(12)?.parse().ok()?;
         let mut letters = state.chars();
         match (letters.next(), letters.next()) {
             (Some(state), None) => Some(Self {
                 state,
+                parent,
+                session,
+                flags,
                 start_time_ticks,
             }),
             _ => None,
@@ -71,7 +83,13 @@ mod tests {
             let line = [b"17 (".as_slice(), &name, b")", TAIL.as_bytes()].concat();
             prop_assert_eq!(
                 ProcStat::parse(&line),
-                Some(ProcStat { state: 'S', start_time_ticks: 4711 })
+                Some(ProcStat {
+                    state: 'S',
+                    parent: 1,
+                    session: 3,
+                    flags: 6,
+                    start_time_ticks: 4711,
+                })
             );
         }
 

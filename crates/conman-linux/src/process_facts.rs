@@ -3,6 +3,33 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::proc_stat::ProcStat;
+
+/// Set by fork(2), cleared by execve(2): `PF_FORKNOEXEC` of the kernel.
+const FORKED_ONLY: u32 = 0x40;
+
+/// Where a process comes from. Ids are of the PID namespace of the `/proc` that this program sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lineage {
+    pub parent: i32,
+    /// See setsid(2).
+    pub session: i32,
+    /// Whether it has executed a program since it was forked.
+    pub has_executed: bool,
+}
+
+impl Lineage {
+    /// Reads it for the process that has this PID now; a zombie still has one.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let stat = ProcStat::read(pid)?;
+        Ok(Self {
+            parent: stat.parent,
+            session: stat.session,
+            has_executed: stat.flags & FORKED_ONLY == 0,
+        })
+    }
+}
+
 /// The inode number that identifies the PID namespace a process lives in.
 pub fn pid_namespace(pid: i32) -> io::Result<u64> {
     Ok(std::fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
@@ -57,6 +84,27 @@ mod tests {
         assert!(pid_namespace(own_pid()).expect("own namespace") > 0);
         let resident = resident_bytes(own_pid()).expect("own memory");
         assert!((100_000..1 << 40).contains(&resident), "{resident}");
+    }
+
+    #[test]
+    fn a_child_is_known_by_its_parent_its_session_and_its_program() {
+        let own = Lineage::of(own_pid()).expect("own lineage");
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("a child");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        // Spawned means executed.
+        let lineage = Lineage::of(pid);
+        child.kill().expect("it lives");
+        child.wait().expect("it is a child");
+        let expected = Lineage {
+            parent: own_pid(),
+            session: own.session,
+            has_executed: true,
+        };
+        assert_eq!(lineage.expect("its lineage"), expected);
+        assert!(Lineage::of(pid).is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use conman_proto::{ExecStatus, TerminalSize};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::exec_kill::{ExecKill, KillReply};
 use crate::{ExecIo, OutputStream};
 
 /// Most bytes in one piece of output.
@@ -24,6 +25,7 @@ pub(crate) struct ExecEnds {
     pub(crate) output: mpsc::Sender<(OutputStream, Bytes)>,
     pub(crate) resize: mpsc::Receiver<TerminalSize>,
     pub(crate) status: oneshot::Sender<ExecStatus>,
+    pub(crate) kill: oneshot::Receiver<KillReply>,
 }
 
 /// The channels of one command.
@@ -32,11 +34,13 @@ pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
     let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);
     let (resize_sender, resize) = mpsc::channel(RESIZE_QUEUE);
     let (status, status_receiver) = oneshot::channel();
+    let (kill, kill_order) = ExecKill::new();
     let io = ExecIo {
         stdin: stdin_sender,
         output: output_receiver,
         resize: resize_sender,
         status: status_receiver,
+        kill,
     };
     (
         io,
@@ -45,6 +49,7 @@ pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
             output,
             resize,
             status,
+            kill: kill_order,
         },
     )
 }

@@ -3,19 +3,22 @@
 //! [`Runtime`] is the one interface; Docker (through its HTTP API on a Unix socket) and a fake
 //! made of plain namespaced processes implement it, held to the same [`conformance`] suite.
 //!
-//! A runtime creates, starts, describes and removes. It does **not** kill: killing is the
-//! kernel's business (`conman-linux`), so that no daemon can stand in its way.
+//! A runtime creates, starts, describes and removes. It does **not** kill containers: killing is
+//! the kernel's business (`conman-linux`), so that no daemon can stand in its way. Of a command
+//! only the runtime knows the processes, so it kills those when asked, through the kernel as well.
 #![forbid(unsafe_code)]
 
 pub mod conformance;
 mod container_files;
 mod docker;
 mod exec_channels;
+mod exec_kill;
 mod kernel_view;
 mod process;
 mod runtime;
 
 pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};
+pub use exec_kill::{ExecKill, KillReply};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
     ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,

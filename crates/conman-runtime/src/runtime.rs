@@ -7,6 +7,8 @@ use conman_proto::{ExecStatus, Generation, ResolvedSpec, RuntimeKind, SessionId,
 use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::exec_kill::ExecKill;
+
 /// One container: everything else about it (name, cgroup parent, labels) is a function of this
 /// and the instance, so that it can be found again when the answer to its creation was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,6 +100,8 @@ pub struct ExecIo {
     pub resize: mpsc::Sender<TerminalSize>,
     /// How it ended; comes after the last output.
     pub status: oneshot::Receiver<ExecStatus>,
+    /// Ends it before its time.
+    pub kill: ExecKill,
 }
 
 /// Which part of the log.

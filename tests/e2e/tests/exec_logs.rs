@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_e2e::{Api, BUSYBOX, Conman, PYTHON, docker_shared, eventually_some};
+use conman_e2e::{Api, BUSYBOX, Conman, PYTHON, docker_shared, eventually, eventually_some};
 use conman_proto::{ExecResult, LogLine, LogStream};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
@@ -88,6 +88,45 @@ async fn a_command_that_cannot_be_run_is_told_with_its_reason() {
         .post("/v1/sessions/s/exec", &json!({"command": ["true"]}))
         .await;
     assert_eq!(ended.problem().slug(), "not-running");
+}
+
+#[tokio::test]
+async fn a_command_that_outlasts_its_time_is_killed_also_when_its_client_has_gone() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::start(&docker).await;
+    let api = conman.api();
+    api.ensure("s", &json!({"template": "tiny"})).await;
+    let before = conman.processes().len();
+    let only_the_program_runs = async || {
+        eventually("the command is dead", PATIENCE, async || {
+            conman.processes().len() == before
+        })
+        .await;
+    };
+
+    let script = "sleep 1000 & sleep 1000; true";
+    let request = json!({"command": ["sh", "-c", script], "timeout_ms": 1000});
+    let path = "/v1/sessions/s/exec";
+    let problem = api.post(path, &request).await.problem();
+    assert_eq!(problem.slug(), "exec-timed-out", "{problem:?}");
+    assert!(problem.detail.contains("was killed"), "{problem:?}");
+    assert_eq!(conman.processes().len(), before);
+
+    let request = json!({"command": ["sh", "-c", script], "timeout_ms": 5000});
+    let request = api.request(Method::POST, path, Some(&request));
+    let asking = tokio::spawn({
+        let api = api.clone();
+        async move { api.open(request).await.map(drop) }
+    });
+    eventually("the command runs", PATIENCE, async || {
+        conman.processes().len() == before + 3
+    })
+    .await;
+    asking.abort();
+    only_the_program_runs().await;
+    assert_eq!(exec(&api, json!({"command": ["true"]})).await.exit_code, 0);
 }
 
 #[tokio::test]

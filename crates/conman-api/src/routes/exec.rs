@@ -22,7 +22,7 @@ use crate::{ApiState, exec_collect};
 /// Run a command to its end
 ///
 /// The answer has what it printed, at most 1 MiB of each stream. A command that outlasts
-/// `timeout_ms` goes on running.
+/// `timeout_ms` is killed, with the processes that it started and that did not leave its session.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec",
     params(("id" = SessionId, Path, description = "The session's name.")),
@@ -47,9 +47,13 @@ pub(crate) async fn exec(
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Json)?;
     let io = state.node.exec(&id, checked.plan).await?;
-    exec_collect::run_to_end(io, checked.stdin, checked.timeout)
-        .await
-        .map(Json)
+    // On its own: a client that goes away must not leave a command without its limit behind.
+    let run = exec_collect::run_to_end(io, checked.stdin, checked.timeout);
+    match tokio::spawn(run).await {
+        Ok(result) => result.map(Json),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Kind::SHUTTING_DOWN.because("the daemon stops")),
+    }
 }
 
 /// Run a command interactively

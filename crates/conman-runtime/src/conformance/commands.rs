@@ -1,4 +1,5 @@
 use bytes::Bytes;
+use conman_linux::PidFd;
 use conman_proto::TerminalSize;
 
 use super::stage::{PATIENCE, Stage, command, within};
@@ -206,6 +207,54 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
     })
     .await;
     assert!(matches!(status.exit_code, Some(137) | None), "{status:?}");
+}
+
+pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let before = stage.runtime().pids(&container.key);
+    let script = "sleep 1000 & echo begun; sleep 1000; true";
+    let size = TerminalSize {
+        columns: 80,
+        rows: 24,
+    };
+    for tty in [None, Some(size)] {
+        let plan = ExecPlan {
+            tty,
+            ..command(&["sh", "-c", script])
+        };
+        let mut io = stage
+            .runtime()
+            .exec(&container.key, plan)
+            .await
+            .expect("run");
+        read_until(&mut io, &mut String::new(), "begun").await;
+        within(PATIENCE, "the kill", io.kill.kill())
+            .await
+            .expect("it is killed");
+        let mut left = stage.runtime().pids(&container.key);
+        left.retain(|pid| {
+            PidFd::open(*pid).is_ok_and(|process| !process.is_dead().unwrap_or(true))
+        });
+        assert_eq!(left, before);
+        let status = within(PATIENCE, "the command's end", async {
+            while io.output.recv().await.is_some() {}
+            io.status.await.expect("the end is told")
+        })
+        .await;
+        assert_eq!(status.exit_code, Some(137), "{status:?}");
+    }
+
+    let mut io = stage
+        .runtime()
+        .exec(&container.key, command(&["true"]))
+        .await
+        .expect("run");
+    within(PATIENCE, "the command's end", async {
+        while io.output.recv().await.is_some() {}
+        io.status.await.expect("the end is told")
+    })
+    .await;
+    io.kill.kill().await.expect("it has ended by itself");
 }
 
 pub async fn a_command_needs_a_running_container(stage: &Stage) {

@@ -62,6 +62,7 @@ macro_rules! runtime_conformance {
             commands_are_slowed_by_a_reader_that_does_not_read
             a_command_that_does_not_exist_says_so
             a_command_dies_with_its_container
+            a_command_is_killed_with_all_that_it_has_started
             a_command_needs_a_running_container
             logs_hold_both_outputs_and_their_tail
             a_followed_log_goes_on_until_the_container_ends

@@ -183,6 +183,7 @@ impl Stage {
             mut output,
             resize,
             status,
+            kill: _,
         } = io;
         for piece in input {
             let piece = Bytes::copy_from_slice(piece.as_bytes());

@@ -4,12 +4,14 @@
 //! resizes the terminal, and asks for the exit code once the outputs have ended. It ends with the
 //! command, or as soon as nobody reads the output any more.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::exec::ResizeExecOptions;
 use bollard::models::{ExecConfig, ExecInspectResponse};
 use bytes::{Bytes, BytesMut};
+use conman_linux::PidFd;
 use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -20,9 +22,11 @@ use super::failure::{Failure, unrunnable_exit_code};
 use super::frames::Frames;
 use super::hijack::{self, Hijacked};
 use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
+use crate::exec_kill::{kill_command, on_order};
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ACTION: &str = "run a command in";
+const KILL: &str = "kill a command in";
 
 /// How long dockerd may take to notice a command's end after its outputs have ended.
 const EXIT_PATIENCE: Duration = Duration::from_secs(15);
@@ -45,6 +49,7 @@ const NOT_STARTED: i64 = 126;
 /// A command that dockerd knows.
 struct Command {
     shared: Arc<Shared>,
+    key: ContainerKey,
     exec_id: String,
     /// For error messages.
     program: String,
@@ -91,6 +96,7 @@ pub(super) async fn exec(
     }
     let command = Command {
         shared: Arc::clone(shared),
+        key: key.clone(),
         exec_id,
         program,
         _place: place,
@@ -119,18 +125,26 @@ fn exec_config(plan: ExecPlan) -> ExecConfig {
 }
 
 impl Command {
-    async fn run(self, connection: Hijacked, tty: Option<TerminalSize>, mut ends: ExecEnds) {
+    async fn run(self, connection: Hijacked, tty: Option<TerminalSize>, ends: ExecEnds) {
+        let ExecEnds {
+            mut stdin,
+            output: to,
+            mut resize,
+            mut status,
+            kill,
+        } = ends;
+        let mut killing = pin!(on_order(kill, || self.kill()));
         let (reader, writer) = tokio::io::split(connection);
-        let output = carry_output(reader, tty.is_some(), &ends.output);
+        let output = carry_output(reader, tty.is_some(), &to);
         let input = async {
-            carry_input(&mut ends.stdin, writer).await;
+            carry_input(&mut stdin, writer).await;
             std::future::pending().await
         };
         let resizes = async {
             if let Some(size) = tty {
                 // For a daemon that passed over the size at the start.
                 self.resize(size).await;
-                while let Some(size) = latest_size(&mut ends.resize).await {
+                while let Some(size) = latest_size(&mut resize).await {
                     self.resize(size).await;
                 }
             }
@@ -142,14 +156,52 @@ impl Command {
             // Never end; cancelled when the outputs end.
             () = input => None,
             () = resizes => None,
+            // Polled again below.
+            never = &mut killing => match never {},
             // Nobody reads any more: the connection ends, the command goes on.
-            () = ends.output.closed() => return,
+            () = to.closed() => return,
         };
-        drop(ends.output);
-        drop(ends.stdin);
-        let status = self.status(explanation).await;
+        drop(to);
+        drop(stdin);
+        let ended = tokio::select! {
+            ended = self.status(explanation) => ended,
+            // Never ends; cancelled when the command has ended.
+            never = &mut killing => match never {},
+            // Nobody waits any more: the command goes on.
+            () = status.closed() => return,
+        };
         // Whoever does not wait for it has lost interest.
-        let _ = ends.status.send(status);
+        let _ = status.send(ended);
+    }
+
+    async fn kill(&self) -> Result<(), RuntimeError> {
+        let subject = self.key.to_string();
+        let process = self.first_process().await;
+        let process = process.map_err(|failure| failure.about(KILL, &subject))?;
+        let Some(process) = process else {
+            return Ok(());
+        };
+        let (shared, key) = (Arc::clone(&self.shared), self.key.clone());
+        let work = move || kill_command(&shared.kernel, &key, &process);
+        self.shared.on_blocking_thread(KILL, work).await
+    }
+
+    /// The command's first process, once there is one; `None` when it has ended.
+    async fn first_process(&self) -> Result<Option<PidFd>, Failure> {
+        loop {
+            let seen = self.inspect().await?;
+            if has_ended(&seen) {
+                return Ok(None);
+            }
+            // It still has the PID after the pidfd was opened, so that this is the one.
+            if let Some(pid) = pid_of(&seen)
+                && let Ok(process) = PidFd::open(pid)
+                && pid_of(&self.inspect().await?) == Some(pid)
+            {
+                return Ok(Some(process));
+            }
+            tokio::time::sleep(EXIT_INTERVAL).await;
+        }
     }
 
     async fn resize(&self, size: TerminalSize) {
@@ -204,18 +256,33 @@ impl Command {
 
     async fn ended(&self) -> Result<ExecInspectResponse, Failure> {
         loop {
-            let seen = self.shared.daemon.call(
-                Lane::Calls,
-                self.shared.timeouts.inspect,
-                |facts| async move { facts.client.inspect_exec(&self.exec_id).await },
-            );
-            let seen = seen.await?;
+            let seen = self.inspect().await?;
             if seen.running != Some(true) {
                 return Ok(seen);
             }
             tokio::time::sleep(EXIT_INTERVAL).await;
         }
     }
+
+    async fn inspect(&self) -> Result<ExecInspectResponse, Failure> {
+        let seen = self.shared.daemon.call(
+            Lane::Calls,
+            self.shared.timeouts.inspect,
+            |facts| async move { facts.client.inspect_exec(&self.exec_id).await },
+        );
+        seen.await
+    }
+}
+
+/// Neither running nor yet to begin.
+fn has_ended(seen: &ExecInspectResponse) -> bool {
+    seen.running != Some(true) && seen.exit_code.is_some()
+}
+
+/// The first process of one that runs.
+fn pid_of(seen: &ExecInspectResponse) -> Option<i32> {
+    let pid = seen.pid.filter(|_| seen.running == Some(true))?;
+    i32::try_from(pid).ok().filter(|pid| *pid > 0)
 }
 
 /// Ends with the outputs, or when nobody reads any more. Returns what came instead of output, if

@@ -6,36 +6,44 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use conman_linux::{Lineage, PidFd};
 use conman_proto::ExecStatus;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
+use super::Inner;
 use super::command_line::{self, Unrunnable};
 use super::terminal::Terminal;
 use crate::container_files::host_error;
 use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
+use crate::exec_kill::{kill_command, on_order};
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ENTER: &str = include_str!("exec.sh");
 
+/// How often a command is looked for that is about to join its container.
+const KILL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Where a command is to run.
 pub(super) struct Place {
+    pub(super) container: Arc<Inner>,
+    pub(super) key: ContainerKey,
     pub(super) init_pid: i32,
     pub(super) cgroup_procs: Vec<PathBuf>,
     /// The container's own environment.
     pub(super) environment: Vec<(String, String)>,
 }
 
-pub(super) fn exec(
-    key: &ContainerKey,
-    place: &Place,
-    plan: &ExecPlan,
-) -> Result<ExecIo, RuntimeError> {
+pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError> {
     let (io, ends) = exec_channels();
+    let key = place.key.clone();
     let mut environment = place.environment.clone();
     environment.extend(plan.env.iter().cloned());
     let program = plan.command.first().map_or("", String::as_str);
@@ -85,7 +93,7 @@ pub(super) fn exec(
     if let Some(size) = plan.tty {
         let (terminal, slave) = Terminal::open(size).map_err(spawn_error)?;
         let child = spawn_on_terminal(&mut command, slave).map_err(spawn_error)?;
-        tokio::spawn(run_on_terminal(child, terminal, ends));
+        tokio::spawn(run_on_terminal(child, place, terminal, ends));
     } else {
         let stdin = if plan.stdin {
             Stdio::piped()
@@ -97,10 +105,35 @@ pub(super) fn exec(
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let child = command.spawn().map_err(spawn_error)?;
-        tokio::spawn(run_on_pipes(child, ends));
+        tokio::spawn(run_on_pipes(child, place, ends));
     }
     tracing::debug!(container = %key, program, "command started");
     Ok(io)
+}
+
+impl Place {
+    /// Kills the command that nsenter runs, which has this PID and is not reaped yet.
+    async fn kill(&self, nsenter: Option<u32>) -> Result<(), RuntimeError> {
+        let Some(nsenter) = nsenter.and_then(|pid| i32::try_from(pid).ok()) else {
+            return Ok(());
+        };
+        let is_its_child =
+            |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.parent == nsenter);
+        loop {
+            let pids = self.container.kernel.pids(&self.key);
+            let first = pids.into_iter().find(|pid| is_its_child(*pid));
+            // Looked at again, now that the pidfd keeps it from becoming another one.
+            if let Some(pid) = first
+                && let Ok(process) = PidFd::open(pid)
+                && is_its_child(pid)
+            {
+                let (container, key) = (Arc::clone(&self.container), self.key.clone());
+                let work = move || kill_command(&container.kernel, &key, &process);
+                return super::on_blocking_thread(work).await;
+            }
+            tokio::time::sleep(KILL_INTERVAL).await;
+        }
+    }
 }
 
 fn spawn_on_terminal(command: &mut Command, slave: OwnedFd) -> std::io::Result<Child> {
@@ -120,7 +153,9 @@ fn spawn_on_terminal(command: &mut Command, slave: OwnedFd) -> std::io::Result<C
     child
 }
 
-async fn run_on_pipes(mut child: Child, mut ends: ExecEnds) {
+async fn run_on_pipes(mut child: Child, place: Place, mut ends: ExecEnds) {
+    let pid = child.id();
+    let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
     let stdin = child.stdin.take();
     let stdout = child.stdout.take();
     let stderr = child.stderr.take();
@@ -140,17 +175,25 @@ async fn run_on_pipes(mut child: Child, mut ends: ExecEnds) {
             _ = outputs => {}
             // Never ends; cancelled when the outputs end.
             () = input => {}
+            // Polled again below.
+            never = &mut killing => match never {},
             // Nobody reads any more: the connection ends, what was read and not delivered with it.
             () = ends.output.closed() => {}
         }
     }
     drop(ends.output);
     drop(ends.stdin);
-    let status = child.wait().await;
+    let status = tokio::select! {
+        status = child.wait() => status,
+        // Never ends; cancelled when the command has ended.
+        never = &mut killing => match never {},
+    };
     let _ = ends.status.send(ended(status));
 }
 
-async fn run_on_terminal(mut child: Child, terminal: Terminal, mut ends: ExecEnds) {
+async fn run_on_terminal(mut child: Child, place: Place, terminal: Terminal, mut ends: ExecEnds) {
+    let pid = child.id();
+    let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
     {
         let Terminal {
             reader,
@@ -174,13 +217,19 @@ async fn run_on_terminal(mut child: Child, terminal: Terminal, mut ends: ExecEnd
             // Never end; cancelled when the output ends.
             () = input => {}
             () = resizes => {}
+            // Polled again below.
+            never = &mut killing => match never {},
             // Nobody reads any more: the connection ends; the command gets a hang-up.
             () = ends.output.closed() => {}
         }
     }
     drop(ends.output);
     drop(ends.stdin);
-    let status = child.wait().await;
+    let status = tokio::select! {
+        status = child.wait() => status,
+        // Never ends; cancelled when the command has ended.
+        never = &mut killing => match never {},
+    };
     let _ = ends.status.send(ended(status));
 }
 

@@ -383,7 +383,7 @@ impl Inner {
         dir.remove()
     }
 
-    fn exec(&self, key: &ContainerKey, plan: &ExecPlan) -> Result<ExecIo, RuntimeError> {
+    fn exec(self: &Arc<Self>, key: &ContainerKey, plan: &ExecPlan) -> Result<ExecIo, RuntimeError> {
         let Some(stored) = self.store.container(key).plan()? else {
             return Err(RuntimeError::NoSuchContainer {
                 subject: key.to_string(),
@@ -398,11 +398,13 @@ impl Inner {
             });
         };
         let place = exec::Place {
+            container: Arc::clone(self),
+            key: key.clone(),
             init_pid,
             cgroup_procs: self.placement.procs_files(&self.cgroup(key)),
             environment: command_line::environment(key, &stored.spec),
         };
-        exec::exec(key, &place, plan)
+        exec::exec(place, plan)
     }
 }
 

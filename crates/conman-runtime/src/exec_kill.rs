@@ -1,0 +1,126 @@
+//! The end of a command before its time.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use conman_linux::{Lineage, PidFd, ProcessError};
+use tokio::sync::oneshot;
+
+use crate::container_files::host_error;
+use crate::kernel_view::KernelView;
+use crate::{ContainerKey, RuntimeError};
+
+/// How long a command may go on making processes faster than they are killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A look at what is left is not worth more often, for a death takes the kernel a moment.
+const ROUND: Duration = Duration::from_millis(20);
+
+/// Where the result of a kill goes.
+pub type KillReply = oneshot::Sender<Result<(), RuntimeError>>;
+
+/// Kills a running command; dropping it does nothing.
+#[derive(Debug)]
+pub struct ExecKill(oneshot::Sender<KillReply>);
+
+impl ExecKill {
+    /// The order to come, too, for whoever runs the command.
+    #[must_use]
+    pub fn new() -> (Self, oneshot::Receiver<KillReply>) {
+        let (sender, order) = oneshot::channel();
+        (Self(sender), order)
+    }
+
+    /// Sends SIGKILL to the command's first process and all that are in its session (setsid(2)),
+    /// and returns when they are dead. Killing one that has ended succeeds.
+    pub async fn kill(self) -> Result<(), RuntimeError> {
+        let (reply, result) = oneshot::channel();
+        // Where nobody takes the order or answers it, the command has ended.
+        if self.0.send(reply).is_err() {
+            return Ok(());
+        }
+        result.await.unwrap_or(Ok(()))
+    }
+}
+
+/// Carries the order out when it comes; never ends.
+pub(crate) async fn on_order<F>(
+    order: oneshot::Receiver<KillReply>,
+    kill: impl FnOnce() -> F,
+) -> Infallible
+where
+    F: Future<Output = Result<(), RuntimeError>>,
+{
+    if let Ok(reply) = order.await {
+        // Whoever does not wait for it has lost interest.
+        let _ = reply.send(kill().await);
+    }
+    std::future::pending().await
+}
+
+/// Kills the command whose first process is `first`, which must be one of the container's. Blocks,
+/// at most for about [`PATIENCE`].
+pub(crate) fn kill_command(
+    kernel: &KernelView,
+    key: &ContainerKey,
+    first: &PidFd,
+) -> Result<(), RuntimeError> {
+    let pid = first.pid();
+    if !kernel.owns_pid(key, pid) {
+        return match first.is_dead() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(failed(pid, "it is in no cgroup of the session")),
+            Err(error) => Err(failed(pid, error)),
+        };
+    }
+    let leads_session = Lineage::of(pid).is_ok_and(|lineage| lineage.session == pid);
+    signal(first)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut killed = Vec::new();
+    loop {
+        let others = kernel.pids(key).into_iter().filter(|other| {
+            let in_session = || Lineage::of(*other).is_ok_and(|lineage| lineage.session == pid);
+            leads_session && *other != pid && in_session()
+        });
+        killed.clear();
+        for other in others {
+            match PidFd::open(other) {
+                // Looked at again, now that the pidfd keeps it from becoming another one.
+                Ok(process) if kernel.owns_pid(key, other) => {
+                    let same = Lineage::of(other).is_ok_and(|lineage| lineage.session == pid);
+                    if same && signal(&process)? {
+                        killed.push(process);
+                    }
+                }
+                Ok(_) | Err(ProcessError::Gone { .. }) => {}
+                Err(error) => return Err(failed(other, error)),
+            }
+        }
+        let mut alive = false;
+        for process in killed.iter().chain([first]) {
+            alive |= !process
+                .wait_dead(ROUND)
+                .map_err(|error| failed(pid, error))?;
+        }
+        if killed.is_empty() && !alive {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(failed(pid, "its processes do not all die"));
+        }
+    }
+}
+
+/// Whether it was alive.
+fn signal(process: &PidFd) -> Result<bool, RuntimeError> {
+    process.kill().map_err(|error| failed(process.pid(), error))
+}
+
+fn failed(pid: i32, reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> RuntimeError {
+    let path = format!("/proc/{pid}");
+    host_error(
+        "kill the command of",
+        path.as_ref(),
+        std::io::Error::other(reason),
+    )
+}
