@@ -149,27 +149,21 @@ pub async fn the_exit_code_of_the_program_is_told(stage: &Stage) {
     assert_eq!(none, None);
 }
 
-pub async fn a_program_that_does_not_exist_is_told_by_its_exit_code(stage: &Stage) {
+pub async fn a_start_of_a_program_that_does_not_exist_is_refused(stage: &Stage) {
     for (session, program, expected) in [
         ("missing", "/no/such/program", 127),
         ("directory", "/etc", 126),
     ] {
         let plan = stage.plan(session, &[program, "argument"]);
         stage.runtime().create(&plan).await.expect("created");
-        match stage.runtime().start(&plan.key).await {
-            Ok(_) => {
-                let exit_code = stage.runtime().exit_code(&plan.key, PATIENCE).await;
-                assert_eq!(exit_code, Some(expected));
-            }
-            Err(error) => match &error {
-                RuntimeError::NoSuchCommand {
-                    command, exit_code, ..
-                } => {
-                    assert_eq!((command.as_str(), *exit_code), (program, expected));
-                    assert!(!error.is_ambiguous());
-                }
-                other => panic!("{other}"),
-            },
+        let error = stage.runtime().start(&plan.key).await;
+        let error = error.expect_err("there is no such program");
+        assert!(!error.is_ambiguous());
+        match &error {
+            RuntimeError::NoSuchCommand {
+                command, exit_code, ..
+            } => assert_eq!((command.as_str(), *exit_code), (program, expected)),
+            other => panic!("{other}"),
         }
         until("its end", || {
             stage.runtime().pids(&plan.key).is_empty().then_some(())

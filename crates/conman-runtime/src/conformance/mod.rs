@@ -48,7 +48,7 @@ macro_rules! runtime_conformance {
             containers_are_found_in_every_state_and_by_a_new_daemon
             a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_code
             the_exit_code_of_the_program_is_told
-            a_program_that_does_not_exist_is_told_by_its_exit_code
+            a_start_of_a_program_that_does_not_exist_is_refused
             signals_reach_the_program
             removal_leaves_nothing_behind_and_may_be_repeated
             a_live_container_is_not_removed

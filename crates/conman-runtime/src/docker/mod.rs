@@ -12,6 +12,7 @@ mod daemon;
 mod described;
 mod exec;
 mod failure;
+mod first_moments;
 mod frames;
 mod hijack;
 mod logs;
@@ -41,6 +42,7 @@ use container_body::container_body;
 use daemon::{Daemon, Lane};
 use described::Listed;
 use failure::Failure;
+use first_moments::Beginning;
 
 /// How often dockerd is asked whether it has noticed an end, at first and later.
 const FIRST_EXIT_INTERVAL: Duration = Duration::from_millis(10);
@@ -220,7 +222,40 @@ impl Shared {
         }
     }
 
-    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+    async fn start(self: &Arc<Self>, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        let started = self.ask_to_start(key).await?;
+        match first_moments::watch(self, key, started.pid).await? {
+            Beginning::Runs => Ok(started),
+            Beginning::Ended => match self.explained_end(key).await {
+                Ok(error) => Err(error),
+                // Whoever takes hold of it sees that it is dead.
+                Err(failure) => {
+                    tracing::debug!(container = %key, ?failure, "an end is not explained");
+                    Ok(started)
+                }
+            },
+        }
+    }
+
+    /// Why a container ended at once that dockerd may take for running yet.
+    async fn explained_end(&self, key: &ContainerKey) -> Result<RuntimeError, Failure> {
+        let name = self.container_name(key);
+        let noticed = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.start, |facts| async move {
+                loop {
+                    let container = facts.client.inspect_container(&name, None).await?;
+                    if described::running_pid(&container).is_none() {
+                        let client = &facts.client;
+                        return Ok(described::ended_at_once(client, key, container).await);
+                    }
+                    tokio::time::sleep(FIRST_EXIT_INTERVAL).await;
+                }
+            });
+        noticed.await
+    }
+
+    async fn ask_to_start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
         let name = self.container_name(key);
         let started = self
             .daemon
