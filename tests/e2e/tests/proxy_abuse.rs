@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use conman_e2e::{
-    Api, Conman, Docker, ECHO_TEMPLATE, PYTHON, RawClient, docker_shared, log_with,
+    Conman, Docker, ECHO_TEMPLATE, PYTHON, RawClient, docker_shared, eventually, log_with,
     peak_resident_bytes, raw_exchange, resident_bytes,
 };
 use futures_util::future::join_all;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CUT: Duration = Duration::from_secs(40);
 
 /// Most by which the daemon may grow under any of this.
-const GROWTH_BYTES: u64 = 64 << 20;
+const GROWTH_BYTES: u64 = 32 << 20;
 
 /// Logs every byte that it is sent, and answers each connection's first head.
 ///
@@ -416,6 +416,49 @@ async fn what_has_no_end_is_refused_and_cut_while_others_are_served() {
     stage.assert_sound().await;
 }
 
+#[tokio::test]
+async fn an_upload_without_an_end_stops_where_the_program_has_refused_it() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let stage = Stage::start(&docker, &[]).await;
+    // http.server refuses every PUT at once, reads nothing of it, and closes.
+    stage
+        .conman
+        .api()
+        .ensure("files", &json!({"template": "python"}))
+        .await;
+    let before = resident_bytes(stage.conman.pid());
+    let head = "PUT /s/files/x HTTP/1.1\r\nHost: localhost\r\n";
+    let work = join_all(
+        [
+            (
+                format!("{head}Transfer-Encoding: chunked\r\n\r\n"),
+                "4\r\nlong\r\n",
+            ),
+            (
+                format!("{head}Content-Length: 9000000000000000000\r\n\r\n"),
+                "x",
+            ),
+        ]
+        .map(|(beginning, then)| {
+            let address = stage.address;
+            async move { send_for_ever(address, &beginning, then).await }
+        }),
+    );
+    let (answers, peak) = peak_resident_bytes(stage.conman.pid(), work).await;
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 501 "), "{answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+    }
+    stage.assert_small(before, peak);
+    eventually("nothing is open to the session", PATIENCE, async || {
+        stage.conman.api().session("files").await.connections == 0
+    })
+    .await;
+    stage.assert_sound().await;
+}
+
 /// Sends the rest byte by byte until the connection is closed; what came back, and when.
 async fn trickle(address: SocketAddr, first: &str, then: &str) -> (String, Duration) {
     let (mut reader, mut writer) = RawClient::connect(address).await.into_stream().into_split();
@@ -524,10 +567,9 @@ async fn connections_beyond_the_bound_are_told_so_and_room_comes_back() {
     assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
     assert!(refused.contains("too-many-connections"), "{refused}");
     // The API has room of its own.
-    let api: &Api = &conman.api();
-    assert_eq!(api.session("other").await.id.as_str(), "other");
+    assert_eq!(conman.api().session("other").await.id.as_str(), "other");
     drop(open);
-    conman_e2e::eventually("there is room again", PATIENCE, async || {
+    eventually("there is room again", PATIENCE, async || {
         let answer = conman.sessions().get("/s/other/x").await;
         answer.status == StatusCode::OK
     })

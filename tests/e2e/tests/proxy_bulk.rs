@@ -1,13 +1,13 @@
 //! Long bodies and endless answers through the sessions listener: whole, at the pace of the slower
 //! side, and without a place in the daemon's memory.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use conman_e2e::{Conman, PYTHON, RawClient, docker_shared, peak_resident_bytes, resident_bytes};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use std::process::Stdio;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
