@@ -36,6 +36,20 @@ pub struct CgroupLimits {
     pub cpu_millis: Option<u64>,
 }
 
+impl CgroupLimits {
+    /// Whether a limit is set that this v1 hierarchy enforces.
+    fn need(&self, hierarchy: &Hierarchy) -> bool {
+        let limited = [
+            ("memory", self.memory_bytes.is_some()),
+            ("pids", self.pids.is_some()),
+            ("cpu", self.cpu_millis.is_some()),
+        ];
+        limited
+            .iter()
+            .any(|(controller, limited)| *limited && hierarchy.controls(controller))
+    }
+}
+
 /// Why a cgroup could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeCgroupError {
@@ -59,8 +73,9 @@ pub enum MakeCgroupError {
 /// Makes cgroups with limits, on v1, v2 and a mixture.
 ///
 /// A cgroup has the same path in every hierarchy that is used: the unified one, where there is one
-/// (it freezes, kills, and holds processes from birth), and the v1 ones of the controllers that
-/// the unified one lacks.
+/// (it freezes, kills, and holds processes from birth), the v1 ones whose controllers are to limit
+/// something, and the v1 freezer where there is no unified one. In the other v1 hierarchies a
+/// container stays where the launcher is.
 #[derive(Debug)]
 pub struct CgroupMaker {
     unified: Option<Hierarchy>,
@@ -134,7 +149,11 @@ impl CgroupMaker {
         limits: &CgroupLimits,
     ) -> Result<(), MakeCgroupError> {
         let mut limited = Limited::default();
-        for hierarchy in self.joined.iter().chain(&self.unified) {
+        let needed = self.joined.iter().filter(|hierarchy| {
+            // Each cgroup costs a start time and the host memory.
+            hierarchy.controls("freezer") || limits.need(hierarchy)
+        });
+        for hierarchy in needed.chain(&self.unified) {
             let Some(directory) = hierarchy.directory(&cgroup.path) else {
                 continue;
             };

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::places::{EMPTY, no_programs};
 use crate::protocol::{LaunchError, encode};
-use crate::seccomp_profile::Filters;
+use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::{LaunchSpec, ProgramSpec};
 
@@ -42,6 +42,9 @@ const MASKED: [&CStr; 10] = [
 
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
+
+/// Everybody may write, and remove only what is his own.
+const SHARED_MODE: u32 = 0o1777;
 
 /// Descriptors of the program: standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
@@ -90,7 +93,7 @@ pub(super) struct Child<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) cgroup: &'a SessionCgroup,
     pub(super) capabilities: Capabilities,
-    pub(super) filters: &'a Filters,
+    pub(super) filter: &'a Filter,
     pub(super) proc_paths: &'a ProcPaths,
     pub(super) socket: &'a OwnedFd,
 }
@@ -221,7 +224,7 @@ impl Child<'_> {
             no_new_privileges().map_err(step("forbid new privileges"))?;
         }
         if self.spec.hardening.seccomp {
-            self.filters
+            self.filter
                 .install()
                 .map_err(step("install the system call filter"))?;
         }
@@ -262,7 +265,11 @@ fn shared_memory() -> io::Result<Mount> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dev = rustix::fs::open("/dev", flags, Mode::empty())?;
     let shm = rustix::fs::openat(&dev, "shm", flags & !OFlags::PATH, Mode::empty())?;
-    File::from(shm.try_clone()?).set_permissions(std::fs::Permissions::from_mode(0o1777))?;
+    let shm = File::from(shm);
+    // A change, even to the same, would copy the directory up from the image.
+    if shm.metadata()?.permissions().mode() & 0o7777 != SHARED_MODE {
+        shm.set_permissions(std::fs::Permissions::from_mode(SHARED_MODE))?;
+    }
     let copy = Mount::copy_of(&shm, Path::new(""))?;
     copy.set_attributes(no_programs())?;
     Ok(copy)

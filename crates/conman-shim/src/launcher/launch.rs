@@ -22,7 +22,7 @@ use super::rootfs::{self, Scratch};
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode};
-use crate::seccomp_profile::Filters;
+use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::LaunchSpec;
 
@@ -53,7 +53,7 @@ pub(super) struct Launcher {
     features: Features,
     cgroups: CgroupMaker,
     places: Places,
-    filters: Filters,
+    filter: Filter,
     proc_paths: ProcPaths,
 }
 
@@ -91,9 +91,7 @@ impl Launcher {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
         let features = Features::probe().map_err(step("probe the kernel"))?;
         let proc_paths = ProcPaths::probe();
-        let filters = Filters::compile().map_err(|error| {
-            step("compile the system call filter")(io::Error::other(error.to_string()))
-        })?;
+        let filter = Filter::compile();
         let places = Places::make(&sole, &options.roots)?;
         Ok(Self {
             // Only now: paths of cgroups are those of the workshop.
@@ -101,7 +99,7 @@ impl Launcher {
             sole,
             features,
             places,
-            filters,
+            filter,
             proc_paths,
         })
     }
@@ -194,7 +192,7 @@ impl Launcher {
                 spec,
                 cgroup,
                 capabilities,
-                filters: &self.filters,
+                filter: &self.filter,
                 proc_paths: &self.proc_paths,
                 socket: &theirs,
             };
