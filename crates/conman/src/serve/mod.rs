@@ -12,6 +12,7 @@
 mod directory;
 mod gate;
 mod listeners;
+mod service_manager;
 mod signals;
 mod state;
 
@@ -170,8 +171,11 @@ async fn serve(
         api = %api_address, sessions = %listeners.sessions_address,
         admin = %config.listen.admin.display(), "ready"
     );
+    service_manager::ready();
+    service_manager::watch(&node);
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
+    service_manager::stopping(why);
     // Tunnels and streams are told first; the listeners accept nothing more from here on.
     closing.cancel();
     proxy.shutdown(PROXY_PATIENCE).await;

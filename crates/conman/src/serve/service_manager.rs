@@ -1,0 +1,104 @@
+//! Tells the service manager, by systemd's notification protocol (sd_notify(3)), that the daemon
+//! is ready, that it lives, and that it stops. Without one nothing is told to anybody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_node::Node;
+use sd_notify::NotifyState;
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+
+/// Signs of life in each interval of the watchdog: one may be late.
+const BEATS: u32 = 3;
+
+/// Everything is adopted, and the listeners answer.
+pub(super) fn ready() {
+    tell(&[NotifyState::Ready]);
+}
+
+/// The daemon ends from here on.
+pub(super) fn stopping(why: &str) {
+    let status = format!("stopping: {why}");
+    tell(&[NotifyState::Stopping, NotifyState::Status(&status)]);
+}
+
+/// Gives signs of life, if the service manager waits for any, for as long as the main runtime's
+/// tasks and the node's tables answer. They come from the emergency thread, which can tell when
+/// nothing else does.
+pub(super) fn watch(node: &Arc<Node>) {
+    let Some(interval) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let looked_at = Arc::clone(node);
+    let look = move || {
+        // Takes the locks that everything else takes.
+        let _ = looked_at.view();
+    };
+    let beat = || tell(&[NotifyState::Watchdog]);
+    node.emergency()
+        .spawn(beats(interval / BEATS, Handle::current(), look, beat));
+}
+
+/// Calls `beat` after every pause in which `look` came to its end on `main`.
+async fn beats(
+    pause: Duration,
+    main: Handle,
+    look: impl Fn() + Clone + Send + 'static,
+    beat: impl Fn(),
+) {
+    loop {
+        sleep(pause).await;
+        let look = look.clone();
+        match timeout(pause, main.spawn(async move { look() })).await {
+            Ok(Ok(())) => beat(),
+            Ok(Err(error)) => tracing::error!(%error, "the daemon could not look at itself"),
+            Err(_) => tracing::error!(
+                "the daemon's own tasks have not answered for {} ms; the service manager restarts \
+                 it if that goes on, and what runs here stays",
+                pause.as_millis()
+            ),
+        }
+    }
+}
+
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager cannot be told of the daemon's state");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// Signs of life in a hundred pauses of a clock that runs only while nothing else does.
+    async fn count(main: Handle) -> usize {
+        let count = AtomicUsize::new(0);
+        let beat = || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        let never = beats(PAUSE, main, || (), beat);
+        assert!(timeout(PAUSE * 100, never).await.is_err());
+        count.into_inner()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn signs_of_life_come_while_the_main_tasks_answer() {
+        assert!(count(Handle::current()).await >= 98);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn none_comes_while_the_main_tasks_hang() {
+        // Nobody drives this one.
+        let hung = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .expect("a runtime");
+        assert_eq!(count(hung.handle().clone()).await, 0);
+        hung.shutdown_background();
+    }
+}

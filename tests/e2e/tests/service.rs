@@ -1,0 +1,100 @@
+//! conman as a service: what it tells its service manager, and the unit that it comes with.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use conman_e2e::{Conman, binary, docker_shared};
+use http::StatusCode;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::UnixDatagram;
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const UNIT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../deploy/systemd/conman.service"
+);
+
+/// A daemon that ends with the test.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Reads notifications until one bears this line.
+async fn until_told(socket: &UnixDatagram, line: &str) {
+    let told = async {
+        let mut bytes = [0; 4_096];
+        loop {
+            let length = socket.recv(&mut bytes).await.expect("the socket is open");
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            if text.lines().any(|told| told == line) {
+                return;
+            }
+        }
+    };
+    let told = timeout(PATIENCE, told).await;
+    assert!(told.is_ok(), "{line} was not told");
+}
+
+#[tokio::test]
+async fn the_service_manager_is_told_of_readiness_life_and_the_end() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::builder().prepare(&docker);
+    let path = conman.directory().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket can be made");
+    let mut command = conman.serve();
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "600000")
+        .env_remove("WATCHDOG_PID");
+    let mut served = Served(command.spawn().expect("conman starts"));
+
+    until_told(&socket, "READY=1").await;
+    let answer = conman.api().get("/readyz").await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    for _ in 0..3 {
+        until_told(&socket, "WATCHDOG=1").await;
+    }
+    let pid = i32::try_from(served.0.id()).expect("a process id");
+    let pid = Pid::from_raw(pid).expect("a process id");
+    kill_process(pid, Signal::TERM).expect("the daemon is there");
+    until_told(&socket, "STOPPING=1").await;
+    let ended = tokio::task::spawn_blocking(move || served.0.wait());
+    let ended = timeout(PATIENCE, ended).await.expect("it ends");
+    let status = ended.expect("no panic").expect("it can be waited for");
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn the_unit_is_one_that_systemd_understands() {
+    let systemd_analyze = Path::new("/usr/bin/systemd-analyze");
+    if !systemd_analyze.exists() {
+        eprintln!("skipped: systemd-analyze is not installed");
+        return;
+    }
+    let unit = fs::read_to_string(UNIT).expect("the unit is there");
+    let installed = binary();
+    let unit = unit.replace("/usr/bin/conman", &installed.display().to_string());
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = folder.path().join("conman.service");
+    fs::write(&path, unit).expect("the unit can be copied");
+    let verified = Command::new(systemd_analyze)
+        .args(["verify", "--recursive-errors=no", "--man=no"])
+        .arg(&path)
+        .output()
+        .expect("systemd-analyze can be run");
+    let told = String::from_utf8_lossy(&verified.stderr);
+    assert!(
+        verified.status.success() && told.trim().is_empty(),
+        "{told}"
+    );
+}
