@@ -1,0 +1,136 @@
+//! Archives by `docker save`: `manifest.json`, configurations, and layers uncompressed.
+
+use oci_spec::image::ImageConfiguration;
+use serde::Deserialize;
+
+use crate::archive::Members;
+use crate::beneath::read_bounded;
+use crate::blobs::{LayerFailure, check_layer_count, diff_ids, parse};
+use crate::digest::Digest;
+use crate::image::Image;
+use crate::image_config::ImageConfig;
+use crate::import::ImportError;
+use crate::index::ImageRecord;
+use crate::limits::Allowance;
+use crate::name::ImageName;
+use crate::store::ImageStore;
+
+/// An image in `manifest.json`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+pub(crate) fn import(
+    store: &ImageStore,
+    members: &Members,
+    name: &ImageName,
+) -> Result<Image, ImportError> {
+    let saved: Vec<Saved> = parse("manifest.json", &read(store, members, "manifest.json")?)?;
+    let saved = choose(saved, name)?;
+    let bytes = read(store, members, &saved.config)?;
+    let id = Digest::of(&bytes);
+    verify_name(&saved.config, id)?;
+    let parsed: ImageConfiguration = parse("the configuration", &bytes)?;
+    let config = ImageConfig::from_oci(&parsed)?;
+    let layers = diff_ids(&parsed)?;
+    check_layer_count(layers.len(), store)?;
+    if layers.len() != saved.layers.len() {
+        return Err(ImportError::LayerCount {
+            manifest: saved.layers.len(),
+            config: layers.len(),
+        });
+    }
+    let mut allowance = Allowance::new(store.limits());
+    let mut leases = Vec::with_capacity(layers.len());
+    for (index, (layer, member)) in layers.iter().zip(&saved.layers).enumerate() {
+        let open = || {
+            members.open(member).ok_or_else(|| {
+                LayerFailure::Import(ImportError::Missing {
+                    what: shown(member),
+                })
+            })
+        };
+        let lease = store
+            .inner
+            .layers
+            .ensure(*layer, None, &mut allowance, open)
+            .map_err(|failure| failure.at(index + 1, layers.len(), *layer))?;
+        leases.push(lease);
+    }
+    let record = ImageRecord {
+        config,
+        architecture: parsed.architecture().to_string(),
+        layers,
+        imported_at_s: 0,
+    };
+    Ok(store.record(name, id, record, &leases)?)
+}
+
+/// The only image, or the one that bears the name.
+fn choose(mut saved: Vec<Saved>, name: &ImageName) -> Result<Saved, ImportError> {
+    if saved.len() > 1 {
+        let wanted = name.to_string();
+        let bears = |one: &Saved| one.repo_tags.iter().flatten().any(|tag| *tag == wanted);
+        let Some(at) = saved.iter().position(bears) else {
+            let tags = saved.iter().flat_map(|one| one.repo_tags.iter().flatten());
+            let present: Vec<&str> = tags.map(String::as_str).take(8).collect();
+            return Err(ImportError::Ambiguous {
+                count: saved.len(),
+                present: present.join(", ").chars().take(300).collect(),
+            });
+        };
+        return Ok(saved.swap_remove(at));
+    }
+    saved.pop().ok_or_else(|| ImportError::Missing {
+        what: "any image in manifest.json".to_owned(),
+    })
+}
+
+/// Configurations are named by their digest by every version of Docker, and by some other tools
+/// that write this format not at all.
+fn verify_name(member: &str, actual: Digest) -> Result<(), ImportError> {
+    let file = member.rsplit('/').next().unwrap_or(member);
+    let stem = file.strip_suffix(".json").unwrap_or(file);
+    match Digest::from_hex(stem) {
+        Ok(expected) if expected != actual => Err(ImportError::DigestMismatch {
+            what: "the configuration".to_owned(),
+            expected,
+            actual,
+        }),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn read(store: &ImageStore, members: &Members, member: &str) -> Result<Vec<u8>, ImportError> {
+    let what = || shown(member);
+    let section = members
+        .open(member)
+        .ok_or_else(|| ImportError::Missing { what: what() })?;
+    let size = section.size();
+    let bytes = read_bounded(section, store.limits().max_json_bytes).map_err(|source| {
+        ImportError::ReadPart {
+            what: what(),
+            source,
+        }
+    })?;
+    if (bytes.len() as u64) < size {
+        return Err(ImportError::SizeMismatch {
+            what: what(),
+            expected: size,
+            actual: bytes.len() as u64,
+        });
+    }
+    Ok(bytes)
+}
+
+fn shown(member: &str) -> String {
+    format!(
+        "the member {:?}",
+        member.chars().take(100).collect::<String>()
+    )
+}

@@ -1,0 +1,120 @@
+use std::path::{Path, PathBuf};
+
+use crate::digest::{ImageId, LayerId};
+use crate::image_config::ImageConfig;
+use crate::index::ImageRecord;
+use crate::layers::LayerFacts;
+use crate::name::ImageName;
+use crate::store::{ImageStore, layer_root};
+
+/// An image in the store.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub id: ImageId,
+    pub config: ImageConfig,
+    /// As the image's maker wrote it: `amd64`, `arm64`.
+    pub architecture: String,
+    /// The lowest first.
+    pub layers: Vec<ImageLayer>,
+}
+
+/// A layer of an image.
+#[derive(Clone, Debug)]
+pub struct ImageLayer {
+    pub id: LayerId,
+    /// The unpacked tree, in overlayfs's format.
+    pub root: PathBuf,
+    /// Bytes of its files; none when the layer is missing from the store.
+    pub file_bytes: Option<u64>,
+    /// Nothing of the layers below it shows through.
+    pub hides_all_below: bool,
+}
+
+/// An image as lists show it.
+#[derive(Clone, Debug)]
+pub struct ImageSummary {
+    pub image: Image,
+    pub names: Vec<ImageName>,
+    /// Bytes of all its files, layers shared with other images included.
+    pub file_bytes: u64,
+    /// Seconds since 1970.
+    pub imported_at_s: u64,
+}
+
+impl Image {
+    pub(crate) fn new(id: ImageId, record: &ImageRecord, layers: &Path) -> Self {
+        let layer = |layer: &LayerId| {
+            let facts = LayerFacts::load(&layers.join(layer.hex()));
+            ImageLayer {
+                id: *layer,
+                root: layer_root(layers, layer),
+                file_bytes: facts.as_ref().map(|facts| facts.file_bytes),
+                hides_all_below: facts.is_some_and(|facts| facts.hides_all_below),
+            }
+        };
+        Self {
+            id,
+            config: record.config.clone(),
+            architecture: record.architecture.clone(),
+            layers: record.layers.iter().map(layer).collect(),
+        }
+    }
+
+    /// The `lowerdir`s of an overlay of this image, the topmost first. Layers that a higher one
+    /// hides altogether are left out, since overlayfs takes no opaque mark on a layer's root.
+    pub fn lower_directories(&self) -> Vec<&Path> {
+        let mut directories = Vec::new();
+        for layer in self.layers.iter().rev() {
+            directories.push(layer.root.as_path());
+            if layer.hides_all_below {
+                break;
+            }
+        }
+        directories
+    }
+
+    pub(crate) fn missing_layer(&self) -> Option<LayerId> {
+        self.layers
+            .iter()
+            .find(|layer| layer.file_bytes.is_none())
+            .map(|layer| layer.id)
+    }
+}
+
+impl ImageSummary {
+    pub(crate) fn new(image: Image, record: &ImageRecord, names: Vec<ImageName>) -> Self {
+        Self {
+            file_bytes: image
+                .layers
+                .iter()
+                .filter_map(|layer| layer.file_bytes)
+                .sum(),
+            image,
+            names,
+            imported_at_s: record.imported_at_s,
+        }
+    }
+}
+
+/// Keeps an image and its layers while it lives.
+#[derive(Debug)]
+pub struct ImageGuard {
+    image: Image,
+    store: ImageStore,
+}
+
+impl ImageGuard {
+    pub(crate) fn new(image: Image, store: ImageStore) -> Self {
+        Self { image, store }
+    }
+
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+}
+
+impl Drop for ImageGuard {
+    fn drop(&mut self) {
+        self.store.unpin(&self.image.id);
+    }
+}

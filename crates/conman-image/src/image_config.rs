@@ -1,0 +1,184 @@
+use std::collections::BTreeMap;
+
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+
+/// How an image wants to be run, as data; all of it may be overridden.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
+    /// What runs. With `cmd` behind it.
+    pub entrypoint: Vec<String>,
+    /// Arguments to the entrypoint, or what runs where there is none.
+    pub cmd: Vec<String>,
+    /// `NAME=VALUE` each.
+    pub env: Vec<String>,
+    /// `name[:group]` or `uid[:gid]`; root where it is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// An absolute path; `/` where it is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// As written by the image: `8080/tcp`.
+    pub exposed_ports: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A configuration that cannot be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the image's {field} contains a NUL byte")]
+    NulByte { field: &'static str },
+    #[error("the image's environment holds {0:?}, which is not NAME=VALUE")]
+    Environment(String),
+    #[error("the image's working directory {0:?} is not an absolute path")]
+    Workdir(String),
+    #[error("the image is for {os}, and this machine runs linux")]
+    OperatingSystem { os: String },
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the image names no program (neither entrypoint nor cmd): give a command")]
+pub struct NoCommand;
+
+impl ImageConfig {
+    /// Takes over what a parsed configuration says, once it is known to make sense.
+    pub(crate) fn from_oci(parsed: &ImageConfiguration) -> Result<Self, ConfigError> {
+        let os = parsed.os().to_string();
+        if os != "linux" {
+            return Err(ConfigError::OperatingSystem { os });
+        }
+        let Some(config) = parsed.config() else {
+            return Ok(Self::default());
+        };
+        let text = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
+        let mut exposed_ports = config.exposed_ports().clone().unwrap_or_default();
+        exposed_ports.sort();
+        let this = Self {
+            entrypoint: config.entrypoint().clone().unwrap_or_default(),
+            cmd: config.cmd().clone().unwrap_or_default(),
+            env: config.env().clone().unwrap_or_default(),
+            user: text(config.user()),
+            workdir: text(config.working_dir()),
+            stop_signal: text(config.stop_signal()),
+            exposed_ports,
+            labels: config
+                .labels()
+                .clone()
+                .unwrap_or_default()
+                .into_iter()
+                .collect(),
+        };
+        this.check()?;
+        Ok(this)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let lists = [
+            ("entrypoint", &self.entrypoint),
+            ("cmd", &self.cmd),
+            ("environment", &self.env),
+        ];
+        for (field, list) in lists {
+            if list.iter().any(|item| item.contains('\0')) {
+                return Err(ConfigError::NulByte { field });
+            }
+        }
+        for (field, value) in [("user", &self.user), ("working directory", &self.workdir)] {
+            if value.as_ref().is_some_and(|text| text.contains('\0')) {
+                return Err(ConfigError::NulByte { field });
+            }
+        }
+        if let Some(bad) = self
+            .env
+            .iter()
+            .find(|item| item.split_once('=').is_none_or(|(name, _)| name.is_empty()))
+        {
+            return Err(ConfigError::Environment(bad.chars().take(100).collect()));
+        }
+        if let Some(workdir) = self.workdir.as_ref().filter(|path| !path.starts_with('/')) {
+            return Err(ConfigError::Workdir(workdir.chars().take(100).collect()));
+        }
+        Ok(())
+    }
+
+    /// What to run: `command` replaces the entrypoint and the image's arguments, `args` the
+    /// arguments alone; empty means not given.
+    pub fn argv(&self, command: &[String], args: &[String]) -> Result<Vec<String>, NoCommand> {
+        let program = match command {
+            [] => &self.entrypoint[..],
+            given => given,
+        };
+        let arguments = match (command, args) {
+            ([], []) => &self.cmd[..],
+            (_, given) => given,
+        };
+        let argv: Vec<String> = program.iter().chain(arguments).cloned().collect();
+        if argv.is_empty() {
+            return Err(NoCommand);
+        }
+        Ok(argv)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(config: &str) -> Result<ImageConfig, ConfigError> {
+        let json = format!(
+            r#"{{"architecture":"amd64","os":"linux","config":{config},
+                "rootfs":{{"type":"layers","diff_ids":[]}}}}"#
+        );
+        let parsed: ImageConfiguration = serde_json::from_str(&json).expect("OCI's form");
+        ImageConfig::from_oci(&parsed)
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_given_command_drops_the_images_arguments_and_given_args_replace_them() {
+        let config = parse(r#"{"Entrypoint":["serve"],"Cmd":["--all"]}"#).expect("plain");
+        for (command, args, argv) in [
+            ("", "", "serve --all"),
+            ("", "--one", "serve --one"),
+            ("sh", "", "sh"),
+            ("sh", "-c x", "sh -c x"),
+        ] {
+            assert_eq!(
+                config
+                    .argv(&words(command), &words(args))
+                    .expect("a program"),
+                words(argv)
+            );
+        }
+        assert_eq!(ImageConfig::default().argv(&[], &[]), Err(NoCommand));
+    }
+
+    #[test]
+    fn absent_null_and_empty_fields_mean_the_same() {
+        let empty = parse("{}").expect("empty");
+        assert_eq!(empty, ImageConfig::default());
+        let nulls = r#"{"Entrypoint":null,"Cmd":null,"Env":null,"User":"","WorkingDir":"","Labels":null,"Volumes":null,"OnBuild":null}"#;
+        assert_eq!(parse(nulls).expect("nulls"), empty);
+    }
+
+    #[test]
+    fn what_execve_could_not_take_is_refused() {
+        assert!(matches!(
+            parse(r#"{"Cmd":["a\u0000b"]}"#),
+            Err(ConfigError::NulByte { field: "cmd" })
+        ));
+        assert!(matches!(
+            parse(r#"{"Env":["=x"]}"#),
+            Err(ConfigError::Environment(_))
+        ));
+        assert!(matches!(
+            parse(r#"{"WorkingDir":"a"}"#),
+            Err(ConfigError::Workdir(_))
+        ));
+    }
+}

@@ -1,0 +1,112 @@
+//! `images.json`: which names there are, and what they mean.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::beneath::read_bounded;
+use crate::digest::{ImageId, LayerId};
+use crate::image_config::ImageConfig;
+use crate::name::ImageName;
+
+pub(crate) const INDEX_FILE: &str = "images.json";
+
+const VERSION: u32 = 1;
+
+/// Bytes of an index that are read: some 10,000 images.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Index {
+    version: u32,
+    pub(crate) names: BTreeMap<ImageName, ImageId>,
+    pub(crate) images: BTreeMap<ImageId, ImageRecord>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ImageRecord {
+    pub(crate) config: ImageConfig,
+    pub(crate) architecture: String,
+    /// The lowest first.
+    pub(crate) layers: Vec<LayerId>,
+    /// Seconds since 1970.
+    pub(crate) imported_at_s: u64,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            names: BTreeMap::new(),
+            images: BTreeMap::new(),
+        }
+    }
+}
+
+impl Index {
+    /// An absent file is an empty index.
+    pub(crate) fn load(directory: &Path) -> io::Result<Self> {
+        let file = match File::open(directory.join(INDEX_FILE)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(error),
+        };
+        let index: Self = serde_json::from_slice(&read_bounded(file, MAX_INDEX_BYTES)?)?;
+        let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        if index.version != VERSION {
+            return invalid(format!(
+                "version {} of the format, where {VERSION} is known",
+                index.version
+            ));
+        }
+        if let Some((name, _)) = index
+            .names
+            .iter()
+            .find(|(_, image)| !index.images.contains_key(image))
+        {
+            return invalid(format!("{name} means an image that is not listed"));
+        }
+        Ok(index)
+    }
+
+    /// Replaces the file, which is complete in its old or its new form whatever happens.
+    pub(crate) fn store(&self, directory: &Path) -> io::Result<()> {
+        let mut file = tempfile::Builder::new()
+            .prefix(".images")
+            .tempfile_in(directory)?;
+        serde_json::to_writer_pretty(&mut file, self)?;
+        file.flush()?;
+        file.as_file().sync_all()?;
+        file.persist(directory.join(INDEX_FILE))
+            .map_err(|failed| failed.error)?;
+        File::open(directory)?.sync_all()
+    }
+
+    pub(crate) fn names_of(&self, image: &ImageId) -> Vec<ImageName> {
+        self.names
+            .iter()
+            .filter(|(_, named)| *named == image)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Drops images without a name that `kept` does not hold; returns them.
+    pub(crate) fn forget_unnamed(&mut self, kept: &BTreeSet<ImageId>) -> Vec<ImageId> {
+        let named: BTreeSet<ImageId> = self.names.values().copied().collect();
+        let gone: Vec<ImageId> = self
+            .images
+            .keys()
+            .filter(|image| !named.contains(image) && !kept.contains(image))
+            .copied()
+            .collect();
+        for image in &gone {
+            self.images.remove(image);
+        }
+        gone
+    }
+}

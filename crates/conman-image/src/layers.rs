@@ -1,0 +1,253 @@
+//! Unpacked layers: each made once, complete or not there at all.
+//!
+//! A layer is unpacked in the scratch directory of the same file system, synced, and renamed to
+//! `layers/HEX` with `layer.json` beside its tree. Imports lease layers before they look for
+//! them, and a collection leaves leased ones alone. Of imports that want the same layer one
+//! unpacks and the others wait for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, syncfs};
+use serde::{Deserialize, Serialize};
+
+use crate::beneath::read_bounded;
+use crate::digest::LayerId;
+use crate::limits::Allowance;
+use crate::store::{StoreError, failed};
+use crate::unpack::{Announced, UnpackError, UnpackedLayer, unpack};
+
+/// The tree in a layer's directory.
+pub(crate) const LAYER_ROOT: &str = "root";
+const FACTS_FILE: &str = "layer.json";
+const MAX_FACTS_BYTES: u64 = 4096;
+
+/// A layer that could not be brought into the store.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What is known of a layer besides its tree.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct LayerFacts {
+    pub(crate) file_bytes: u64,
+    pub(crate) entries: u64,
+    pub(crate) hides_all_below: bool,
+}
+
+impl LayerFacts {
+    pub(crate) fn load(layer: &Path) -> Option<Self> {
+        let file = File::open(layer.join(FACTS_FILE)).ok()?;
+        serde_json::from_slice(&read_bounded(file, MAX_FACTS_BYTES).ok()?).ok()
+    }
+
+    fn store(&self, layer: &Path) -> io::Result<()> {
+        let file = File::create_new(layer.join(FACTS_FILE))?;
+        serde_json::to_writer(&file, self)?;
+        file.sync_all()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Layers {
+    directory: PathBuf,
+    scratch: PathBuf,
+    leases: Arc<Mutex<BTreeMap<LayerId, Leased>>>,
+}
+
+#[derive(Debug, Default)]
+struct Leased {
+    holders: usize,
+    /// Held by the one that unpacks.
+    turn: Arc<Mutex<()>>,
+}
+
+/// Keeps a layer from being collected between its unpacking and the index naming it.
+#[derive(Debug)]
+pub(crate) struct LayerLease {
+    pub(crate) layer: LayerId,
+    leases: Arc<Mutex<BTreeMap<LayerId, Leased>>>,
+}
+
+impl Drop for LayerLease {
+    fn drop(&mut self) {
+        let mut leases = lock(&self.leases);
+        if let Some(leased) = leases.get_mut(&self.layer) {
+            leased.holders -= 1;
+            if leased.holders == 0 {
+                leases.remove(&self.layer);
+            }
+        }
+    }
+}
+
+/// A layer that a collection took out of the store.
+pub(crate) struct Detached {
+    pub(crate) id: LayerId,
+    pub(crate) path: PathBuf,
+    pub(crate) file_bytes: u64,
+}
+
+impl Layers {
+    pub(crate) fn new(directory: PathBuf, scratch: PathBuf) -> Self {
+        Self {
+            directory,
+            scratch,
+            leases: Arc::default(),
+        }
+    }
+
+    pub(crate) fn contains(&self, layer: &LayerId) -> bool {
+        LayerFacts::load(&self.directory.join(layer.hex())).is_some()
+    }
+
+    /// Brings in the layer whose digest is known; `open` is called only if it must be unpacked.
+    pub(crate) fn ensure<R: Read, E: From<LayerError>>(
+        &self,
+        layer: LayerId,
+        blob: Option<(crate::digest::Digest, u64)>,
+        allowance: &mut Allowance,
+        open: impl FnOnce() -> Result<R, E>,
+    ) -> Result<LayerLease, E> {
+        let (lease, turn) = self.lease(layer);
+        let _turn = lock(&turn);
+        if !self.contains(&layer) {
+            let announced = Announced {
+                layer: Some(layer),
+                blob,
+            };
+            let draft = self.draft(open()?, announced, allowance).map_err(E::from)?;
+            self.publish(draft).map_err(|error| E::from(error.into()))?;
+        }
+        Ok(lease)
+    }
+
+    /// Brings in a layer that nobody announced.
+    pub(crate) fn add(
+        &self,
+        source: impl Read,
+        allowance: &mut Allowance,
+    ) -> Result<LayerLease, LayerError> {
+        let draft = self.draft(source, Announced::default(), allowance)?;
+        let (lease, turn) = self.lease(draft.unpacked.id);
+        let _turn = lock(&turn);
+        if !self.contains(&draft.unpacked.id) {
+            self.publish(draft)?;
+        }
+        Ok(lease)
+    }
+
+    /// Moves layers that are neither kept nor leased out of the store.
+    pub(crate) fn detach_unless(
+        &self,
+        kept: &BTreeSet<LayerId>,
+    ) -> Result<Vec<Detached>, StoreError> {
+        let leases = lock(&self.leases);
+        let mut detached = Vec::new();
+        let directory = &self.directory;
+        for entry in fs::read_dir(directory).map_err(failed("read", directory))? {
+            let entry = entry.map_err(failed("read", directory))?;
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|hex| LayerId::from_hex(hex).ok()) else {
+                continue;
+            };
+            if kept.contains(&id) || leases.contains_key(&id) {
+                continue;
+            }
+            let facts = LayerFacts::load(&entry.path());
+            let away = tempfile::Builder::new()
+                .prefix("gone-")
+                .tempdir_in(&self.scratch)
+                .map_err(failed("write to", &self.scratch))?
+                .keep();
+            fs::rename(entry.path(), away.join(&name))
+                .map_err(failed("move away", &entry.path()))?;
+            detached.push(Detached {
+                id,
+                path: away,
+                file_bytes: facts.map_or(0, |facts| facts.file_bytes),
+            });
+        }
+        Ok(detached)
+    }
+
+    fn lease(&self, layer: LayerId) -> (LayerLease, Arc<Mutex<()>>) {
+        let mut leases = lock(&self.leases);
+        let leased = leases.entry(layer).or_default();
+        leased.holders += 1;
+        let lease = LayerLease {
+            layer,
+            leases: self.leases.clone(),
+        };
+        (lease, leased.turn.clone())
+    }
+
+    /// Unpacks into the scratch directory; a failure leaves nothing there.
+    fn draft(
+        &self,
+        source: impl Read,
+        announced: Announced,
+        allowance: &mut Allowance,
+    ) -> Result<Draft, LayerError> {
+        let scratch = tempfile::Builder::new()
+            .prefix("layer-")
+            .tempdir_in(&self.scratch)
+            .map_err(failed("write to", &self.scratch))?;
+        let root_path = scratch.path().join(LAYER_ROOT);
+        let made = |errno: rustix::io::Errno| failed("make", &root_path)(errno.into());
+        mkdirat(CWD, &root_path, Mode::from_raw_mode(0o755)).map_err(made)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = openat(CWD, &root_path, flags, Mode::empty()).map_err(made)?;
+        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(made)?;
+        let synced = root.try_clone().map_err(failed("open", &root_path))?;
+        let unpacked = unpack(source, root, announced, allowance)?;
+        // One call for thousands of files; syncing each takes a journal commit each.
+        syncfs(&synced).map_err(|errno| failed("sync", &root_path)(errno.into()))?;
+        Ok(Draft { scratch, unpacked })
+    }
+
+    fn publish(&self, draft: Draft) -> Result<(), StoreError> {
+        let path = draft.scratch.path();
+        let facts = LayerFacts {
+            file_bytes: draft.unpacked.file_bytes,
+            entries: draft.unpacked.entries,
+            hides_all_below: draft.unpacked.hides_all_below,
+        };
+        facts.store(path).map_err(failed("write", path))?;
+        sync(path)?;
+        let home = self.directory.join(draft.unpacked.id.hex());
+        if home.exists() {
+            // Without readable facts it does not count as a layer.
+            let away = draft.scratch.path().with_extension("damaged");
+            fs::rename(&home, &away).map_err(failed("move away", &home))?;
+            fs::remove_dir_all(&away).map_err(failed("remove", &away))?;
+        }
+        fs::rename(path, &home).map_err(failed("put in place", &home))?;
+        // It has moved: there is nothing to remove any more.
+        let _moved = draft.scratch.keep();
+        sync(&self.directory)
+    }
+}
+
+struct Draft {
+    scratch: tempfile::TempDir,
+    unpacked: UnpackedLayer,
+}
+
+fn sync(directory: &Path) -> Result<(), StoreError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed("sync", directory))
+}
+
+/// The maps under these locks are changed in one step each, so a panic elsewhere leaves them valid.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

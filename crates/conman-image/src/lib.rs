@@ -1,0 +1,51 @@
+//! The image store: what sessions of the native runtime are made of.
+//!
+//! Below one directory, which only root may enter:
+//! - `layers/HEX/root`: a layer, unpacked once in overlayfs's own format, named by the digest of
+//!   its uncompressed archive; `layer.json` beside it. Complete or absent, never changed.
+//! - `images.json`: names, and for each image its configuration and its layers. Replaced as a
+//!   whole.
+//! - `blobs/`: downloads, whole or partial.
+//! - `tmp/`: what is being made; swept when the store is opened.
+//!
+//! One process at a time writes ([`ImageStore`], under a lock on `lock`); any number read
+//! ([`StoreReader`]). Importing blocks its thread, and no thread or task is started here. Imports
+//! and collections run side by side: see [`mod@layers`] for what keeps them apart.
+//!
+//! Archives are hostile and unpacking runs as root: nothing is written but below a descriptor of
+//! the new layer's directory, no symbolic link is ever followed there, everything is bounded by
+//! [`ImageLimits`], and what is refused leaves nothing behind.
+//!
+//! The crate knows nothing of sessions or containers.
+#![forbid(unsafe_code)]
+
+mod archive;
+mod beneath;
+mod blobs;
+mod compression;
+mod digest;
+mod docker_save;
+mod image;
+mod image_config;
+mod import;
+mod index;
+mod layers;
+mod limits;
+mod meter;
+mod name;
+mod oci_layout;
+mod store;
+mod unpack;
+mod user;
+
+pub use digest::{Digest, DigestError, ImageId, LayerId};
+pub use image::{Image, ImageGuard, ImageLayer, ImageSummary};
+pub use image_config::{ConfigError, ImageConfig, NoCommand};
+pub use import::ImportError;
+pub use layers::LayerError;
+pub use limits::ImageLimits;
+pub use meter::Limit;
+pub use name::{ImageName, ImageNameError};
+pub use store::{GcReport, ImageStore, StoreError, StoreReader};
+pub use unpack::{EntryName, Refusal, UnpackError};
+pub use user::{ResolvedUser, UserError, resolve_user};

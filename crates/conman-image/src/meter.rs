@@ -1,0 +1,202 @@
+//! Streams that count, hash and limit what passes through them.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, Read};
+use std::rc::Rc;
+
+use crate::digest::{Digest, Hasher};
+use crate::limits::ImageLimits;
+
+/// A limit that a stream ran into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// [`ImageLimits::max_unpacked_bytes`].
+    UnpackedBytes(u64),
+    /// [`ImageLimits::max_file_bytes`].
+    FileBytes(u64),
+    /// [`ImageLimits::max_entries`].
+    Entries(u64),
+    /// [`ImageLimits::max_header_bytes`].
+    HeaderBytes(u64),
+    /// [`ImageLimits::max_ratio`].
+    Ratio(u64),
+    /// [`ImageLimits::max_blob_bytes`].
+    BlobBytes(u64),
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::UnpackedBytes(limit) => {
+                write!(formatter, "it unpacks to more than {limit} bytes")
+            }
+            Self::FileBytes(limit) => write!(formatter, "a file is larger than {limit} bytes"),
+            Self::Entries(limit) => write!(formatter, "it has more than {limit} entries"),
+            Self::HeaderBytes(limit) => {
+                write!(formatter, "an entry's headers take more than {limit} bytes")
+            }
+            Self::Ratio(limit) => write!(
+                formatter,
+                "it unpacks to more than {limit} times its packed size"
+            ),
+            Self::BlobBytes(limit) => write!(formatter, "it is larger than {limit} bytes packed"),
+        }
+    }
+}
+
+/// Which ends are hashed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hashed {
+    pub(crate) packed: bool,
+    pub(crate) stream: bool,
+}
+
+/// What the two ends of an unpacking know of each other.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    packed_bytes: Cell<u64>,
+    stream_bytes: Cell<u64>,
+    /// Bytes that may pass before the next entry must begin.
+    header_left: Cell<Option<u64>>,
+    ended: Cell<bool>,
+    hit: Cell<Option<Limit>>,
+    packed_hash: RefCell<Option<Hasher>>,
+    stream_hash: RefCell<Option<Hasher>>,
+    max_packed_bytes: u64,
+    max_stream_bytes: u64,
+    limits: ImageLimits,
+}
+
+/// Bytes of headers and padding for one entry beyond its data, for the limit of the whole stream.
+const ENTRY_OVERHEAD_BYTES: u64 = 4096;
+
+impl Gauge {
+    pub(crate) fn new(limits: &ImageLimits, max_packed_bytes: u64, hashed: Hashed) -> Rc<Self> {
+        let overhead = limits.max_entries.saturating_mul(ENTRY_OVERHEAD_BYTES);
+        Rc::new(Self {
+            packed_bytes: Cell::new(0),
+            stream_bytes: Cell::new(0),
+            header_left: Cell::new(None),
+            ended: Cell::new(false),
+            hit: Cell::new(None),
+            packed_hash: RefCell::new(hashed.packed.then(Hasher::default)),
+            stream_hash: RefCell::new(hashed.stream.then(Hasher::default)),
+            max_packed_bytes,
+            max_stream_bytes: limits.max_unpacked_bytes.saturating_add(overhead),
+            limits: limits.clone(),
+        })
+    }
+
+    pub(crate) fn expect_header(&self) {
+        self.header_left.set(Some(self.limits.max_header_bytes));
+    }
+
+    pub(crate) fn expect_data(&self) {
+        self.header_left.set(None);
+    }
+
+    pub(crate) fn hit(&self) -> Option<Limit> {
+        self.hit.get()
+    }
+
+    /// Whether the unpacked stream has ended.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    pub(crate) fn packed_bytes(&self) -> u64 {
+        self.packed_bytes.get()
+    }
+
+    pub(crate) fn stream_bytes(&self) -> u64 {
+        self.stream_bytes.get()
+    }
+
+    /// Digests of all that has passed, packed and unpacked, where they were asked for.
+    pub(crate) fn take_digests(&self) -> (Option<Digest>, Option<Digest>) {
+        (
+            self.packed_hash.take().map(Hasher::finish),
+            self.stream_hash.take().map(Hasher::finish),
+        )
+    }
+
+    /// Whether `unpacked` bytes are too many for what has been read.
+    pub(crate) fn check_ratio(&self, unpacked: u64) -> Result<(), Limit> {
+        let allowed = self
+            .packed_bytes
+            .get()
+            .saturating_mul(self.limits.max_ratio)
+            .max(self.limits.ratio_floor_bytes);
+        if unpacked > allowed {
+            return Err(Limit::Ratio(self.limits.max_ratio));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, limit: Limit) -> io::Error {
+        self.hit.set(Some(limit));
+        io::Error::other("limit reached")
+    }
+}
+
+/// The packed end.
+pub(crate) struct Packed<R> {
+    pub(crate) source: R,
+    pub(crate) gauge: Rc<Gauge>,
+}
+
+impl<R: Read> Read for Packed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(buffer)?;
+        let gauge = &self.gauge;
+        let total = gauge.packed_bytes.get() + count as u64;
+        gauge.packed_bytes.set(total);
+        if total > gauge.max_packed_bytes {
+            return Err(gauge.refuse(Limit::BlobBytes(gauge.max_packed_bytes)));
+        }
+        if let Some(hash) = gauge.packed_hash.borrow_mut().as_mut() {
+            hash.update(&buffer[..count]);
+        }
+        Ok(count)
+    }
+}
+
+/// The unpacked end.
+pub(crate) struct Unpacked<R> {
+    pub(crate) source: R,
+    pub(crate) gauge: Rc<Gauge>,
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let gauge = &self.gauge;
+        let count = self.source.read(buffer)?;
+        if count == 0 {
+            gauge.ended.set(true);
+            return Ok(0);
+        }
+        let total = gauge.stream_bytes.get() + count as u64;
+        gauge.stream_bytes.set(total);
+        if total > gauge.max_stream_bytes {
+            return Err(gauge.refuse(Limit::UnpackedBytes(gauge.limits.max_unpacked_bytes)));
+        }
+        gauge
+            .check_ratio(total)
+            .map_err(|limit| gauge.refuse(limit))?;
+        if let Some(left) = gauge.header_left.get() {
+            match left.checked_sub(count as u64) {
+                Some(left) => gauge.header_left.set(Some(left)),
+                None => {
+                    return Err(gauge.refuse(Limit::HeaderBytes(gauge.limits.max_header_bytes)));
+                }
+            }
+        }
+        if let Some(hash) = gauge.stream_hash.borrow_mut().as_mut() {
+            hash.update(&buffer[..count]);
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,343 @@
+//! The directory of the store and who may change it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::digest::{ImageId, LayerId};
+use crate::image::{Image, ImageGuard, ImageSummary};
+use crate::index::{ImageRecord, Index};
+use crate::layers::{LAYER_ROOT, LayerLease, Layers};
+use crate::limits::ImageLimits;
+use crate::name::ImageName;
+
+const LOCK_FILE: &str = "lock";
+const LAYERS: &str = "layers";
+const BLOBS: &str = "blobs";
+const SCRATCH: &str = "tmp";
+
+/// An operation on the store's own directory that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the image store {} is in use by another process", path.display())]
+    InUse { path: PathBuf },
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("there is no image {name}")]
+    NoSuchImage { name: String },
+    #[error("layer {layer} of image {name} is missing from the store: import the image again")]
+    MissingLayer { name: String, layer: LayerId },
+}
+
+pub(crate) fn failed<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> StoreError + 'a {
+    move |source| StoreError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The store, open for writing. Cheap to clone; the last clone to go releases the lock.
+#[derive(Clone, Debug)]
+pub struct ImageStore {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) directory: PathBuf,
+    pub(crate) limits: ImageLimits,
+    pub(crate) layers: Layers,
+    state: Mutex<State>,
+    /// Held for its lock.
+    _lock: File,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: Index,
+    pins: BTreeMap<ImageId, usize>,
+}
+
+/// What a collection removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GcReport {
+    pub images: Vec<ImageId>,
+    pub layers: Vec<LayerId>,
+    pub freed_bytes: u64,
+}
+
+impl ImageStore {
+    /// Opens the store below `directory`, which is made where it is missing, and sweeps what an
+    /// earlier process left unfinished. Fails with [`StoreError::InUse`] while another process
+    /// has it open; [`StoreReader`] does not mind.
+    pub fn open(directory: &Path, limits: ImageLimits) -> Result<Self, StoreError> {
+        make_private(directory)?;
+        let path = directory.join(LOCK_FILE);
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(StoreError::InUse {
+                    path: directory.to_owned(),
+                });
+            }
+            Err(errno) => return Err(failed("lock", &path)(errno.into())),
+        }
+        for part in [LAYERS, BLOBS, SCRATCH] {
+            make_private(&directory.join(part))?;
+        }
+        sweep(&directory.join(SCRATCH))?;
+        sweep_index_drafts(directory)?;
+        let index = Index::load(directory)
+            .map_err(failed("read", &directory.join(crate::index::INDEX_FILE)))?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                layers: Layers::new(directory.join(LAYERS), directory.join(SCRATCH)),
+                directory: directory.to_owned(),
+                limits,
+                state: Mutex::new(State {
+                    index,
+                    pins: BTreeMap::new(),
+                }),
+                _lock: lock,
+            }),
+        })
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.inner.directory
+    }
+
+    pub fn limits(&self) -> &ImageLimits {
+        &self.inner.limits
+    }
+
+    /// All images, the unnamed ones too.
+    pub fn list(&self) -> Vec<ImageSummary> {
+        let index = self.inner.state().index.clone();
+        summaries(&index, &self.inner.directory.join(LAYERS))
+    }
+
+    pub fn get(&self, name: &ImageName) -> Option<Image> {
+        find(&self.inner.state().index, &self.inner.directory, name)
+    }
+
+    /// Keeps an image and its layers from being collected while the guard lives.
+    pub fn pin(&self, name: &ImageName) -> Result<ImageGuard, StoreError> {
+        let mut state = self.inner.state();
+        let image = find(&state.index, &self.inner.directory, name).ok_or_else(|| no_such(name))?;
+        if let Some(layer) = image.missing_layer() {
+            return Err(StoreError::MissingLayer {
+                name: name.to_string(),
+                layer,
+            });
+        }
+        *state.pins.entry(image.id).or_default() += 1;
+        Ok(ImageGuard::new(image, self.clone()))
+    }
+
+    /// Takes the name away. The image itself goes with the next [`ImageStore::collect`], unless
+    /// another name or a guard holds it.
+    pub fn remove(&self, name: &ImageName) -> Result<(), StoreError> {
+        let mut state = self.inner.state();
+        let mut index = state.index.clone();
+        if index.names.remove(name).is_none() {
+            return Err(no_such(name));
+        }
+        self.inner.commit(&mut state, index)
+    }
+
+    /// Removes images that have no name and no guard, and layers that belong to no image, to no
+    /// import under way, and are not `in_use` (what the containers that run now were made of,
+    /// which outlives this process's guards).
+    pub fn collect(&self, in_use: &BTreeSet<LayerId>) -> Result<GcReport, StoreError> {
+        let mut report = GcReport::default();
+        let doomed = {
+            let mut state = self.inner.state();
+            let pinned: BTreeSet<ImageId> = state.pins.keys().copied().collect();
+            let mut index = state.index.clone();
+            report.images = index.forget_unnamed(&pinned);
+            if !report.images.is_empty() {
+                self.inner.commit(&mut state, index)?;
+            }
+            let mut kept = in_use.clone();
+            kept.extend(state.index.images.values().flat_map(|image| &image.layers));
+            // Under the lock: an import that begins now leases its layers first.
+            self.inner.layers.detach_unless(&kept)?
+        };
+        for layer in doomed {
+            report.freed_bytes += layer.file_bytes;
+            report.layers.push(layer.id);
+            if let Err(error) = fs::remove_dir_all(&layer.path) {
+                // It is out of the way already; the next start sweeps it.
+                tracing::warn!(path = %layer.path.display(), %error, "cannot remove a layer");
+            }
+        }
+        Ok(report)
+    }
+
+    /// Names an image whose layers are all there and leased by the caller until this returns.
+    pub(crate) fn record(
+        &self,
+        name: &ImageName,
+        id: ImageId,
+        mut record: ImageRecord,
+        _leases: &[LayerLease],
+    ) -> Result<Image, StoreError> {
+        record.imported_at_s = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        let mut state = self.inner.state();
+        let mut index = state.index.clone();
+        index.images.insert(id, record);
+        index.names.insert(name.clone(), id);
+        self.inner.commit(&mut state, index)?;
+        find(&state.index, &self.inner.directory, name).ok_or_else(|| no_such(name))
+    }
+
+    pub(crate) fn unpin(&self, image: &ImageId) {
+        let mut state = self.inner.state();
+        if let Some(count) = state.pins.get_mut(image) {
+            *count -= 1;
+            if *count == 0 {
+                state.pins.remove(image);
+            }
+        }
+    }
+
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.inner.directory.join(SCRATCH)
+    }
+}
+
+impl Inner {
+    /// The index is replaced as a whole and nothing panics half-way, so a poisoned lock still
+    /// guards a valid state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file first: what cannot be written does not become true in memory either.
+    fn commit(&self, state: &mut State, index: Index) -> Result<(), StoreError> {
+        index
+            .store(&self.directory)
+            .map_err(failed("write the index of", &self.directory))?;
+        state.index = index;
+        Ok(())
+    }
+}
+
+/// Reads a store that another process may be writing, without a lock.
+///
+/// The index it sees is whole, and layers never change; one may be collected under it.
+#[derive(Clone, Debug)]
+pub struct StoreReader {
+    directory: PathBuf,
+}
+
+impl StoreReader {
+    pub fn new(directory: &Path) -> Self {
+        Self {
+            directory: directory.to_owned(),
+        }
+    }
+
+    pub fn list(&self) -> Result<Vec<ImageSummary>, StoreError> {
+        Ok(summaries(&self.index()?, &self.directory.join(LAYERS)))
+    }
+
+    pub fn get(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        Ok(find(&self.index()?, &self.directory, name))
+    }
+
+    fn index(&self) -> Result<Index, StoreError> {
+        Index::load(&self.directory).map_err(failed("read the index of", &self.directory))
+    }
+}
+
+fn find(index: &Index, directory: &Path, name: &ImageName) -> Option<Image> {
+    let id = index.names.get(name)?;
+    Some(Image::new(
+        *id,
+        index.images.get(id)?,
+        &directory.join(LAYERS),
+    ))
+}
+
+fn summaries(index: &Index, layers: &Path) -> Vec<ImageSummary> {
+    index
+        .images
+        .iter()
+        .map(|(id, record)| {
+            ImageSummary::new(Image::new(*id, record, layers), record, index.names_of(id))
+        })
+        .collect()
+}
+
+fn no_such(name: &ImageName) -> StoreError {
+    StoreError::NoSuchImage {
+        name: name.to_string(),
+    }
+}
+
+/// Layers hold set-user-id programs: nobody but root may come near them.
+fn make_private(directory: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(failed("make", directory))?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))
+        .map_err(failed("close to others", directory))
+}
+
+fn sweep(scratch: &Path) -> Result<(), StoreError> {
+    for entry in fs::read_dir(scratch).map_err(failed("read", scratch))? {
+        let entry = entry.map_err(failed("read", scratch))?;
+        let path = entry.path();
+        let kind = entry.file_type().map_err(failed("look at", &path))?;
+        if kind.is_dir() {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        }
+        .map_err(failed("sweep", &path))?;
+    }
+    Ok(())
+}
+
+fn sweep_index_drafts(directory: &Path) -> Result<(), StoreError> {
+    for entry in fs::read_dir(directory).map_err(failed("read", directory))? {
+        let entry = entry.map_err(failed("read", directory))?;
+        if entry.file_name().to_string_lossy().starts_with(".images") {
+            let path = entry.path();
+            fs::remove_file(&path).map_err(failed("sweep", &path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a layer's files are.
+pub(crate) fn layer_root(layers: &Path, layer: &LayerId) -> PathBuf {
+    layers.join(layer.hex()).join(LAYER_ROOT)
+}

@@ -1,0 +1,454 @@
+//! One layer's archive into one directory, in overlayfs's own format.
+//!
+//! What becomes of what an archive holds:
+//! - Regular files, directories, symbolic links (with any target), FIFOs, and hard links to files
+//!   of the same layer, with numeric owner, time and mode. Set-user-id and set-group-id bits are
+//!   kept: the store is closed to everybody but root, and what they may do in a session is the
+//!   launcher's decision (`no_new_privs`, user namespace).
+//! - `.wh.NAME` becomes a character device 0:0, `.wh..wh..opq` the attribute
+//!   `trusted.overlay.opaque`, or a note beside the layer when it stands in the root. Other
+//!   `.wh..wh.` names are a dead union file system's bookkeeping and are dropped.
+//! - Of the extended attributes `security.capability` is kept and all else dropped: what would
+//!   forge overlayfs's marks above all.
+//! - Directories that the archive does not mention belong to root, 0755.
+//!
+//! All else is refused: see [`Refusal`]. A later entry of the same name replaces an earlier one,
+//! unless the earlier one is a directory and the later is not.
+
+mod entry_path;
+mod error;
+mod tree;
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use rustix::fs::Timespec;
+use tar::{Archive, Entry, EntryType};
+
+pub use error::{EntryName, Refusal, UnpackError};
+pub(crate) use tree::{is_opaque, is_whiteout};
+
+use crate::compression;
+use crate::digest::Digest;
+use crate::limits::Allowance;
+use crate::meter::{Gauge, Hashed, Limit, Packed, Unpacked};
+use entry_path::EntryPath;
+use tree::{Attributes, Problem, Tree, finish_file};
+
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
+const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
+const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
+
+const CAPABILITY_RECORD: &[u8] = b"SCHILY.xattr.security.capability";
+
+/// Sizes of the two forms of `security.capability` (vfs_cap_data, vfs_ns_cap_data).
+const CAPABILITY_BYTES: [usize; 2] = [20, 24];
+
+/// Bytes copied at a time.
+const COPY_BYTES: usize = 128 << 10;
+
+/// What was announced of an archive.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Announced {
+    /// Digest of the unpacked archive.
+    pub(crate) layer: Option<Digest>,
+    /// Digest and size of the archive as it is read.
+    pub(crate) blob: Option<(Digest, u64)>,
+}
+
+/// What an archive turned out to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnpackedLayer {
+    pub(crate) id: Digest,
+    pub(crate) entries: u64,
+    pub(crate) file_bytes: u64,
+    /// Nothing of the layers below shows through.
+    pub(crate) hides_all_below: bool,
+}
+
+/// Unpacks `source`, packed in any way, into the empty directory `root`.
+///
+/// The archive's end is reached and its digests are verified before this returns `Ok`.
+pub(crate) fn unpack(
+    source: impl Read,
+    root: OwnedFd,
+    announced: Announced,
+    allowance: &mut Allowance,
+) -> Result<UnpackedLayer, UnpackError> {
+    let max_packed = match announced.blob {
+        Some((_, size)) => size.min(allowance.limits.max_blob_bytes),
+        None => allowance.limits.max_blob_bytes,
+    };
+    let hashed = Hashed {
+        packed: announced.blob.is_some(),
+        stream: true,
+    };
+    let gauge = Gauge::new(&allowance.limits, max_packed, hashed);
+    let packed = Packed {
+        source,
+        gauge: gauge.clone(),
+    };
+    let stream = Unpacked {
+        source: compression::decode(packed).map_err(|error| stream_error(&gauge, error))?,
+        gauge: gauge.clone(),
+    };
+    let mut unpacking = Unpacking {
+        tree: Tree::new(root),
+        gauge: gauge.clone(),
+        allowance,
+        directory_times: Vec::new(),
+        entries: 0,
+        file_bytes: 0,
+        buffer: vec![0; COPY_BYTES],
+    };
+    let stream = unpacking.all(stream)?;
+    let (entries, file_bytes) = (unpacking.entries, unpacking.file_bytes);
+    let hides_all_below = unpacking.tree.root_is_opaque;
+
+    let marked_end = !gauge.ended();
+    let id = verify(stream, &gauge, announced)?;
+    if !marked_end && announced.layer.is_none() && announced.blob.is_none() {
+        // Nothing else would tell an archive that lost its end between two entries.
+        return Err(UnpackError::Truncated {
+            bytes: gauge.stream_bytes(),
+        });
+    }
+    Ok(UnpackedLayer {
+        id,
+        entries,
+        file_bytes,
+        hides_all_below,
+    })
+}
+
+/// Reads what follows the archive's end marker, which belongs to the digests.
+fn verify(
+    mut stream: impl Read,
+    gauge: &Rc<Gauge>,
+    announced: Announced,
+) -> Result<Digest, UnpackError> {
+    io::copy(&mut stream, &mut io::sink()).map_err(|error| stream_error(gauge, error))?;
+    let (blob, layer) = gauge.take_digests();
+    if let Some((expected, size)) = announced.blob {
+        if gauge.packed_bytes() != size {
+            return Err(UnpackError::SizeMismatch {
+                expected: size,
+                actual: gauge.packed_bytes(),
+            });
+        }
+        check("the blob", expected, blob.expect("was asked for"))?;
+    }
+    let layer = layer.expect("was asked for");
+    if let Some(expected) = announced.layer {
+        check("the unpacked layer", expected, layer)?;
+    }
+    Ok(layer)
+}
+
+fn check(what: &'static str, expected: Digest, actual: Digest) -> Result<(), UnpackError> {
+    if expected == actual {
+        return Ok(());
+    }
+    Err(UnpackError::DigestMismatch {
+        what,
+        expected,
+        actual,
+    })
+}
+
+/// What an error of the archive's stream means.
+pub(crate) fn stream_error(gauge: &Gauge, error: io::Error) -> UnpackError {
+    let bytes = gauge.stream_bytes();
+    if let Some(limit) = gauge.hit() {
+        return UnpackError::Limit(limit);
+    }
+    if error.raw_os_error().is_some() {
+        return UnpackError::Read(error);
+    }
+    if error.kind() == io::ErrorKind::UnexpectedEof || gauge.ended() {
+        return UnpackError::Truncated { bytes };
+    }
+    UnpackError::Corrupt {
+        bytes,
+        source: error,
+    }
+}
+
+struct Unpacking<'a> {
+    tree: Tree,
+    gauge: Rc<Gauge>,
+    allowance: &'a mut Allowance,
+    directory_times: Vec<(EntryPath, Timespec)>,
+    entries: u64,
+    file_bytes: u64,
+    buffer: Vec<u8>,
+}
+
+/// What the PAX records of an entry say that the header cannot.
+#[derive(Default)]
+struct PaxRecords {
+    capability: Option<Vec<u8>>,
+    modified: Option<Timespec>,
+}
+
+impl Unpacking<'_> {
+    fn all<R: Read>(&mut self, stream: R) -> Result<R, UnpackError> {
+        let mut archive = Archive::new(stream);
+        let gauge = self.gauge.clone();
+        let failed = |error| stream_error(&gauge, error);
+        let mut entries = archive.entries().map_err(failed)?;
+        loop {
+            gauge.expect_header();
+            let Some(entry) = entries.next() else { break };
+            let mut entry = entry.map_err(failed)?;
+            gauge.expect_data();
+            self.count_entry()?;
+            self.entry(&mut entry)?;
+            // What a directory or a link carries as data is passed over here, where it counts
+            // as data and not as the next entry's header.
+            io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
+        }
+        gauge.expect_data();
+        for (path, modified) in std::mem::take(&mut self.directory_times).iter().rev() {
+            self.tree
+                .set_directory_time(path, *modified)
+                .map_err(|problem| problem.at(&path.names.join(&b'/')))?;
+        }
+        Ok(archive.into_inner())
+    }
+
+    fn count_entry(&mut self) -> Result<(), UnpackError> {
+        self.entries += 1;
+        match self.allowance.entries_left.checked_sub(1) {
+            Some(left) => {
+                self.allowance.entries_left = left;
+                Ok(())
+            }
+            None => Err(UnpackError::Limit(Limit::Entries(
+                self.allowance.limits.max_entries,
+            ))),
+        }
+    }
+
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), UnpackError> {
+        let kind = entry.header().entry_type();
+        if kind.is_pax_global_extensions() {
+            return Ok(());
+        }
+        let raw = entry.path_bytes().into_owned();
+        let refused = |why: Refusal| Problem::Refused(why).at(&raw);
+        let records = pax_records(entry).map_err(refused)?;
+        let path = EntryPath::parse(&raw, &self.allowance.limits).map_err(refused)?;
+        let attributes = attributes(entry.header(), &records).map_err(refused)?;
+
+        if let Some((parents, name)) = path.split() {
+            // Inside a directory of that name an entry would be hidden from every reader of the
+            // format; the name itself is what makes a whiteout.
+            if parents.iter().any(|name| name.starts_with(WHITEOUT_PREFIX)) {
+                return Err(refused(Refusal::WhiteoutName));
+            }
+            if name.starts_with(WHITEOUT_PREFIX) {
+                return self
+                    .whiteout(parents, name)
+                    .map_err(|problem| problem.at(&raw));
+            }
+        }
+        match kind {
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                if is_old_directory(entry.header(), &raw) {
+                    return self.directory(path, &attributes, &raw);
+                }
+                self.file(entry, &path, &attributes, &records, &raw)
+            }
+            EntryType::Directory => self.directory(path, &attributes, &raw),
+            EntryType::Symlink => {
+                let target = entry
+                    .link_name_bytes()
+                    .ok_or_else(|| refused(Refusal::BadLink))?;
+                self.tree
+                    .symlink(&path, &target, &attributes)
+                    .map_err(|problem| problem.at(&raw))
+            }
+            EntryType::Link => {
+                let target = entry
+                    .link_name_bytes()
+                    .ok_or_else(|| refused(Refusal::BadLink))?;
+                let target = EntryPath::parse(&target, &self.allowance.limits)
+                    .map_err(|why| refused(Refusal::LinkTarget(Box::new(why))))?;
+                self.tree
+                    .hard_link(&path, &target)
+                    .map_err(|problem| problem.at(&raw))
+            }
+            EntryType::Fifo => self
+                .tree
+                .fifo(&path, &attributes)
+                .map_err(|problem| problem.at(&raw)),
+            EntryType::Char | EntryType::Block => Err(refused(device(entry.header(), kind))),
+            other => Err(refused(Refusal::UnknownKind(other.as_byte()))),
+        }
+    }
+
+    fn whiteout(&mut self, parents: &[Vec<u8>], name: &[u8]) -> Result<(), Problem> {
+        if name == WHITEOUT_OPAQUE {
+            return self.tree.opaque(parents);
+        }
+        if name.starts_with(WHITEOUT_META_PREFIX) {
+            return Ok(());
+        }
+        match &name[WHITEOUT_PREFIX.len()..] {
+            b"" | b"." | b".." => Err(Refusal::WhiteoutName.into()),
+            hidden => self.tree.whiteout(parents, hidden),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        path: EntryPath,
+        attributes: &Attributes,
+        raw: &[u8],
+    ) -> Result<(), UnpackError> {
+        self.tree
+            .directory(&path, attributes)
+            .map_err(|problem| problem.at(raw))?;
+        self.directory_times.push((path, attributes.modified));
+        Ok(())
+    }
+
+    fn file<R: Read>(
+        &mut self,
+        entry: &mut Entry<'_, R>,
+        path: &EntryPath,
+        attributes: &Attributes,
+        records: &PaxRecords,
+        raw: &[u8],
+    ) -> Result<(), UnpackError> {
+        let size = entry.size();
+        let limits = &self.allowance.limits;
+        if size > limits.max_file_bytes {
+            return Err(UnpackError::Limit(Limit::FileBytes(limits.max_file_bytes)));
+        }
+        self.allowance.bytes_left =
+            self.allowance
+                .bytes_left
+                .checked_sub(size)
+                .ok_or(UnpackError::Limit(Limit::UnpackedBytes(
+                    limits.max_unpacked_bytes,
+                )))?;
+        let mut file =
+            std::fs::File::from(self.tree.file(path).map_err(|problem| problem.at(raw))?);
+        let mut written = 0_u64;
+        loop {
+            let count = match entry.read(&mut self.buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(stream_error(&self.gauge, error)),
+            };
+            written += count as u64;
+            // The stream's own check does not see holes.
+            self.gauge
+                .check_ratio(self.file_bytes + written)
+                .map_err(UnpackError::Limit)?;
+            file.write_all(&self.buffer[..count])
+                .map_err(|source| UnpackError::Write {
+                    action: "write",
+                    entry: EntryName::new(raw),
+                    source,
+                })?;
+        }
+        if written < size {
+            return Err(UnpackError::Truncated {
+                bytes: self.gauge.stream_bytes(),
+            });
+        }
+        self.file_bytes += written;
+        finish_file(&file.into(), attributes, records.capability.as_deref())
+            .map_err(|problem| problem.at(raw))
+    }
+}
+
+/// Archives older than POSIX mark directories by a slash alone.
+fn is_old_directory(header: &tar::Header, raw: &[u8]) -> bool {
+    raw.ends_with(b"/") && header.as_ustar().is_none() && header.as_gnu().is_none()
+}
+
+fn device(header: &tar::Header, kind: EntryType) -> Refusal {
+    let number = |field: io::Result<Option<u32>>| field.ok().flatten().unwrap_or(0);
+    Refusal::Device {
+        kind: if kind.is_block_special() {
+            "block"
+        } else {
+            "character"
+        },
+        major: number(header.device_major()),
+        minor: number(header.device_minor()),
+    }
+}
+
+fn attributes(header: &tar::Header, records: &PaxRecords) -> Result<Attributes, Refusal> {
+    // The greatest id means "no change" to the kernel.
+    let id = |value: io::Result<u64>, field| match value.ok().map(u32::try_from) {
+        Some(Ok(id)) if id != u32::MAX => Ok(id),
+        _ => Err(Refusal::BadHeader(field)),
+    };
+    let seconds = header.mtime().map_err(|_| Refusal::BadHeader("time"))?;
+    Ok(Attributes {
+        mode: header.mode().map_err(|_| Refusal::BadHeader("mode"))?,
+        uid: id(header.uid(), "owner")?,
+        gid: id(header.gid(), "group")?,
+        modified: records.modified.unwrap_or(Timespec {
+            tv_sec: i64::try_from(seconds).map_err(|_| Refusal::BadHeader("time"))?,
+            tv_nsec: 0,
+        }),
+    })
+}
+
+fn pax_records<R: Read>(entry: &mut Entry<'_, R>) -> Result<PaxRecords, Refusal> {
+    let mut records = PaxRecords::default();
+    let Some(extensions) = entry.pax_extensions().map_err(|_| Refusal::PaxRecord)? else {
+        return Ok(records);
+    };
+    for extension in extensions {
+        let extension = extension.map_err(|_| Refusal::PaxRecord)?;
+        let value = extension.value_bytes();
+        match extension.key_bytes() {
+            key if key.starts_with(b"GNU.sparse.") => return Err(Refusal::PaxSparse),
+            CAPABILITY_RECORD if CAPABILITY_BYTES.contains(&value.len()) => {
+                records.capability = Some(value.to_vec());
+            }
+            CAPABILITY_RECORD => return Err(Refusal::BadCapability),
+            b"mtime" => {
+                records.modified = Some(pax_time(value).ok_or(Refusal::BadHeader("time"))?);
+            }
+            _ => {}
+        }
+    }
+    Ok(records)
+}
+
+/// Seconds with a decimal fraction, as PAX writes times.
+fn pax_time(value: &[u8]) -> Option<Timespec> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let seconds: i64 = whole.parse().ok()?;
+    if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let nanos: String = fraction
+        .chars()
+        .chain("000000000".chars())
+        .take(9)
+        .collect();
+    let nanos: i64 = nanos.parse().ok()?;
+    Some(match (whole.starts_with('-'), nanos) {
+        (true, 1..) => Timespec {
+            tv_sec: seconds.checked_sub(1)?,
+            tv_nsec: 1_000_000_000 - nanos,
+        },
+        _ => Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanos,
+        },
+    })
+}

@@ -1,0 +1,225 @@
+//! Who an image's program runs as, by the image's own `/etc/passwd` and `/etc/group`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
+
+use crate::beneath::{open_file, read_bounded};
+use crate::unpack::{is_opaque, is_whiteout};
+
+/// Bytes of `/etc/passwd` and `/etc/group` that are read.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Supplementary groups: what the kernel takes (NGROUPS_MAX).
+const MAX_GROUPS: usize = 65_536;
+
+/// A user, by numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedUser {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups, sorted, without `gid`. None when a group was given.
+    pub groups: Vec<u32>,
+    /// The home directory, where `/etc/passwd` knows one.
+    pub home: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    #[error("the image's /etc/passwd has no user {name:?}")]
+    NoSuchUser { name: String },
+    #[error("the image's /etc/group has no group {name:?}")]
+    NoSuchGroup { name: String },
+    #[error("the image's {file} is a symbolic link or lies behind one, which is not followed")]
+    Symlink { file: &'static str },
+    #[error("cannot read the image's {file}")]
+    Read {
+        file: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot open {}", path.display())]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Resolves `user` (`name`, `uid`, `name:group`, `uid:gid`, or empty for root) against a stack of
+/// directories, the topmost first: an image's [`lower directories`](crate::Image::lower_directories)
+/// as well as one merged root. Symbolic links in them are never followed.
+pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, UserError> {
+    let roots = directories
+        .iter()
+        .map(|path| open_root(path))
+        .collect::<Result<Vec<_>, _>>()?;
+    let (wanted, group) = match user.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (user, None),
+    };
+    let wanted = if wanted.is_empty() { "0" } else { wanted };
+    let passwd = read_etc(&roots, "passwd", "/etc/passwd")?;
+    let entry = passwd
+        .lines()
+        .filter_map(Passwd::parse)
+        .find(|entry| entry.name == wanted || id(wanted) == Some(entry.uid));
+    let (uid, gid) = match (&entry, id(wanted)) {
+        (Some(entry), _) => (entry.uid, entry.gid),
+        (None, Some(uid)) => (uid, 0),
+        (None, None) => {
+            return Err(UserError::NoSuchUser {
+                name: wanted.chars().take(100).collect(),
+            });
+        }
+    };
+    let home = entry
+        .as_ref()
+        .map(|entry| entry.home.to_owned())
+        .filter(|home| home.starts_with('/') && !home.contains('\0'));
+    let group_file = read_etc(&roots, "group", "/etc/group")?;
+    let groups: Vec<Group<'_>> = group_file.lines().filter_map(Group::parse).collect();
+    if let Some(wanted) = group {
+        let known = groups
+            .iter()
+            .find(|group| group.name == wanted)
+            .map(|group| group.gid);
+        let gid = known
+            .or_else(|| id(wanted))
+            .ok_or_else(|| UserError::NoSuchGroup {
+                name: wanted.chars().take(100).collect(),
+            })?;
+        return Ok(ResolvedUser {
+            uid,
+            gid,
+            groups: Vec::new(),
+            home,
+        });
+    }
+    let name = entry.map(|entry| entry.name);
+    let mut member_of: Vec<u32> = groups
+        .iter()
+        .filter(|group| {
+            group.gid != gid
+                && name.is_some_and(|name| group.members.split(',').any(|member| member == name))
+        })
+        .map(|group| group.gid)
+        .take(MAX_GROUPS)
+        .collect();
+    member_of.sort_unstable();
+    member_of.dedup();
+    Ok(ResolvedUser {
+        uid,
+        gid,
+        groups: member_of,
+        home,
+    })
+}
+
+struct Passwd<'a> {
+    name: &'a str,
+    uid: u32,
+    gid: u32,
+    home: &'a str,
+}
+
+impl<'a> Passwd<'a> {
+    /// Lines that do not parse are skipped, as the C library does.
+    fn parse(line: &'a str) -> Option<Self> {
+        let fields: Vec<&str> = line.splitn(8, ':').collect();
+        Some(Self {
+            name: fields.first().filter(|name| !name.is_empty())?,
+            uid: id(fields.get(2)?)?,
+            gid: id(fields.get(3)?)?,
+            home: fields.get(5).copied().unwrap_or_default(),
+        })
+    }
+}
+
+struct Group<'a> {
+    name: &'a str,
+    gid: u32,
+    members: &'a str,
+}
+
+impl<'a> Group<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let fields: Vec<&str> = line.splitn(5, ':').collect();
+        Some(Self {
+            name: fields.first().filter(|name| !name.is_empty())?,
+            gid: id(fields.get(2)?)?,
+            members: fields.get(3).copied().unwrap_or_default(),
+        })
+    }
+}
+
+/// A numeric id. The greatest number means "none" to the kernel.
+fn id(text: &str) -> Option<u32> {
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
+fn open_root(path: &Path) -> Result<OwnedFd, UserError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map_err(|errno| UserError::Open {
+        path: path.to_owned(),
+        source: errno.into(),
+    })
+}
+
+/// `/etc/NAME` as an overlay of the stack would show it; empty where it is absent.
+fn read_etc(roots: &[OwnedFd], name: &str, file: &'static str) -> Result<String, UserError> {
+    let failed = |source| UserError::Read { file, source };
+    for root in roots {
+        match look(root, "etc").map_err(|errno| failed(errno.into()))? {
+            Found::Nothing => continue,
+            Found::Hidden => break,
+            Found::Symlink => return Err(UserError::Symlink { file }),
+            Found::File => break,
+            Found::Directory => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let etc =
+            openat(root, "etc", flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        match look(&etc, name).map_err(|errno| failed(errno.into()))? {
+            Found::Nothing if is_opaque(&etc).map_err(|errno| failed(errno.into()))? => break,
+            Found::Nothing => {}
+            Found::Hidden => break,
+            Found::Symlink => return Err(UserError::Symlink { file }),
+            Found::Directory | Found::File => {
+                let opened = open_file(&etc, Path::new(name)).map_err(failed)?;
+                let bytes = read_bounded(opened, MAX_FILE_BYTES).map_err(failed)?;
+                return Ok(String::from_utf8_lossy(&bytes).into_owned());
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+enum Found {
+    Nothing,
+    /// Removed by this layer.
+    Hidden,
+    Symlink,
+    Directory,
+    File,
+}
+
+fn look(directory: impl AsFd, name: &str) -> Result<Found, Errno> {
+    let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(Found::Nothing),
+        Err(errno) => return Err(errno),
+    };
+    Ok(match FileType::from_raw_mode(stat.st_mode) {
+        _ if is_whiteout(&stat) => Found::Hidden,
+        FileType::Symlink => Found::Symlink,
+        FileType::Directory => Found::Directory,
+        _ => Found::File,
+    })
+}
