@@ -70,8 +70,12 @@ async fn hold(
                 handle.wait_for(|present| present.state != view.state).await;
             }
             SessionState::Starting => {
+                // Why a start failed is known in full, its program's exit code included, only
+                // when it has ended.
                 let view = handle
-                    .wait_for(|view| view.state != SessionState::Starting)
+                    .wait_for(|view| {
+                        !matches!(view.state, SessionState::Starting | SessionState::Stopping)
+                    })
                     .await;
                 if let Some(error) = ensure::failure(context, &handle, &view) {
                     return Err(RouteError::NotStarted { id, source: error });

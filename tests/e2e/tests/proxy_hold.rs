@@ -291,8 +291,7 @@ async fn a_start_that_fails_ends_the_hold_with_the_reason() {
         (502, "start-exited"),
         "{exited:?}"
     );
-    // Who is held is told as soon as the program is gone, when its code may not be known yet.
-    assert!(exited.detail.contains("exit code"), "{exited:?}");
+    assert!(exited.detail.contains("exit code 3"), "{exited:?}");
     // Afterwards it is a session that has failed, and says so at once.
     let after = stage.get("dies").await.problem();
     assert_eq!(
