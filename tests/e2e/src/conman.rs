@@ -21,6 +21,8 @@ use crate::{eventually, eventually_some};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a cgroup is tried that is still in use.
 const POLL: Duration = Duration::from_millis(20);
+/// Time for a container that was being made when its daemon was killed to show.
+const LATE_CREATE: Duration = Duration::from_millis(500);
 /// Lines of the log that a failed test prints.
 const TAIL: usize = 60;
 
@@ -268,7 +270,6 @@ impl Conman {
 
     /// Kills what runs, and then has Docker remove what is left: killing through Docker would
     /// take minutes.
-    #[expect(clippy::print_stderr, reason = "what cannot be removed must be told")]
     fn sweep(&self) {
         let Some(instance) = self.known_instance() else {
             return;
@@ -278,21 +279,29 @@ impl Conman {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        let label = docker::instance_filter(&instance);
-        let listed = docker::output(&["ps", "--all", "--quiet", "--filter", &label]);
-        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        let ids: Vec<&str> = listed.split_whitespace().collect();
-        for some in ids.chunks(50) {
-            let removed = docker::output(&[&["rm", "--force", "--volumes"], some].concat());
-            if !removed.status.success() {
-                let why = String::from_utf8_lossy(&removed.stderr).into_owned();
-                // The daemon that was killed may have asked for the same removal.
-                if !why.contains("already in progress") && !why.contains("No such container") {
-                    eprintln!("containers of {instance} were left behind: {why}");
-                }
+        remove_containers(&instance);
+        // dockerd may still have been making one that the killed daemon had asked for.
+        std::thread::park_timeout(LATE_CREATE);
+        remove_containers(&instance);
+        remove_cgroups(&instance);
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "what cannot be removed must be told")]
+fn remove_containers(instance: &str) {
+    let label = docker::instance_filter(instance);
+    let listed = docker::output(&["ps", "--all", "--quiet", "--filter", &label]);
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let ids: Vec<&str> = listed.split_whitespace().collect();
+    for some in ids.chunks(50) {
+        let removed = docker::output(&[&["rm", "--force", "--volumes"], some].concat());
+        if !removed.status.success() {
+            let why = String::from_utf8_lossy(&removed.stderr).into_owned();
+            // The daemon that was killed may have asked for the same removal.
+            if !why.contains("already in progress") && !why.contains("No such container") {
+                eprintln!("containers of {instance} were left behind: {why}");
             }
         }
-        remove_cgroups(&instance);
     }
 }
 
