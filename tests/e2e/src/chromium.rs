@@ -84,6 +84,8 @@ pub async fn chromium(domain: &str) -> Option<Chromium> {
         .arg(format!("--host-resolver-rules=MAP *.{domain} 127.0.0.1"))
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg("about:blank")
+        // What it leaves in the temporary directory goes with its profile.
+        .env("TMPDIR", profile.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
