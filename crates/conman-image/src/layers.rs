@@ -178,6 +178,11 @@ impl Layers {
         Ok(detached)
     }
 
+    /// Keeps a layer from being collected, whether it is there yet or not.
+    pub(crate) fn hold(&self, layer: LayerId) -> LayerLease {
+        self.lease(layer).0
+    }
+
     fn lease(&self, layer: LayerId) -> (LayerLease, Arc<Mutex<()>>) {
         let mut leases = lock(&self.leases);
         let leased = leases.entry(layer).or_default();

@@ -9,8 +9,10 @@
 //! - `tmp/`: what is being made; swept when the store is opened.
 //!
 //! One process at a time writes ([`ImageStore`], under a lock on `lock`); any number read
-//! ([`StoreReader`]). Importing blocks its thread, and no thread or task is started here. Imports
-//! and collections run side by side: see [`mod@layers`] for what keeps them apart.
+//! ([`StoreReader`]). Importing blocks its thread. [`Puller`] is the only part that runs tasks: one
+//! for each image being pulled, joined to its callers by a watch channel. Imports, pulls and
+//! collections run side by side: imports lease the layers they count on, and collections leave
+//! leased layers alone.
 //!
 //! Archives are hostile and unpacking runs as root: nothing is written but below a descriptor of
 //! the new layer's directory, no symbolic link is ever followed there, everything is bounded by
@@ -34,6 +36,7 @@ mod limits;
 mod meter;
 mod name;
 mod oci_layout;
+mod pull;
 mod store;
 mod unpack;
 mod user;
@@ -46,6 +49,7 @@ pub use layers::LayerError;
 pub use limits::ImageLimits;
 pub use meter::Limit;
 pub use name::{ImageName, ImageNameError};
+pub use pull::{LayerProgress, Login, PullConfig, PullError, PullPhase, PullProgress, Puller};
 pub use store::{GcReport, ImageStore, StoreError, StoreReader};
 pub use unpack::{EntryName, Refusal, UnpackError};
 pub use user::{ResolvedUser, UserError, resolve_user};

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -184,6 +184,7 @@ impl ImageStore {
             // Under the lock: an import that begins now leases its layers first.
             self.inner.layers.detach_unless(&kept)?
         };
+        report.freed_bytes += sweep_blobs(&self.blobs())?;
         for layer in doomed {
             report.freed_bytes += layer.file_bytes;
             report.layers.push(layer.id);
@@ -222,6 +223,10 @@ impl ImageStore {
                 state.pins.remove(image);
             }
         }
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.inner.directory.join(BLOBS)
     }
 
     pub(crate) fn scratch(&self) -> PathBuf {
@@ -324,6 +329,29 @@ fn sweep(scratch: &Path) -> Result<(), StoreError> {
         .map_err(failed("sweep", &path))?;
     }
     Ok(())
+}
+
+/// Downloads that no pull has touched for this long are not going to be resumed.
+const BLOB_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Removes abandoned downloads; returns their bytes.
+fn sweep_blobs(blobs: &Path) -> Result<u64, StoreError> {
+    let mut freed = 0;
+    for entry in fs::read_dir(blobs).map_err(failed("read", blobs))? {
+        let path = entry.map_err(failed("read", blobs))?.path();
+        // A pull that ends at this moment takes its file away.
+        let Ok(metadata) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let age = metadata
+            .modified()
+            .ok()
+            .and_then(|time| time.elapsed().ok());
+        if age.is_some_and(|age| age > BLOB_KEEP) && fs::remove_file(&path).is_ok() {
+            freed += metadata.len();
+        }
+    }
+    Ok(freed)
 }
 
 fn sweep_index_drafts(directory: &Path) -> Result<(), StoreError> {

@@ -215,3 +215,8 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
 pub(crate) fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
+
+/// Without compression, which takes the encoder very long unoptimized, but with a checksum.
+pub(crate) fn zstd_stored(bytes: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Uncompressed)
+}

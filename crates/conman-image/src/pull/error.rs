@@ -1,0 +1,98 @@
+use std::time::Duration;
+
+use oci_client::errors::OciDistributionError;
+
+use crate::digest::Digest;
+use crate::import::ImportError;
+use crate::store::StoreError;
+
+/// Why an image was not pulled. What was downloaded stays for the next try.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error("{reference:?} is no image reference")]
+    Reference {
+        reference: String,
+        #[source]
+        source: oci_client::ParseError,
+    },
+    #[error("cannot set up the registry client")]
+    Client(#[source] Box<OciDistributionError>),
+    #[error("cannot get {what} of {reference}")]
+    Fetch {
+        what: String,
+        reference: String,
+        #[source]
+        source: Box<OciDistributionError>,
+    },
+    #[error("cannot get {what} of {reference}: the connection failed {attempts} times")]
+    Interrupted {
+        what: String,
+        reference: String,
+        attempts: u32,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{reference}: no answer for {what} within {} s", after.as_secs())]
+    Timeout {
+        what: String,
+        reference: String,
+        after: Duration,
+    },
+    #[error("{what} of {reference} has the digest {actual}, where {expected} was announced")]
+    DigestMismatch {
+        what: String,
+        reference: String,
+        expected: Digest,
+        actual: Digest,
+    },
+    #[error("{what} of {reference} is longer than the {expected} bytes announced")]
+    TooLong {
+        what: String,
+        reference: String,
+        expected: u64,
+    },
+    #[error("cannot import {reference}")]
+    Import {
+        reference: String,
+        #[source]
+        source: ImportError,
+    },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{limit} pulls are under way or waiting: try again later")]
+    Busy { limit: usize },
+    #[error("the pull of {reference} broke off inside conman")]
+    Aborted { reference: String },
+}
+
+/// Whether another try may end otherwise.
+pub(super) fn is_passing(error: &OciDistributionError) -> bool {
+    match error {
+        OciDistributionError::RequestError(_) | OciDistributionError::IoError(_) => true,
+        OciDistributionError::ServerError { code, .. } => *code >= 500 || *code == 429,
+        OciDistributionError::AuthenticationFailure(_)
+        | OciDistributionError::ConfigConversionError(_)
+        | OciDistributionError::DigestError(_)
+        | OciDistributionError::GenericError(_)
+        | OciDistributionError::HeaderValueError(_)
+        | OciDistributionError::ImageManifestNotFoundError(_)
+        | OciDistributionError::ImageIndexParsingNoPlatformResolverError
+        | OciDistributionError::IncompatibleLayerMediaTypeError(_)
+        | OciDistributionError::JsonError(_)
+        | OciDistributionError::ManifestEncodingError(_)
+        | OciDistributionError::ManifestParsingError(_)
+        | OciDistributionError::PushNoDataError
+        | OciDistributionError::PushLayerNoDataError
+        | OciDistributionError::PullNoLayersError
+        | OciDistributionError::RegistryError { .. }
+        | OciDistributionError::RegistryNoDigestError
+        | OciDistributionError::RegistryNoLocationError
+        | OciDistributionError::RegistryTokenDecodeError(_)
+        | OciDistributionError::SpecViolationError(_)
+        | OciDistributionError::UnauthorizedError { .. }
+        | OciDistributionError::UrlParseError(_)
+        | OciDistributionError::UnsupportedMediaTypeError(_)
+        | OciDistributionError::UnsupportedSchemaVersionError(_)
+        | OciDistributionError::VersionedParsingError(_) => false,
+    }
+}

@@ -1,0 +1,290 @@
+//! Images from registries.
+//!
+//! One task for each image that is being pulled, whoever asks for it how often: callers wait on
+//! its watch channel, which holds the latest progress and in the end the outcome. The task does
+//! not end with its callers, since what it downloads is wanted again; its waits are bounded and so
+//! are its tries. It downloads a few blobs at a time into `blobs/` and hands unpacking to a
+//! blocking thread.
+//!
+//! Digests are verified of every manifest, configuration and blob, and again of what a layer
+//! unpacks to. The size of a manifest is checked only once it has been read, because the client
+//! library reads it whole.
+
+mod download;
+mod error;
+mod remote;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use oci_client::Reference;
+use tokio::sync::{Semaphore, watch};
+
+use crate::blobs::{Plan, carry_out, check_config_type, layer_blobs, plan};
+use crate::digest::Digest;
+use crate::image::Image;
+use crate::name::ImageName;
+use crate::store::ImageStore;
+use download::Downloads;
+pub use error::PullError;
+use remote::Remote;
+
+/// Images pulled at a time; more wait. Two fill a gigabit.
+const MAX_PULLS: usize = 4;
+
+/// Pulls under way and waiting. Beyond these something asks in a loop.
+const MAX_FLIGHTS: usize = 64;
+
+/// Layers of one image downloaded at a time, as Docker does.
+const MAX_DOWNLOADS: usize = 3;
+
+/// What the operator says about registries.
+#[derive(Clone, Debug, Default)]
+pub struct PullConfig {
+    /// `HOST:PORT` of registries that are spoken to in plain HTTP. Those on this machine's
+    /// loopback always are.
+    pub insecure_registries: BTreeSet<String>,
+    /// By `HOST:PORT`, as it stands in references.
+    pub credentials: HashMap<String, Login>,
+}
+
+#[derive(Clone)]
+pub struct Login {
+    pub user: String,
+    pub password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Login({}, …)", self.user)
+    }
+}
+
+/// How far a pull is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PullProgress {
+    pub phase: PullPhase,
+    /// The layers that are downloaded; those that the store has are not listed.
+    pub layers: Vec<LayerProgress>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PullPhase {
+    #[default]
+    Waiting,
+    Resolving,
+    Downloading,
+    Unpacking,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerProgress {
+    pub blob: Digest,
+    pub total_bytes: u64,
+    pub done_bytes: u64,
+}
+
+/// Pulls images into a store.
+#[derive(Clone, Debug)]
+pub struct Puller {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: ImageStore,
+    config: PullConfig,
+    downloads: Downloads,
+    permits: Semaphore,
+    flights: Mutex<HashMap<Flight, watch::Receiver<State>>>,
+}
+
+type Flight = (String, ImageName);
+type Outcome = Result<Image, Arc<PullError>>;
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    progress: PullProgress,
+    outcome: Option<Outcome>,
+}
+
+impl Puller {
+    pub fn new(store: ImageStore, config: PullConfig) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                downloads: Downloads::new(store.blobs()),
+                store,
+                config,
+                permits: Semaphore::new(MAX_PULLS),
+                flights: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Pulls `reference` (`HOST[:PORT]/NAME[:TAG][@DIGEST]`) and names it `name`. Callers that ask
+    /// for the same while it is under way share one pull. `on_progress` hears the latest state at
+    /// its caller's pace. Dropping the future leaves the pull running.
+    pub async fn pull(
+        &self,
+        reference: &str,
+        name: &ImageName,
+        mut on_progress: impl FnMut(&PullProgress),
+    ) -> Outcome {
+        let parsed: Reference = reference.parse().map_err(|source| {
+            Arc::new(PullError::Reference {
+                reference: reference.chars().take(200).collect(),
+                source,
+            })
+        })?;
+        let mut states = self.join(&parsed, name).map_err(Arc::new)?;
+        loop {
+            let state = states.borrow_and_update().clone();
+            on_progress(&state.progress);
+            if let Some(outcome) = state.outcome {
+                return outcome;
+            }
+            if states.changed().await.is_err() {
+                return Err(Arc::new(PullError::Aborted {
+                    reference: parsed.to_string(),
+                }));
+            }
+        }
+    }
+
+    fn join(
+        &self,
+        reference: &Reference,
+        name: &ImageName,
+    ) -> Result<watch::Receiver<State>, PullError> {
+        let flight = (reference.whole(), name.clone());
+        let mut flights = self.shared.flights();
+        if let Some(states) = flights.get(&flight) {
+            return Ok(states.clone());
+        }
+        if flights.len() >= MAX_FLIGHTS {
+            return Err(PullError::Busy { limit: MAX_FLIGHTS });
+        }
+        let (sender, receiver) = watch::channel(State::default());
+        flights.insert(flight.clone(), receiver.clone());
+        drop(flights);
+        let landing = Landing {
+            shared: self.shared.clone(),
+            flight,
+        };
+        let (reference, name) = (reference.clone(), name.clone());
+        tokio::spawn(async move {
+            let outcome = landing.shared.run(&reference, &name, &sender).await;
+            // Off the list first: who asks from now on gets a new try.
+            drop(landing);
+            sender.send_modify(|state| state.outcome = Some(outcome.map_err(Arc::new)));
+        });
+        Ok(receiver)
+    }
+}
+
+/// Takes a pull off the list however its task ends.
+struct Landing {
+    shared: Arc<Shared>,
+    flight: Flight,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.shared.flights().remove(&self.flight);
+    }
+}
+
+impl Shared {
+    /// Nothing panics between two changes of the map.
+    fn flights(&self) -> MutexGuard<'_, HashMap<Flight, watch::Receiver<State>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        reference: &Reference,
+        name: &ImageName,
+        states: &watch::Sender<State>,
+    ) -> Result<Image, PullError> {
+        let aborted = || PullError::Aborted {
+            reference: reference.to_string(),
+        };
+        let _permit = self.permits.acquire().await.map_err(|_| aborted())?;
+        let enter = |phase| states.send_modify(|state| state.progress.phase = phase);
+        enter(PullPhase::Resolving);
+        let store = &self.store;
+        let remote = Remote::new(reference, &self.config, store.limits().max_json_bytes)?;
+        let manifest = remote.manifest().await?;
+        remote.read(check_config_type(&manifest))?;
+        let blobs = remote.read(layer_blobs(&manifest, store))?;
+        let config = remote.config(manifest.config()).await?;
+        let plan = remote.read(plan(&config, &blobs))?;
+
+        enter(PullPhase::Downloading);
+        // From here on a collection leaves alone what is counted on below.
+        let leases: Vec<_> = plan
+            .layers
+            .iter()
+            .map(|planned| store.inner.layers.hold(planned.layer))
+            .collect();
+        self.download(&remote, &plan, states).await?;
+
+        enter(PullPhase::Unpacking);
+        let (shared, name) = (self.clone(), name.clone());
+        let unpacked = tokio::task::spawn_blocking(move || {
+            let blobs: Vec<Digest> = plan.layers.iter().map(|planned| planned.blob).collect();
+            let image = carry_out(&shared.store, &shared.downloads, plan, &name)?;
+            for blob in &blobs {
+                shared.downloads.remove(blob);
+            }
+            drop(leases);
+            Ok(image)
+        });
+        remote.read(unpacked.await.map_err(|_| aborted())?)
+    }
+
+    /// Downloads the layers that the store lacks.
+    async fn download(
+        &self,
+        remote: &Remote,
+        plan: &Plan,
+        states: &watch::Sender<State>,
+    ) -> Result<(), PullError> {
+        let mut seen = BTreeSet::new();
+        let missing: Vec<_> = plan
+            .layers
+            .iter()
+            .enumerate()
+            .filter(|(_, planned)| !self.store.inner.layers.contains(&planned.layer))
+            .filter(|(_, planned)| seen.insert(planned.blob))
+            .map(|(index, planned)| (format!("layer {}", index + 1), *planned))
+            .collect();
+        states.send_modify(|state| {
+            state.progress.layers = missing
+                .iter()
+                .map(|(_, planned)| LayerProgress {
+                    blob: planned.blob,
+                    total_bytes: planned.size,
+                    done_bytes: 0,
+                })
+                .collect();
+        });
+        let downloads = missing
+            .into_iter()
+            .enumerate()
+            .map(|(row, (what, planned))| async move {
+                let progress = |done_bytes| {
+                    states.send_modify(|state| state.progress.layers[row].done_bytes = done_bytes);
+                };
+                self.downloads
+                    .fetch(remote, &what, planned.blob, planned.size, &progress)
+                    .await
+            });
+        futures_util::stream::iter(downloads)
+            .buffer_unordered(MAX_DOWNLOADS)
+            .try_collect::<()>()
+            .await
+    }
+}

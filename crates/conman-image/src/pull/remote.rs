@@ -1,0 +1,261 @@
+//! One image in one registry.
+
+use std::sync::Once;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use oci_client::client::{BlobResponse, ClientConfig, ClientProtocol, SizedStream};
+use oci_client::errors::OciDistributionError;
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference};
+use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
+use serde::Deserialize;
+
+use crate::blobs::{check_type, digest_of, parse, verify};
+use crate::digest::Digest;
+use crate::import::ImportError;
+use crate::oci_layout::{INDEX_TYPES, MANIFEST_TYPES, choose};
+use crate::pull::PullConfig;
+use crate::pull::error::PullError;
+
+/// For a connection to a registry; a farther one than this is of no use.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Silence in the middle of an answer.
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A manifest or a configuration, authentication included.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(super) struct Remote {
+    client: Client,
+    reference: Reference,
+    auth: RegistryAuth,
+    max_json_bytes: u64,
+}
+
+/// What tells an index from a manifest.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Kind {
+    #[serde(default)]
+    media_type: Option<String>,
+    #[serde(default)]
+    manifests: Option<serde::de::IgnoredAny>,
+}
+
+impl Remote {
+    pub(super) fn new(
+        reference: &Reference,
+        config: &PullConfig,
+        max_json_bytes: u64,
+    ) -> Result<Self, PullError> {
+        static PROVIDER: Once = Once::new();
+        PROVIDER.call_once(|| {
+            // It fails only where the process has chosen one already, which serves as well.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        });
+        let registry = reference.resolve_registry();
+        let plain = is_loopback(registry) || config.insecure_registries.contains(registry);
+        let client = Client::try_from(ClientConfig {
+            protocol: if plain {
+                ClientProtocol::Http
+            } else {
+                ClientProtocol::Https
+            },
+            connect_timeout: Some(CONNECT_TIMEOUT),
+            read_timeout: Some(STALL_TIMEOUT),
+            user_agent: concat!("conman/", env!("CARGO_PKG_VERSION")),
+            ..ClientConfig::default()
+        })
+        .map_err(|error| PullError::Client(Box::new(error)))?;
+        let auth = match config.credentials.get(reference.registry()) {
+            Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
+            None => RegistryAuth::Anonymous,
+        };
+        Ok(Self {
+            client,
+            reference: reference.clone(),
+            auth,
+            max_json_bytes,
+        })
+    }
+
+    pub(super) fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// The manifest for this machine, through an index where there is one.
+    pub(super) async fn manifest(&self) -> Result<ImageManifest, PullError> {
+        let bytes = self.document("the manifest", &self.reference).await?;
+        let kind: Kind = self.read(parse("the manifest", &bytes))?;
+        let media_type = kind.media_type.as_deref();
+        let is_index = match media_type {
+            Some(media_type) => INDEX_TYPES.contains(&media_type),
+            None => kind.manifests.is_some(),
+        };
+        if !is_index {
+            if let Some(media_type) = media_type {
+                self.read(check_type("the manifest", media_type, &MANIFEST_TYPES))?;
+            }
+            return self.read(parse("the manifest", &bytes));
+        }
+        let index: ImageIndex = self.read(parse("the index", &bytes))?;
+        let chosen = self.read(choose(&index, None))?;
+        let media_type = chosen.media_type().to_string();
+        self.read(check_type(
+            "an image in the index",
+            &media_type,
+            &MANIFEST_TYPES,
+        ))?;
+        let digest = self.read(digest_of(chosen, "an image in the index"))?;
+        let pinned = self.reference.clone_with_digest(digest.to_string());
+        let bytes = self.document("the manifest", &pinned).await?;
+        self.read(verify("the manifest", &bytes, digest, chosen.size()))?;
+        self.read(parse("the manifest", &bytes))
+    }
+
+    async fn document(&self, what: &str, reference: &Reference) -> Result<Vec<u8>, PullError> {
+        let accepted: Vec<&str> = MANIFEST_TYPES.iter().chain(&INDEX_TYPES).copied().collect();
+        let fetch = self
+            .client
+            .pull_manifest_raw(reference, &self.auth, &accepted);
+        let (bytes, _) = tokio::time::timeout(DOCUMENT_TIMEOUT, fetch)
+            .await
+            .map_err(|_| self.timed_out(what, DOCUMENT_TIMEOUT))?
+            .map_err(|error| self.failed(what, error))?;
+        if bytes.len() as u64 > self.max_json_bytes {
+            return self.read(Err(ImportError::TooLarge {
+                what: what.to_owned(),
+                limit: self.max_json_bytes,
+            }));
+        }
+        Ok(bytes.to_vec())
+    }
+
+    /// A configuration: small, and kept in memory.
+    pub(super) async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, PullError> {
+        let what = "the configuration";
+        let digest = self.read(digest_of(descriptor, what))?;
+        if descriptor.size() > self.max_json_bytes {
+            return self.read(Err(ImportError::TooLarge {
+                what: what.to_owned(),
+                limit: self.max_json_bytes,
+            }));
+        }
+        let fetch = async {
+            let mut stream = self
+                .client
+                .pull_blob_stream(&self.reference, digest.to_string().as_str())
+                .await
+                .map_err(|error| self.failed(what, error))?;
+            let mut bytes = Vec::new();
+            while let Some(chunk) = stream.next().await {
+                let chunk = chunk.map_err(|error| self.failed(what, error.into()))?;
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() as u64 > descriptor.size() {
+                    return Err(self.too_long(what, descriptor.size()));
+                }
+            }
+            Ok(bytes)
+        };
+        let bytes = tokio::time::timeout(DOCUMENT_TIMEOUT, fetch)
+            .await
+            .map_err(|_| self.timed_out(what, DOCUMENT_TIMEOUT))??;
+        self.read(verify(what, &bytes, digest, descriptor.size()))?;
+        Ok(bytes)
+    }
+
+    /// A blob from `offset` on, and whether the registry began there; else it began at 0.
+    pub(super) async fn blob(
+        &self,
+        digest: &Digest,
+        offset: u64,
+    ) -> Result<(bool, SizedStream), OciDistributionError> {
+        let digest = digest.to_string();
+        if offset == 0 {
+            let stream = self
+                .client
+                .pull_blob_stream(&self.reference, digest.as_str());
+            return Ok((false, stream.await?));
+        }
+        let answer =
+            self.client
+                .pull_blob_stream_partial(&self.reference, digest.as_str(), offset, None);
+        Ok(match answer.await? {
+            BlobResponse::Partial(stream) => (true, stream),
+            BlobResponse::Full(stream) => (false, stream),
+        })
+    }
+
+    pub(super) fn failed(&self, what: &str, error: OciDistributionError) -> PullError {
+        PullError::Fetch {
+            what: what.to_owned(),
+            reference: self.reference.to_string(),
+            source: Box::new(error),
+        }
+    }
+
+    pub(super) fn too_long(&self, what: &str, expected: u64) -> PullError {
+        PullError::TooLong {
+            what: what.to_owned(),
+            reference: self.reference.to_string(),
+            expected,
+        }
+    }
+
+    fn timed_out(&self, what: &str, after: Duration) -> PullError {
+        PullError::Timeout {
+            what: what.to_owned(),
+            reference: self.reference.to_string(),
+            after,
+        }
+    }
+
+    pub(super) fn read<T>(&self, outcome: Result<T, ImportError>) -> Result<T, PullError> {
+        outcome.map_err(|source| PullError::Import {
+            reference: self.reference.to_string(),
+            source,
+        })
+    }
+}
+
+/// Nobody else can listen in on the way to this machine itself.
+fn is_loopback(registry: &str) -> bool {
+    let host = match registry.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => registry.split(':').next().unwrap_or_default(),
+    };
+    host == "localhost"
+        || host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for registry in [
+            "127.0.0.1:5000",
+            "127.9.9.9",
+            "localhost:5000",
+            "[::1]:5000",
+        ] {
+            assert!(is_loopback(registry), "{registry}");
+        }
+        for registry in [
+            "127.0.0.1.example.com",
+            "localhost.example.com",
+            "registry",
+            "10.0.0.1:5000",
+            "[::2]:5000",
+            "128.0.0.1",
+            "",
+        ] {
+            assert!(!is_loopback(registry), "{registry}");
+        }
+    }
+}
