@@ -34,6 +34,7 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "python3-venv",
         "python3-websockets",
         "chromium",
+        "docker-registry",
         "iproute2",
         "util-linux",
     ])
