@@ -179,6 +179,8 @@ fn list(
                 offset: entry.raw_file_position(),
                 size: entry.size(),
             }),
+            // Its hole would have to be read through; no tool writes images so.
+            EntryType::GNUSparse => return Ok(None),
             EntryType::Symlink => link(&entry, name.rsplit_once('/').map_or("", |(dir, _)| dir)),
             EntryType::Link => link(&entry, ""),
             _ => None,

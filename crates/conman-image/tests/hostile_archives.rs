@@ -305,10 +305,10 @@ fn bombs_run_into_the_limit_that_names_them() {
     let total = (0..4).fold(Tar::new(), |tar, number| {
         tar.file(format!("f{number}"), &zeros)
     });
-    let hole = || {
-        Tar::new().entry(EntryType::GNUSparse, "hole", "", b"", |header| {
+    let hole = |path: &str| {
+        Tar::new().entry(EntryType::GNUSparse, path, "", b"", |header| {
             let gnu = header.as_gnu_mut().expect("a GNU header");
-            gnu.set_real_size_for_test(1 << 40);
+            gnu.set_real_size_for_test(1 << 62);
         })
     };
     let limits = ImageLimits {
@@ -325,7 +325,8 @@ fn bombs_run_into_the_limit_that_names_them() {
         (many.bytes(), Limit::Entries(32)),
         (total.bytes(), Limit::UnpackedBytes(3 << 20)),
         (big.bytes(), Limit::FileBytes(2 << 20)),
-        (hole().bytes(), Limit::FileBytes(2 << 20)),
+        (hole("hole").bytes(), Limit::FileBytes(2 << 20)),
+        (hole(".wh.hole").bytes(), Limit::FileBytes(2 << 20)),
         (gzip(&plain), Limit::Ratio(100)),
         (zstd_bomb(), Limit::Ratio(100)),
     ] {

@@ -231,7 +231,24 @@ impl Unpacking<'_> {
         }
     }
 
+    /// Whatever an entry is, its data is read, and that of a sparse one may be nothing but a hole.
+    fn charge(&mut self, size: u64) -> Result<(), UnpackError> {
+        let limits = &self.allowance.limits;
+        if size > limits.max_file_bytes {
+            return Err(UnpackError::Limit(Limit::FileBytes(limits.max_file_bytes)));
+        }
+        self.allowance.bytes_left =
+            self.allowance
+                .bytes_left
+                .checked_sub(size)
+                .ok_or(UnpackError::Limit(Limit::UnpackedBytes(
+                    limits.max_unpacked_bytes,
+                )))?;
+        Ok(())
+    }
+
     fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), UnpackError> {
+        self.charge(entry.size())?;
         let kind = entry.header().entry_type();
         if kind.is_pax_global_extensions() {
             return Ok(());
@@ -324,17 +341,6 @@ impl Unpacking<'_> {
         raw: &[u8],
     ) -> Result<(), UnpackError> {
         let size = entry.size();
-        let limits = &self.allowance.limits;
-        if size > limits.max_file_bytes {
-            return Err(UnpackError::Limit(Limit::FileBytes(limits.max_file_bytes)));
-        }
-        self.allowance.bytes_left =
-            self.allowance
-                .bytes_left
-                .checked_sub(size)
-                .ok_or(UnpackError::Limit(Limit::UnpackedBytes(
-                    limits.max_unpacked_bytes,
-                )))?;
         let mut file =
             std::fs::File::from(self.tree.file(path).map_err(|problem| problem.at(raw))?);
         let mut written = 0_u64;
