@@ -556,6 +556,7 @@ impl Control {
         match report {
             Report::Ready { features } => self.launching.features = Some(features),
             Report::Broken { error } => tracing::error!(%error, "the launcher cannot work"),
+            Report::Swept { ticket } => self.launching.swept(ticket),
             Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
             Report::Running { ticket, phases } => {
                 let Some(start) = self.launching.pending.remove(&ticket) else {
@@ -609,20 +610,18 @@ impl Control {
         // What it still said counts.
         self.take_reports();
         let orphans = self.launching.died();
-        if let Err(error) = self.ensure_launcher() {
-            tracing::error!(%error, "there is no new launcher; the next start tries again");
-        }
-        for (_, start) in orphans {
+        for (ticket, start) in orphans {
             // Whatever of it has begun ends; it may have come as far as its program.
             if let Err(error) = self.freezer.kill(&start.spec.cgroup)
                 && error.kind() != io::ErrorKind::NotFound
             {
                 tracing::error!(name = start.spec.name, %error, "an interrupted start lives on");
             }
-            if let Err(error) = self.launching.sweep(&start.spec) {
-                tracing::error!(name = start.spec.name, %error, "an interrupted start is not swept");
-            }
+            self.launching.sweep_later(ticket, &start.spec);
             self.fail(start, LaunchError::LauncherDied);
+        }
+        if let Err(error) = self.ensure_launcher() {
+            tracing::error!(%error, "there is no new launcher; the next start tries again");
         }
         self.launching.flush();
     }

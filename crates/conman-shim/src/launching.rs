@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use conman_linux::{Features, PidFd, SoleThread};
 
@@ -33,6 +34,9 @@ pub(crate) struct Launching {
     process: Option<(PidFd, OwnedFd)>,
     waiting: VecDeque<Vec<u8>>,
     pub(crate) pending: BTreeMap<u64, Pending>,
+    /// What starts may have left whose launcher died: cgroup and directory, until a launcher has
+    /// lived to remove them.
+    sweeps: BTreeMap<u64, (String, PathBuf)>,
     next_ticket: u64,
     /// What the last launcher found that this kernel can do.
     pub(crate) features: Option<Features>,
@@ -47,6 +51,19 @@ impl Launching {
         let (process, socket) = launcher::start(sole, options)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         self.process = Some((process, socket));
+        // Before any start, which may be of the same name.
+        let sweeps: Vec<Order> = self
+            .sweeps
+            .iter()
+            .map(|(ticket, (cgroup, scratch))| Order::Sweep {
+                ticket: *ticket,
+                cgroup: cgroup.clone(),
+                scratch: scratch.clone(),
+            })
+            .collect();
+        for sweep in sweeps {
+            self.push(&sweep)?;
+        }
         Ok(true)
     }
 
@@ -77,12 +94,15 @@ impl Launching {
         Ok(())
     }
 
-    /// Takes a removal of what a start may have left.
-    pub(crate) fn sweep(&mut self, spec: &LaunchSpec) -> io::Result<()> {
-        self.push(&Order::Sweep {
-            cgroup: spec.cgroup.clone(),
-            scratch: spec.root.scratch.clone(),
-        })
+    /// Remembers to remove what a start may have left.
+    pub(crate) fn sweep_later(&mut self, ticket: u64, spec: &LaunchSpec) {
+        let left = (spec.cgroup.clone(), spec.root.scratch.clone());
+        self.sweeps.insert(ticket, left);
+    }
+
+    /// A launcher has removed it.
+    pub(crate) fn swept(&mut self, ticket: u64) {
+        self.sweeps.remove(&ticket);
     }
 
     fn push(&mut self, order: &Order) -> io::Result<()> {

@@ -48,6 +48,7 @@ pub(crate) enum Order {
     Launch(Box<Start>),
     /// Remove what a launcher that died in mid-launch may have left.
     Sweep {
+        ticket: u64,
         cgroup: String,
         scratch: PathBuf,
     },
@@ -81,6 +82,10 @@ pub(crate) enum Report {
     Running {
         ticket: u64,
         phases: Phases,
+    },
+    /// What could be removed is.
+    Swept {
+        ticket: u64,
     },
     /// Nothing of it is left except a zombie where it was cloned.
     Failed {
@@ -123,8 +128,13 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
         let start: Box<Start> = match decode(received.bytes).map_err(io::Error::other)? {
             Order::Launch(start) => start,
-            Order::Sweep { cgroup, scratch } => {
+            Order::Sweep {
+                ticket,
+                cgroup,
+                scratch,
+            } => {
                 launch::sweep(&cgroup, &scratch);
+                report(socket, &Report::Swept { ticket })?;
                 continue;
             }
         };

@@ -97,11 +97,13 @@ pub(super) fn overlay(
         None => set_descriptors(&overlay, &layers, scratch),
         Some(attached) => set_paths(&overlay, &attached.path, &root.layers, scratch),
     };
-    set.and_then(|()| set_common(&overlay))
-        .map_err(step("configure the overlay"))?;
-    overlay
+    let own = set.map_err(step("configure the overlay"))?;
+    set_common(&overlay).map_err(step("configure the overlay"))?;
+    let made = overlay
         .mount(MountAttributes::MOUNT_ATTR_NODEV)
-        .map_err(step("make the overlay"))
+        .map_err(step("make the overlay"));
+    drop(own);
+    made
 }
 
 fn open_layer(store: &Mount, layer: &Path) -> io::Result<OwnedFd> {
@@ -138,16 +140,21 @@ fn make_mount_points(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<(
     Ok(())
 }
 
+/// Through a mount of its own the container's directory has no path, so that the container, which
+/// may read its mount table, is not told where it lies on the host.
+/// It must live until the overlay is made.
 fn set_descriptors(
     overlay: &NewFilesystem,
     layers: &[OwnedFd],
     scratch: &Scratch,
-) -> io::Result<()> {
+) -> io::Result<Option<Mount>> {
     for layer in layers {
         overlay.set_fd("lowerdir+", layer)?;
     }
-    overlay.set_fd("upperdir", hold(&scratch.upper())?)?;
-    overlay.set_fd("workdir", hold(&scratch.path.join(WORK))?)
+    let own = Mount::copy_of(CWD, &scratch.path)?;
+    overlay.set_fd("upperdir", hold(&own, UPPER)?)?;
+    overlay.set_fd("workdir", hold(&own, WORK)?)?;
+    Ok(Some(own))
 }
 
 fn set_paths(
@@ -155,7 +162,7 @@ fn set_paths(
     store: &Path,
     layers: &[PathBuf],
     scratch: &Scratch,
-) -> io::Result<()> {
+) -> io::Result<Option<Mount>> {
     let mut list = std::ffi::OsString::new();
     for layer in layers {
         if !list.is_empty() {
@@ -178,7 +185,8 @@ fn set_paths(
     }
     overlay.set_path("lowerdir", Path::new(&list))?;
     overlay.set_path("upperdir", &scratch.upper())?;
-    overlay.set_path("workdir", &scratch.path.join(WORK))
+    overlay.set_path("workdir", &scratch.path.join(WORK))?;
+    Ok(None)
 }
 
 /// Nothing of a session's own directory outlives the machine, so nothing of it is forced to disk:
@@ -187,12 +195,9 @@ fn set_common(overlay: &NewFilesystem) -> io::Result<()> {
     overlay.set_flag("volatile")
 }
 
-fn hold(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?)
+fn hold(directory: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?)
 }
 
 /// The store, attached to the workshop as long as an overlay is being made.
@@ -203,7 +208,7 @@ struct Attached {
 
 impl Attached {
     fn new(store: &Mount) -> io::Result<Self> {
-        let directory = hold(Path::new(ATTACHED))?;
+        let directory = hold(CWD, ATTACHED)?;
         store.attach(directory.as_fd(), c"")?;
         Ok(Self {
             path: PathBuf::from(ATTACHED),

@@ -46,7 +46,6 @@ pub(crate) struct Shim {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) cgroup: String,
     pub(crate) process: Child,
-    mounts_before: usize,
 }
 
 impl Shim {
@@ -64,7 +63,6 @@ impl Shim {
             directory,
             cgroup,
             process,
-            mounts_before: mounts(),
         }
     }
 
@@ -135,6 +133,12 @@ impl Shim {
         self.log(&name)
     }
 
+    /// Lets some microseconds go by.
+    #[expect(clippy::disallowed_methods, reason = "no async runtime is near")]
+    pub(crate) fn process_pause(&self, micros: u64) {
+        std::thread::sleep(Duration::from_micros(micros));
+    }
+
     /// Removes what the daemon would remove: cgroups and directories of ended containers.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let cgroups = Cgroups::detect().expect("detected");
@@ -165,6 +169,9 @@ impl Drop for Shim {
             assert!(gone, "processes are left: {:?}", alive());
             assert!(swept, "cgroups are left: {left:?}");
             ended.expect("the shim ends");
+            let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+            let own = self.directory.path().to_string_lossy().into_owned();
+            assert!(!mounts.contains(&own), "a mount is left: {mounts}");
         }
     }
 }
@@ -208,14 +215,6 @@ pub(crate) fn next_end(client: &mut Client) -> conman_shim::ContainerView {
 
 pub(crate) fn subscribe(client: &mut Client) {
     client.ask(Request::Subscribe).expect("subscribed");
-}
-
-/// Mounts that this process sees.
-pub(crate) fn mounts() -> usize {
-    let text = fs::read_to_string("/proc/self/mountinfo").expect("readable");
-    text.lines()
-        .filter(|line| line.contains("conman") || line.contains(".tmp"))
-        .count()
 }
 
 /// Looks again and again, at most as long as is reasonable.
