@@ -184,7 +184,6 @@ impl ImageStore {
             // Under the lock: an import that begins now leases its layers first.
             self.inner.layers.detach_unless(&kept)?
         };
-        report.freed_bytes += sweep_blobs(&self.blobs())?;
         for layer in doomed {
             report.freed_bytes += layer.file_bytes;
             report.layers.push(layer.id);
@@ -193,6 +192,7 @@ impl ImageStore {
                 tracing::warn!(path = %layer.path.display(), %error, "cannot remove a layer");
             }
         }
+        report.freed_bytes += sweep_blobs(&self.blobs())?;
         Ok(report)
     }
 

@@ -58,12 +58,11 @@ impl Downloads {
         let turn = self.turn(digest);
         let _turn = turn.lock().await;
         let whole = self.directory.join(digest.hex());
-        if whole.metadata().is_ok_and(|file| file.len() == size) {
-            // Or a collection could take it for abandoned.
-            let _ = File::options()
-                .append(true)
-                .open(&whole)
-                .and_then(|file| file.set_modified(std::time::SystemTime::now()));
+        if tokio::fs::metadata(&whole)
+            .await
+            .is_ok_and(|file| file.len() == size)
+        {
+            touch(&whole).await;
             progress(size);
             return Ok(());
         }
@@ -71,7 +70,7 @@ impl Downloads {
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         // Bytes of an earlier run are worth one try only: they may be damaged.
-        let mut inherited = partial.exists();
+        let mut inherited = tokio::fs::try_exists(&partial).await.unwrap_or(true);
         loop {
             match self
                 .attempt(remote, what, digest, size, &partial, progress)
@@ -99,7 +98,9 @@ impl Downloads {
             if actual == digest {
                 break;
             }
-            std::fs::remove_file(&partial).map_err(failed("remove", &partial))?;
+            tokio::fs::remove_file(&partial)
+                .await
+                .map_err(failed("remove", &partial))?;
             if !inherited {
                 return Err(PullError::DigestMismatch {
                     what: what.to_owned(),
@@ -110,7 +111,9 @@ impl Downloads {
             }
             inherited = false;
         }
-        std::fs::rename(&partial, &whole).map_err(failed("put in place", &whole))?;
+        tokio::fs::rename(&partial, &whole)
+            .await
+            .map_err(failed("put in place", &whole))?;
         Ok(())
     }
 
@@ -223,6 +226,15 @@ async fn copy(
     // Tokio's file writes behind; the next attempt looks at its length.
     file.flush().await.map_err(Copying::Write)?;
     outcome
+}
+
+/// Or a collection could take it for abandoned.
+async fn touch(path: &Path) {
+    if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(path).await {
+        let file = file.into_std().await;
+        // One system call on a local file.
+        let _ = file.set_modified(std::time::SystemTime::now());
+    }
 }
 
 async fn hash(path: &Path) -> io::Result<Digest> {

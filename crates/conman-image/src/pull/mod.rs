@@ -252,15 +252,20 @@ impl Shared {
         plan: &Plan,
         states: &watch::Sender<State>,
     ) -> Result<(), PullError> {
-        let mut seen = BTreeSet::new();
-        let missing: Vec<_> = plan
-            .layers
-            .iter()
-            .enumerate()
-            .filter(|(_, planned)| !self.store.inner.layers.contains(&planned.layer))
-            .filter(|(_, planned)| seen.insert(planned.blob))
-            .map(|(index, planned)| (format!("layer {}", index + 1), *planned))
-            .collect();
+        let (store, layers) = (self.store.clone(), plan.layers.clone());
+        let listing = tokio::task::spawn_blocking(move || {
+            let mut seen = BTreeSet::new();
+            layers
+                .into_iter()
+                .enumerate()
+                .filter(|(_, planned)| !store.inner.layers.contains(&planned.layer))
+                .filter(|(_, planned)| seen.insert(planned.blob))
+                .map(|(index, planned)| (format!("layer {}", index + 1), planned))
+                .collect::<Vec<_>>()
+        });
+        let missing = listing.await.map_err(|_| PullError::Aborted {
+            reference: remote.reference().to_string(),
+        })?;
         states.send_modify(|state| {
             state.progress.layers = missing
                 .iter()
