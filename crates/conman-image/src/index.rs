@@ -16,7 +16,7 @@ pub(crate) const INDEX_FILE: &str = "images.json";
 
 const VERSION: u32 = 1;
 
-/// Bytes of an index that are read: some 10,000 images.
+/// Bytes of an index: some 10,000 images with ordinary configurations.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -76,11 +76,18 @@ impl Index {
 
     /// Replaces the file, which is complete in its old or its new form whatever happens.
     pub(crate) fn store(&self, directory: &Path) -> io::Result<()> {
+        let json = serde_json::to_vec_pretty(self)?;
+        if json.len() as u64 > MAX_INDEX_BYTES {
+            // Or the next start could not read it.
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("the index is longer than {MAX_INDEX_BYTES} bytes: remove images first"),
+            ));
+        }
         let mut file = tempfile::Builder::new()
             .prefix(".images")
             .tempfile_in(directory)?;
-        serde_json::to_writer_pretty(&mut file, self)?;
-        file.flush()?;
+        file.write_all(&json)?;
         file.as_file().sync_all()?;
         file.persist(directory.join(INDEX_FILE))
             .map_err(|failed| failed.error)?;

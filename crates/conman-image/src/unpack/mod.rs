@@ -45,6 +45,13 @@ const CAPABILITY_RECORD: &[u8] = b"SCHILY.xattr.security.capability";
 /// Sizes of the two forms of `security.capability` (vfs_cap_data, vfs_ns_cap_data).
 const CAPABILITY_BYTES: [usize; 2] = [20, 24];
 
+/// Memory for the times of directories, which are set at the end. Directories beyond it, some
+/// 500,000, keep the time at which they were filled.
+const MAX_DIRECTORY_TIME_BYTES: usize = 64 << 20;
+
+/// Memory for one of them besides its path.
+const DIRECTORY_TIME_OVERHEAD_BYTES: usize = 64;
+
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 128 << 10;
 
@@ -98,6 +105,7 @@ pub(crate) fn unpack(
         gauge: gauge.clone(),
         allowance,
         directory_times: Vec::new(),
+        directory_time_bytes: 0,
         entries: 0,
         file_bytes: 0,
         buffer: vec![0; COPY_BYTES],
@@ -179,7 +187,9 @@ struct Unpacking<'a> {
     tree: Tree,
     gauge: Rc<Gauge>,
     allowance: &'a mut Allowance,
-    directory_times: Vec<(EntryPath, Timespec)>,
+    /// What directories' times are set to once they are filled.
+    directory_times: Vec<(Vec<u8>, Timespec)>,
+    directory_time_bytes: usize,
     entries: u64,
     file_bytes: u64,
     buffer: Vec<u8>,
@@ -210,10 +220,12 @@ impl Unpacking<'_> {
             io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
         }
         gauge.expect_data();
-        for (path, modified) in std::mem::take(&mut self.directory_times).iter().rev() {
+        for (raw, modified) in std::mem::take(&mut self.directory_times).iter().rev() {
+            let path = EntryPath::parse(raw, &self.allowance.limits)
+                .map_err(|why| Problem::Refused(why).at(raw))?;
             self.tree
-                .set_directory_time(path, *modified)
-                .map_err(|problem| problem.at(&path.names.join(&b'/')))?;
+                .set_directory_time(&path, *modified)
+                .map_err(|problem| problem.at(raw))?;
         }
         Ok(archive.into_inner())
     }
@@ -274,11 +286,11 @@ impl Unpacking<'_> {
         match kind {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 if is_old_directory(entry.header(), &raw) {
-                    return self.directory(path, &attributes, &raw);
+                    return self.directory(&path, &attributes, &raw);
                 }
                 self.file(entry, &path, &attributes, &records, &raw)
             }
-            EntryType::Directory => self.directory(path, &attributes, &raw),
+            EntryType::Directory => self.directory(&path, &attributes, &raw),
             EntryType::Symlink => {
                 let target = entry
                     .link_name_bytes()
@@ -321,14 +333,18 @@ impl Unpacking<'_> {
 
     fn directory(
         &mut self,
-        path: EntryPath,
+        path: &EntryPath,
         attributes: &Attributes,
         raw: &[u8],
     ) -> Result<(), UnpackError> {
         self.tree
-            .directory(&path, attributes)
+            .directory(path, attributes)
             .map_err(|problem| problem.at(raw))?;
-        self.directory_times.push((path, attributes.modified));
+        self.directory_time_bytes += raw.len() + DIRECTORY_TIME_OVERHEAD_BYTES;
+        if self.directory_time_bytes <= MAX_DIRECTORY_TIME_BYTES {
+            self.directory_times
+                .push((raw.to_vec(), attributes.modified));
+        }
         Ok(())
     }
 
