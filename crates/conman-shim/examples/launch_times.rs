@@ -166,6 +166,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize) -> LaunchSpec {
         },
         log: directory.join("logs").join(&name),
         files: Vec::new(),
+        binds: Vec::new(),
         hardening: Hardening::default(),
         name,
     }

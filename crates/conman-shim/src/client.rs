@@ -1,10 +1,10 @@
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use conman_linux::{Features, PidFd};
+use conman_linux::{Features, Mount, PidFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -79,7 +79,7 @@ impl Client {
             features: None,
             shim_pid: 0,
         };
-        match client.call("say hello", Request::Hello { version: VERSION })? {
+        match client.call("say hello", Request::Hello { version: VERSION }, &[])? {
             (Reply::Hello { features, pid, .. }, _) => {
                 client.features = features;
                 client.shim_pid = pid;
@@ -105,7 +105,17 @@ impl Client {
 
     /// Starts a container.
     pub fn launch(&mut self, spec: LaunchSpec) -> Result<Launched, ClientError> {
-        match self.call("launch", Request::Launch(Box::new(spec)))? {
+        self.launch_with(spec, &[])
+    }
+
+    /// Starts a container that is shown these detached mounts, one for each of the spec's binds.
+    pub fn launch_with(
+        &mut self,
+        spec: LaunchSpec,
+        binds: &[Mount],
+    ) -> Result<Launched, ClientError> {
+        let fds: Vec<BorrowedFd<'_>> = binds.iter().map(AsFd::as_fd).collect();
+        match self.call("launch", Request::Launch(Box::new(spec)), &fds)? {
             (Reply::Launched { pid, phases }, fds) => Ok(Launched {
                 pid,
                 process: fds.into_iter().next().map(|fd| PidFd::received(fd, pid)),
@@ -120,7 +130,7 @@ impl Client {
         let mut all: Vec<ContainerView> = Vec::new();
         loop {
             let after = all.last().map(|view| view.name.clone());
-            match self.call("list", Request::List { after })? {
+            match self.call("list", Request::List { after }, &[])? {
                 (Reply::Containers { containers, more }, _) => {
                     all.extend(containers);
                     if !more {
@@ -134,7 +144,7 @@ impl Client {
 
     /// Any other request.
     pub fn ask(&mut self, request: Request) -> Result<Reply, ClientError> {
-        Ok(self.call("carry out a request", request)?.0)
+        Ok(self.call("carry out a request", request, &[])?.0)
     }
 
     /// The next thing that is told unasked, after [`Request::Subscribe`].
@@ -153,13 +163,14 @@ impl Client {
         &mut self,
         action: &'static str,
         request: Request,
+        fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         self.next_call += 1;
         let id = self.next_call;
         let failed = |source| ClientError::Io { action, source };
         let bytes =
             encode(&Call { id, request }).map_err(|error| failed(io::Error::other(error)))?;
-        seqpacket::send(&self.socket, &bytes, &[]).map_err(failed)?;
+        seqpacket::send(&self.socket, &bytes, fds).map_err(failed)?;
         let deadline = Instant::now() + self.timeout;
         loop {
             match self.receive(action, deadline)? {

@@ -9,11 +9,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use conman_linux::{Ended, Freezer, Signal, SoleThread};
+use conman_linux::{Capabilities, Ended, Freezer, Signal, SoleThread};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open};
 use rustix::time::{
@@ -48,6 +49,9 @@ const MESSAGES_A_TURN: usize = 64;
 
 /// Containers, living or not acknowledged: as many as there are ranges of ids.
 const MAX_CONTAINERS: usize = 16_384;
+
+/// Never chosen by the OOM killer (proc_pid_oom_score_adj(5)).
+const OOM_SCORE: &str = "-1000";
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -111,6 +115,7 @@ impl Control {
         control.watch(SIGNALS)?;
         control.watch(TIMER)?;
         control.ensure_launcher()?;
+        protect();
         Ok(control)
     }
 
@@ -213,15 +218,16 @@ impl Control {
                 return;
             };
             let mut buffer = std::mem::take(&mut self.buffer);
-            // Descriptors that come with a message are not asked for, and closed here.
             let call = match seqpacket::receive(connection, &mut buffer) {
-                Ok(Some(received)) => decode::<Call>(received.bytes).map_err(io::Error::other),
+                Ok(Some(received)) => decode::<Call>(received.bytes)
+                    .map(|call| (call, received.fds))
+                    .map_err(io::Error::other),
                 Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) => Err(error),
             };
             self.buffer = buffer;
             match call {
-                Ok(call) => self.answer(client, call),
+                Ok((call, fds)) => self.answer(client, call, fds),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -236,12 +242,13 @@ impl Control {
         self.update_interest(client);
     }
 
-    fn answer(&mut self, client: u64, call: Call) {
+    /// Descriptors that the request does not want are closed.
+    fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
         let greeted = self.clients.get(&client).is_some_and(|one| one.greeted);
         let outcome = match call.request {
             Request::Hello { version } => self.greet(client, version),
             _ if !greeted => Err(CallError::NoHello),
-            Request::Launch(spec) => match self.begin_launch(client, call.id, *spec) {
+            Request::Launch(spec) => match self.begin_launch(client, call.id, *spec, fds) {
                 // Answered when it has begun.
                 Ok(()) => return,
                 Err(error) => Err(error),
@@ -360,8 +367,15 @@ impl Control {
 
     // ---- Containers.
 
-    fn begin_launch(&mut self, client: u64, call: u64, spec: LaunchSpec) -> Result<(), CallError> {
-        spec.check().map_err(|error| CallError::Launch {
+    fn begin_launch(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: LaunchSpec,
+        binds: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
+        checked.map_err(|error| CallError::Launch {
             error: LaunchError::Spec { error },
         })?;
         let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
@@ -393,7 +407,7 @@ impl Control {
             spec,
             pidfd: None,
         };
-        if let Err(error) = self.launching.order(pending) {
+        if let Err(error) = self.launching.order(pending, binds) {
             self.ids.give_back(ids);
             return Err(host_error("launch", &name)(error));
         }
@@ -702,8 +716,24 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
+        self.launching.stop();
         // A later shim at the same path may have replaced it; then it is gone already or renewed.
         let _ = std::fs::remove_file(&self.options.socket);
+    }
+}
+
+/// The fence must work when memory is short. What is not permitted is done without.
+fn protect() {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
+        tracing::warn!(%error, "the OOM killer may choose the shim");
+    }
+    // Without the capability a limit holds, at which allocations would fail.
+    let capable = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(Capabilities::IPC_LOCK));
+    // Pages as they are used: a large program is not brought into memory whole.
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if !capable || mlockall(flags).is_err() {
+        tracing::warn!("the shim's memory may be swapped out");
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
 
@@ -16,6 +17,9 @@ use crate::spec::LaunchSpec;
 /// Starts that wait or are under way. A start takes about a millisecond, so this is seconds of
 /// work; more are refused.
 pub(crate) const MAX_PENDING: usize = 4_096;
+
+/// Bound on the death of a launcher that may be waiting for a disk.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A start that has not been answered.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 pub(crate) struct Launching {
     process: Option<(PidFd, OwnedFd)>,
-    waiting: VecDeque<Vec<u8>>,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     pub(crate) pending: BTreeMap<u64, Pending>,
     /// What starts may have left whose launcher died: cgroup and directory, until a launcher has
     /// lived to remove them.
@@ -62,7 +66,7 @@ impl Launching {
             })
             .collect();
         for sweep in sweeps {
-            self.push(&sweep)?;
+            self.push(&sweep, Vec::new())?;
         }
         Ok(true)
     }
@@ -81,7 +85,7 @@ impl Launching {
     }
 
     /// Takes a start; the launcher gets it when it reads.
-    pub(crate) fn order(&mut self, start: Pending) -> io::Result<()> {
+    pub(crate) fn order(&mut self, start: Pending, binds: Vec<OwnedFd>) -> io::Result<()> {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
         let order = Order::Launch(Box::new(Start {
@@ -89,7 +93,7 @@ impl Launching {
             ids: start.ids,
             spec: start.spec.clone(),
         }));
-        self.push(&order)?;
+        self.push(&order, binds)?;
         self.pending.insert(ticket, start);
         Ok(())
     }
@@ -105,9 +109,9 @@ impl Launching {
         self.sweeps.remove(&ticket);
     }
 
-    fn push(&mut self, order: &Order) -> io::Result<()> {
+    fn push(&mut self, order: &Order, fds: Vec<OwnedFd>) -> io::Result<()> {
         let bytes = encode(order).map_err(io::Error::other)?;
-        self.waiting.push_back(bytes);
+        self.waiting.push_back((bytes, fds));
         Ok(())
     }
 
@@ -116,8 +120,9 @@ impl Launching {
         let Some((_, socket)) = &self.process else {
             return;
         };
-        while let Some(bytes) = self.waiting.front() {
-            if seqpacket::send(socket, bytes, &[]).is_err() {
+        while let Some((bytes, fds)) = self.waiting.front() {
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            if seqpacket::send(socket, bytes, &fds).is_err() {
                 return;
             }
             self.waiting.pop_front();
@@ -139,6 +144,18 @@ impl Launching {
                 tracing::error!(%error, "the launcher's report is unreadable");
                 None
             }
+        }
+    }
+
+    /// Ends it and reaps it, since the shim ends; what it was doing ends with it.
+    pub(crate) fn stop(&mut self) {
+        let Some((process, _)) = self.process.take() else {
+            return;
+        };
+        let pid = rustix::process::Pid::from_raw(process.pid());
+        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
+            // It may have been reaped already.
+            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
         }
     }
 

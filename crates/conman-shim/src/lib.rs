@@ -40,7 +40,9 @@ pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
 };
-pub use spec::{Hardening, LaunchSpec, MAX_LAYERS, ProgramSpec, RootSpec, SpecError};
+pub use spec::{
+    BindSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec, SpecError,
+};
 
 /// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
 pub fn run(options: ShimOptions) -> std::io::Result<()> {

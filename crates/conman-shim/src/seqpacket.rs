@@ -10,8 +10,8 @@ use rustix::net::{
 
 use crate::protocol::MAX_MESSAGE_BYTES;
 
-/// Descriptors in one message.
-pub(crate) const MAX_FDS: usize = 8;
+/// Descriptors in one message: binds, a root and a log. The kernel takes 253.
+pub(crate) const MAX_FDS: usize = crate::spec::MAX_BINDS + 2;
 
 /// What came in one message.
 #[derive(Debug)]

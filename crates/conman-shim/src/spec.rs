@@ -12,6 +12,9 @@ const MAX_STRINGS: usize = 4_096;
 /// Small files that are written into a root at its start.
 const MAX_FILES: usize = 16;
 
+/// Directories and files of the host in a container.
+pub const MAX_BINDS: usize = 32;
+
 /// Longest name of a container: a session's (63), a dot and a generation.
 const MAX_NAME: usize = 96;
 
@@ -38,8 +41,21 @@ pub struct LaunchSpec {
     /// has there.
     #[serde(default)]
     pub files: Vec<(String, String)>,
+    /// What of the host is shown in it. A detached mount for each comes with the message, in this
+    /// order: whoever asks has resolved the path, and no path can be changed afterwards.
+    #[serde(default)]
+    pub binds: Vec<BindSpec>,
     #[serde(default)]
     pub hardening: Hardening,
+}
+
+/// One file or directory of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindSpec {
+    /// Path in the container; made where it is missing.
+    pub target: String,
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// What `/` is.
@@ -163,7 +179,23 @@ impl LaunchSpec {
         for (path, _) in &self.files {
             check_inner_path("files", path)?;
         }
+        for bind in &self.binds {
+            check_inner_path("binds", &bind.target)?;
+        }
         self.hardening.capability_set().map(|_| ())
+    }
+}
+
+impl LaunchSpec {
+    /// Checks the number of mounts that came along.
+    pub(crate) fn check_binds(&self, mounts: usize) -> Result<(), SpecError> {
+        if mounts == self.binds.len() && mounts <= MAX_BINDS {
+            return Ok(());
+        }
+        Err(SpecError::new(
+            "binds",
+            "another number of binds than of mounts",
+        ))
     }
 }
 

@@ -6,9 +6,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use conman_linux::NetnsSockets;
+use conman_linux::{Mount, NetnsSockets};
 use conman_shim::{
-    CallError, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
+    BindSpec, CallError, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
 };
 
 use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
@@ -119,11 +119,27 @@ fn an_unprivileged_user_stays_one() {
         return;
     }
     let shim = Shim::start();
-    let mut spec = shim.spec("user.1", "id -u; id -g; grep CapEff /proc/self/status");
+    let script = "id -u; id -g; grep CapEff /proc/self/status; \
+                  cat /proc/sys/net/ipv4/ip_unprivileged_port_start";
+    let mut spec = shim.spec("user.1", script);
     spec.program.uid = 1_000;
     spec.program.gid = 1_001;
     let log = shim.output(spec);
-    assert_eq!(log, "1000\n1001\nCapEff:\t0000000000000000\n");
+    assert_eq!(log, "1000\n1001\nCapEff:\t0000000000000000\n0\n");
+}
+
+#[test]
+fn a_program_may_open_its_standard_output_anew() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut spec = shim.spec(
+        "anew.1",
+        "echo one; echo two >> /dev/stdout; echo three >> /dev/stderr",
+    );
+    spec.program.uid = 1_000;
+    assert_eq!(shim.output(spec), "one\ntwo\nthree\n");
 }
 
 #[test]
@@ -426,4 +442,48 @@ fn a_stranger_to_the_protocol_is_dropped_and_others_are_served() {
         assert_eq!(length, 0, "{}", String::from_utf8_lossy(bytes));
     }
     assert_eq!(client.list().expect("still served"), []);
+}
+
+#[test]
+fn binds_show_the_hosts_files_with_their_owners_and_read_only_where_asked() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let work = shim.path("work");
+    std::fs::create_dir(&work).expect("made");
+    std::fs::write(work.join("greeting"), "from the host\n").expect("written");
+    let mut spec = shim.spec(
+        "bind.1",
+        "cat /work/greeting; stat -c %u /work/greeting; touch /work/new; echo $?; \
+         cat /etc/greeting; touch /read/x; echo $?",
+    );
+    let bind = |target: &str, read_only| BindSpec {
+        target: target.to_owned(),
+        read_only,
+    };
+    spec.binds = vec![
+        bind("/work", false),
+        bind("/etc/greeting", true),
+        bind("/read", true),
+    ];
+    let copy = |path: &std::path::Path| Mount::copy_of(rustix::fs::CWD, path).expect("copied");
+    let mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
+    let mut client = shim.client();
+    let refused = client
+        .launch_with(spec.clone(), &mounts[..2])
+        .expect_err("one is missing");
+    assert!(refused.to_string().contains("binds"), "{refused}");
+    let launched = client
+        .launch_with(spec, &mounts)
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    wait_dead(&launched);
+    let log = shim.log("bind.1");
+    assert!(
+        log.starts_with("from the host\n0\n0\nfrom the host\n"),
+        "{log}"
+    );
+    assert!(log.contains("Read-only file system\n1\n"), "{log}");
+    // On the host it belongs to whom it does inside.
+    assert_eq!(std::fs::metadata(work.join("new")).expect("made").uid(), 0);
 }

@@ -43,6 +43,9 @@ const MASKED: [&CStr; 10] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
+/// First port that needs no capability, in the container's own network namespace.
+const UNPRIVILEGED_PORTS: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+
 /// Everybody may write, and remove only what is his own.
 const SHARED_MODE: u32 = 0o1777;
 
@@ -121,10 +124,11 @@ impl Child<'_> {
         bring_loopback_up().map_err(step("bring the loopback interface up"))?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
-        let (overlay, log) = self.wait_for_root()?;
+        let (overlay, log, binds) = self.wait_for_root()?;
         let begin = Instant::now();
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
         self.mount_all(&overlay)?;
+        self.mount_binds(&binds)?;
         self.write_files()?;
         make_directories(&self.spec.program.workdir)
             .and_then(|()| Ok(chdir(self.spec.program.workdir.as_str())?))
@@ -136,7 +140,7 @@ impl Child<'_> {
         }
         let mounted = Instant::now();
         connect_streams(&log).map_err(step("connect the standard streams"))?;
-        drop((overlay, log));
+        drop((overlay, log, binds));
         self.give_up_privileges()?;
         let report = ChildReport::Executing {
             mounts_us: micros(begin, mounted),
@@ -147,14 +151,17 @@ impl Child<'_> {
         Err(execute(&self.spec.program))
     }
 
-    fn wait_for_root(&self) -> Result<(Mount, OwnedFd), LaunchError> {
+    fn wait_for_root(&self) -> Result<(Mount, OwnedFd, Vec<Mount>), LaunchError> {
         let mut buffer = [0_u8; 16];
         let received =
             seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
         let received = received.ok_or(LaunchError::LauncherDied)?;
         let mut fds = received.fds.into_iter();
         match (received.bytes, fds.next(), fds.next()) {
-            (GO, Some(overlay), Some(log)) => Ok((Mount::from_fd(overlay), log)),
+            (GO, Some(overlay), Some(log)) => {
+                let binds = fds.map(Mount::from_fd).collect();
+                Ok((Mount::from_fd(overlay), log, binds))
+            }
             _ => Err(LaunchError::LauncherDied),
         }
     }
@@ -174,9 +181,32 @@ impl Child<'_> {
         attach_at(&dev, "/dev").map_err(step("mount /dev"))?;
         attach_at(&shm, "/dev/shm").map_err(step("mount /dev/shm"))?;
         attach_at(&proc, "/proc").map_err(step("mount /proc"))?;
+        if self.spec.program.uid != 0 {
+            // Root has the capability; others would have to know which ports are whose.
+            std::fs::write(UNPRIVILEGED_PORTS, "0").map_err(step("open all ports to its user"))?;
+        }
         if self.spec.hardening.masked_proc {
             self.mask(&proc, &null, &empty)
                 .map_err(step("mask paths in /proc"))?;
+        }
+        Ok(())
+    }
+
+    fn mount_binds(&self, binds: &[Mount]) -> Result<(), LaunchError> {
+        for (mount, bind) in binds.iter().zip(&self.spec.binds) {
+            let failed = |error| LaunchError::step(&format!("bind at {}", bind.target), &error);
+            let target = Path::new(&bind.target);
+            let is_directory = rustix::fs::fstat(mount)
+                .map(|data| rustix::fs::FileType::from_raw_mode(data.st_mode).is_dir())
+                .map_err(|errno| failed(errno.into()))?;
+            if is_directory {
+                make_directories(&bind.target).map_err(failed)?;
+            } else if !target.exists() {
+                write_file(target, "").map_err(failed)?;
+            }
+            hold(&bind.target)
+                .and_then(|target| mount.attach(&target, c""))
+                .map_err(failed)?;
         }
         Ok(())
     }

@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, Namespaces, PidFd,
-    SessionCgroup, SoleThread, clone_process,
+    CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, MountAttributes,
+    Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -112,11 +112,12 @@ impl Launcher {
     pub(super) fn launch(
         &mut self,
         order: &Start,
+        binds: Vec<OwnedFd>,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
     ) -> Result<Phases, LaunchError> {
         let mut made = Made::default();
         let mut phases = Phases::default();
-        let outcome = self.attempt(order, cloned, &mut made, &mut phases);
+        let outcome = self.attempt(order, binds, cloned, &mut made, &mut phases);
         match outcome {
             Ok(()) => Ok(phases),
             Err(error) => {
@@ -129,6 +130,7 @@ impl Launcher {
     fn attempt(
         &mut self,
         order: &Start,
+        binds: Vec<OwnedFd>,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
         made: &mut Made,
         phases: &mut Phases,
@@ -139,7 +141,8 @@ impl Launcher {
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
         phases.cgroup_us = clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        let log = open_log(spec).map_err(|error| LaunchError::step("open the log", &error))?;
+        let log =
+            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?;
         phases.files_us = clock.lap();
         let (process, socket) = self.clone_child(spec, cgroup)?;
         let process = made.process.insert(process);
@@ -154,9 +157,10 @@ impl Launcher {
             order.ids,
         )?;
         phases.root_us = clock.lap();
-        hand_over(&socket, &overlay, &log)?;
+        let binds = self.own_binds(&order.spec, binds, user_namespace.as_fd())?;
+        hand_over(&socket, &overlay, &log, &binds)?;
         // The child's copies alone keep them from now on.
-        drop((overlay, log, user_namespace));
+        drop((overlay, log, binds, user_namespace));
         let done = wait_for_exec(&socket, phases)?;
         phases.setup_us = clock.lap();
         phases.total_us = clock.total();
@@ -164,6 +168,32 @@ impl Launcher {
             return Ok(());
         }
         Err(LaunchError::EndedEarly)
+    }
+
+    /// Gives the files of binds their owners: what is user `n`'s on the host is user `n`'s inside.
+    fn own_binds(
+        &self,
+        spec: &LaunchSpec,
+        binds: Vec<OwnedFd>,
+        user_namespace: BorrowedFd<'_>,
+    ) -> Result<Vec<Mount>, LaunchError> {
+        let mut mounts = Vec::with_capacity(binds.len());
+        for (fd, bind) in binds.into_iter().zip(&spec.binds) {
+            let mount = Mount::from_fd(fd);
+            let failed =
+                |error| LaunchError::step(&format!("prepare the bind at {}", bind.target), &error);
+            if self.features.mapped_layers {
+                mount.map_owners(user_namespace).map_err(failed)?;
+            }
+            let mut attributes =
+                MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOSUID;
+            if bind.read_only {
+                attributes |= MountAttributes::MOUNT_ATTR_RDONLY;
+            }
+            mount.set_attributes(attributes).map_err(failed)?;
+            mounts.push(mount);
+        }
+        Ok(mounts)
     }
 
     fn clone_child(
@@ -248,7 +278,7 @@ fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     }
 }
 
-fn open_log(spec: &LaunchSpec) -> io::Result<OwnedFd> {
+fn open_log(spec: &LaunchSpec, ids: u32) -> io::Result<OwnedFd> {
     let file = File::options()
         .append(true)
         .create(true)
@@ -258,6 +288,10 @@ fn open_log(spec: &LaunchSpec) -> io::Result<OwnedFd> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
+    // Programs open /dev/stdout anew, for which it must be theirs. Its directory is not, so they
+    // reach nothing else.
+    let (user, group) = (ids + spec.program.uid, ids + spec.program.gid);
+    std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
     Ok(file.into())
 }
 
@@ -276,8 +310,17 @@ fn map_ids(process: &PidFd, ids: u32) -> Result<File, LaunchError> {
     }
 }
 
-fn hand_over(socket: &OwnedFd, overlay: &Mount, log: &OwnedFd) -> Result<(), LaunchError> {
-    seqpacket::send(socket, GO, &[overlay.as_fd(), log.as_fd()]).map_err(|error| {
+fn hand_over(
+    socket: &OwnedFd,
+    overlay: &Mount,
+    log: &OwnedFd,
+    binds: &[Mount],
+) -> Result<(), LaunchError> {
+    let fds: Vec<_> = [overlay.as_fd(), log.as_fd()]
+        .into_iter()
+        .chain(binds.iter().map(AsFd::as_fd))
+        .collect();
+    seqpacket::send(socket, GO, &fds).map_err(|error| {
         match error.raw_os_error() {
             // It has ended, and may have said why.
             Some(libc::EPIPE | libc::ECONNRESET) => child_failure(socket),

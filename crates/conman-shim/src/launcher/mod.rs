@@ -126,6 +126,7 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     report(socket, &Report::Ready { features })?;
     let mut buffer = seqpacket::buffer();
     while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
+        let binds = received.fds;
         let start: Box<Start> = match decode(received.bytes).map_err(io::Error::other)? {
             Order::Launch(start) => start,
             Order::Sweep {
@@ -139,7 +140,7 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
             }
         };
         let ticket = start.ticket;
-        let outcome = launcher.launch(&start, &mut |pid| {
+        let outcome = launcher.launch(&start, binds, &mut |pid| {
             report(socket, &Report::Cloned { ticket, pid })
         });
         let told = match outcome {

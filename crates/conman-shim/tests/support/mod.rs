@@ -114,6 +114,7 @@ impl Shim {
             },
             log: self.path("logs").join(name),
             files: Vec::new(),
+            binds: Vec::new(),
             hardening: Hardening::default(),
         }
     }
