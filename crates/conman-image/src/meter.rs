@@ -1,6 +1,6 @@
 //! Streams that count, hash and limit what passes through them.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::io::{self, Read};
 use std::rc::Rc;
 
@@ -44,6 +44,9 @@ impl std::fmt::Display for Limit {
     }
 }
 
+/// Archives are made of blocks of this size.
+const BLOCK_BYTES: u64 = 512;
+
 /// Which ends are hashed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hashed {
@@ -58,6 +61,9 @@ pub(crate) struct Gauge {
     stream_bytes: Cell<u64>,
     /// Bytes that may pass before the next entry must begin.
     header_left: Cell<Option<u64>>,
+    /// What has passed since the last entry's data: its padding and the headers of the next.
+    headers: RefCell<Vec<u8>>,
+    padding: Cell<usize>,
     ended: Cell<bool>,
     hit: Cell<Option<Limit>>,
     packed_hash: RefCell<Option<Hasher>>,
@@ -77,6 +83,8 @@ impl Gauge {
             packed_bytes: Cell::new(0),
             stream_bytes: Cell::new(0),
             header_left: Cell::new(None),
+            headers: RefCell::default(),
+            padding: Cell::new(0),
             ended: Cell::new(false),
             hit: Cell::new(None),
             packed_hash: RefCell::new(hashed.packed.then(Hasher::default)),
@@ -87,12 +95,24 @@ impl Gauge {
         })
     }
 
+    /// The data of the last entry has been read to its end.
     pub(crate) fn expect_header(&self) {
+        let past_block = self.stream_bytes.get() % BLOCK_BYTES;
+        self.padding
+            .set(((BLOCK_BYTES - past_block) % BLOCK_BYTES) as usize);
+        self.headers.borrow_mut().clear();
         self.header_left.set(Some(self.limits.max_header_bytes));
     }
 
     pub(crate) fn expect_data(&self) {
         self.header_left.set(None);
+    }
+
+    /// The headers of the present entry, from a block's beginning.
+    pub(crate) fn headers(&self) -> Ref<'_, [u8]> {
+        Ref::map(self.headers.borrow(), |headers| {
+            headers.get(self.padding.get()..).unwrap_or_default()
+        })
     }
 
     pub(crate) fn hit(&self) -> Option<Limit> {
@@ -188,7 +208,13 @@ impl<R: Read> Read for Unpacked<R> {
             .map_err(|limit| gauge.refuse(limit))?;
         if let Some(left) = gauge.header_left.get() {
             match left.checked_sub(count as u64) {
-                Some(left) => gauge.header_left.set(Some(left)),
+                Some(left) => {
+                    gauge.header_left.set(Some(left));
+                    gauge
+                        .headers
+                        .borrow_mut()
+                        .extend_from_slice(&buffer[..count]);
+                }
                 None => {
                     return Err(gauge.refuse(Limit::HeaderBytes(gauge.limits.max_header_bytes)));
                 }

@@ -236,6 +236,11 @@ fn long_names_are_bounded_wherever_they_stand() {
         .pax(&[("path", b"../canary/file")])
         .file("short", b"");
     assert_eq!(refused(escape), Refusal::ParentReference);
+    // A record inside a value is none, though readers by line take it for one.
+    let smuggled = Tar::new()
+        .pax(&[("SCHILY.xattr.user.x", b"\n14 path=other\n")])
+        .file("short", b"");
+    assert_eq!(refused(smuggled), Refusal::PaxRecord);
     let link = Tar::new()
         .pax(&[("linkpath", &b"t".repeat(4096))])
         .symlink("short", "t");

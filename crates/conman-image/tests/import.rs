@@ -100,6 +100,9 @@ fn a_root_file_system_is_imported_from_every_packing_as_the_same_image() {
     let stage = Stage::new();
     let store = stage.store();
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // CAP_DAC_OVERRIDE and CAP_FOWNER are a newline together.
+    let mut with_newline = capability;
+    with_newline[4..6].copy_from_slice(&[10, 0]);
     let plain = Tar::new()
         .entry(EntryType::Directory, "./", "", b"", |header| {
             header.set_mode(0o711)
@@ -117,6 +120,11 @@ fn a_root_file_system_is_imported_from_every_packing_as_the_same_image() {
         ])
         .file("bin/ping", b"ELF")
         .link("bin/ping6", "./bin/ping")
+        .pax(&[
+            ("SCHILY.xattr.security.capability", &with_newline),
+            ("SCHILY.xattr.user.note", b"a\nb\n"),
+        ])
+        .file("bin/odd", b"ELF")
         .symlink("bin/outside", "/../../etc/shadow")
         .entry(EntryType::Fifo, "run/fifo", "", b"", |header| {
             header.set_mode(0o620)

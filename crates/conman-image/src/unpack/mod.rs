@@ -17,6 +17,7 @@
 
 mod entry_path;
 mod error;
+mod pax;
 mod tree;
 
 use std::io::{self, Read, Write};
@@ -34,16 +35,12 @@ use crate::digest::Digest;
 use crate::limits::Allowance;
 use crate::meter::{Gauge, Hashed, Limit, Packed, Unpacked};
 use entry_path::EntryPath;
+use pax::PaxRecords;
 use tree::{Attributes, Problem, Tree, finish_file};
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
 const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
-
-const CAPABILITY_RECORD: &[u8] = b"SCHILY.xattr.security.capability";
-
-/// Sizes of the two forms of `security.capability` (vfs_cap_data, vfs_ns_cap_data).
-const CAPABILITY_BYTES: [usize; 2] = [20, 24];
 
 /// Memory for the times of directories, which are set at the end. Directories beyond it, some
 /// 500,000, keep the time at which they were filled.
@@ -195,13 +192,6 @@ struct Unpacking<'a> {
     buffer: Vec<u8>,
 }
 
-/// What the PAX records of an entry say that the header cannot.
-#[derive(Default)]
-struct PaxRecords {
-    capability: Option<Vec<u8>>,
-    modified: Option<Timespec>,
-}
-
 impl Unpacking<'_> {
     fn all<R: Read>(&mut self, stream: R) -> Result<R, UnpackError> {
         let mut archive = Archive::new(stream);
@@ -267,7 +257,7 @@ impl Unpacking<'_> {
         }
         let raw = entry.path_bytes().into_owned();
         let refused = |why: Refusal| Problem::Refused(why).at(&raw);
-        let records = pax_records(entry).map_err(refused)?;
+        let records = PaxRecords::read(&self.gauge.headers(), entry).map_err(refused)?;
         let path = EntryPath::parse(&raw, &self.allowance.limits).map_err(refused)?;
         let attributes = attributes(entry.header(), &records).map_err(refused)?;
 
@@ -423,54 +413,5 @@ fn attributes(header: &tar::Header, records: &PaxRecords) -> Result<Attributes, 
             tv_sec: i64::try_from(seconds).map_err(|_| Refusal::BadHeader("time"))?,
             tv_nsec: 0,
         }),
-    })
-}
-
-fn pax_records<R: Read>(entry: &mut Entry<'_, R>) -> Result<PaxRecords, Refusal> {
-    let mut records = PaxRecords::default();
-    let Some(extensions) = entry.pax_extensions().map_err(|_| Refusal::PaxRecord)? else {
-        return Ok(records);
-    };
-    for extension in extensions {
-        let extension = extension.map_err(|_| Refusal::PaxRecord)?;
-        let value = extension.value_bytes();
-        match extension.key_bytes() {
-            key if key.starts_with(b"GNU.sparse.") => return Err(Refusal::PaxSparse),
-            CAPABILITY_RECORD if CAPABILITY_BYTES.contains(&value.len()) => {
-                records.capability = Some(value.to_vec());
-            }
-            CAPABILITY_RECORD => return Err(Refusal::BadCapability),
-            b"mtime" => {
-                records.modified = Some(pax_time(value).ok_or(Refusal::BadHeader("time"))?);
-            }
-            _ => {}
-        }
-    }
-    Ok(records)
-}
-
-/// Seconds with a decimal fraction, as PAX writes times.
-fn pax_time(value: &[u8]) -> Option<Timespec> {
-    let text = std::str::from_utf8(value).ok()?;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let seconds: i64 = whole.parse().ok()?;
-    if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
-        return None;
-    }
-    let nanos: String = fraction
-        .chars()
-        .chain("000000000".chars())
-        .take(9)
-        .collect();
-    let nanos: i64 = nanos.parse().ok()?;
-    Some(match (whole.starts_with('-'), nanos) {
-        (true, 1..) => Timespec {
-            tv_sec: seconds.checked_sub(1)?,
-            tv_nsec: 1_000_000_000 - nanos,
-        },
-        _ => Timespec {
-            tv_sec: seconds,
-            tv_nsec: nanos,
-        },
     })
 }
