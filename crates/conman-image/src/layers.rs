@@ -256,3 +256,42 @@ fn sync(directory: &Path) -> Result<(), StoreError> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::ImageLimits;
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says so")]
+    fn a_leased_layer_is_collected_only_after_its_last_lease() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: layers are unpacked as root");
+            return;
+        }
+        let stage = tempfile::tempdir().expect("temporary directory");
+        let (home, scratch) = (stage.path().join("layers"), stage.path().join("tmp"));
+        for directory in [&home, &scratch] {
+            fs::create_dir(directory).expect("directory");
+        }
+        let layers = Layers::new(home, scratch);
+        let mut allowance = Allowance::new(&ImageLimits::default());
+        // An archive of no entries: its end mark alone.
+        let first = layers
+            .add(&[0_u8; 1024][..], &mut allowance)
+            .expect("added");
+        let second = layers.hold(first.layer);
+        let id = first.layer;
+        let collected = || {
+            let detached = layers.detach_unless(&BTreeSet::new()).expect("collected");
+            detached.iter().map(|layer| layer.id).collect::<Vec<_>>()
+        };
+        assert_eq!(collected(), []);
+        drop(first);
+        assert_eq!(collected(), []);
+        assert!(layers.contains(&id));
+        drop(second);
+        assert_eq!(collected(), [id]);
+        assert!(!layers.contains(&id));
+    }
+}

@@ -285,6 +285,50 @@ fn damage_in_an_oci_layout_is_named_and_leaves_nothing() {
     }
 }
 
+#[test]
+fn a_layer_of_the_same_size_with_other_content_is_refused_by_its_digest() {
+    if !is_root() {
+        return;
+    }
+    let honest = Tar::new().file("a", b"honest").bytes();
+    let forged = Tar::new().file("a", b"forged").bytes();
+    assert_eq!(honest.len(), forged.len());
+
+    let stage = Stage::new();
+    let store = stage.store();
+    let root = layouts(&stage, "layout", std::slice::from_ref(&honest));
+    let before = snapshot(store.directory());
+    let blobs = root.join("blobs/sha256");
+    let (stored, forged_gzip) = (gzip(&honest), gzip(&forged));
+    assert_eq!(stored.len(), forged_gzip.len(), "choose other contents");
+    fs::write(blobs.join(Digest::of(&stored).hex()), &forged_gzip).expect("forge");
+    let error = unpack_error(store.import(&root, &name("a:1")).expect_err("forged"));
+    assert!(
+        matches!(error, UnpackError::DigestMismatch { what: "the blob", expected, .. }
+                if expected == Digest::of(&stored)),
+        "{error:?}"
+    );
+    assert_eq!(snapshot(store.directory()), before);
+
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": [Digest::of(&honest).to_string()]},
+    })
+    .to_string();
+    let manifest = serde_json::json!([{"Config": "config.json", "Layers": ["layer.tar"]}]);
+    let saved = Tar::new()
+        .file("layer.tar", &forged)
+        .file("config.json", config.as_bytes())
+        .file("manifest.json", manifest.to_string().as_bytes())
+        .bytes();
+    let error = unpack_error(stage.refused(&store, &saved));
+    assert!(
+        matches!(error, UnpackError::DigestMismatch { what: "the unpacked layer", actual, .. }
+            if actual == Digest::of(&forged)),
+        "{error:?}"
+    );
+}
+
 fn blob_path(root: &Path, layer: &[u8]) -> std::path::PathBuf {
     root.join("blobs/sha256")
         .join(Digest::of(&gzip(layer)).hex())
