@@ -143,6 +143,32 @@ impl CgroupMaker {
         }
     }
 
+    /// A cgroup that was made before, to be entered by one more process.
+    pub fn existing(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
+        if !is_plain(path) || !path.starts_with(PREFIX) {
+            return Err(MakeCgroupError::Refused {
+                path: path.to_owned(),
+            });
+        }
+        let mut cgroup = SessionCgroup {
+            path: path.to_owned(),
+            unified: None,
+            tasks: Vec::new(),
+            made: Vec::new(),
+        };
+        for hierarchy in self.joined.iter().chain(&self.unified) {
+            let Some(directory) = hierarchy.directory(path).filter(|path| path.is_dir()) else {
+                continue;
+            };
+            if hierarchy.unified {
+                cgroup.unified = Some(open(&directory, false)?);
+            } else {
+                cgroup.tasks.push(open(&directory.join("tasks"), true)?);
+            }
+        }
+        Ok(cgroup)
+    }
+
     fn fill(
         &self,
         cgroup: &mut SessionCgroup,

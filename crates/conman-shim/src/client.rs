@@ -12,7 +12,7 @@ use crate::protocol::{
     Call, CallError, ContainerView, Message, Phases, Reply, Request, VERSION, decode, encode,
 };
 use crate::seqpacket;
-use crate::spec::LaunchSpec;
+use crate::spec::{ExecSpec, LaunchSpec};
 
 /// Told ends that wait to be taken; beyond, the oldest answer is waited for first.
 const MAX_TOLD: usize = 65_536;
@@ -122,6 +122,22 @@ impl Client {
                 phases,
             }),
             _ => Err(ClientError::Unexpected { action: "launch" }),
+        }
+    }
+
+    /// Runs a command in a container on these streams: standard input, output and error.
+    pub fn exec(
+        &mut self,
+        spec: ExecSpec,
+        streams: [BorrowedFd<'_>; 3],
+    ) -> Result<Launched, ClientError> {
+        match self.call("execute", Request::Exec(Box::new(spec)), &streams)? {
+            (Reply::Launched { pid, phases }, fds) => Ok(Launched {
+                pid,
+                process: fds.into_iter().next().map(|fd| PidFd::received(fd, pid)),
+                phases,
+            }),
+            _ => Err(ClientError::Unexpected { action: "execute" }),
         }
     }
 

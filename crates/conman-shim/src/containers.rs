@@ -14,8 +14,10 @@ type Unclaimed = BTreeMap<i32, Ended>;
 pub(crate) struct Container {
     pub(crate) cgroup: String,
     pub(crate) pid: i32,
-    /// First of its own ids.
-    pub(crate) ids: u32,
+    /// First of its own ids; a command has none.
+    pub(crate) ids: Option<u32>,
+    /// The container it is a command in.
+    pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
     /// Whether its freezing was ordered.
     pub(crate) frozen: bool,
@@ -35,6 +37,7 @@ impl Container {
             cgroup: self.cgroup.clone(),
             pid: self.pid,
             state: self.state,
+            exec_in: self.exec_in.clone(),
         }
     }
 }
@@ -82,6 +85,13 @@ impl Containers {
         self.names.insert(pid, name.clone());
         self.by_name.insert(name, container);
         self.unclaimed.remove(&pid)
+    }
+
+    /// A child that only helps to begin another one.
+    pub(crate) fn helper(&mut self, pid: i32) {
+        if self.unclaimed.remove(&pid).is_none() {
+            self.doomed.insert(pid);
+        }
     }
 
     /// A child was reaped; from now on its PID may be anybody's.
@@ -143,7 +153,8 @@ mod tests {
         Container {
             cgroup: "/conman-x/a".to_owned(),
             pid,
-            ids: 0,
+            ids: None,
+            exec_in: None,
             state: ContainerState::Running,
             frozen: false,
         }

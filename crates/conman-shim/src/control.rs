@@ -26,14 +26,14 @@ use crate::connection::Connection;
 use crate::containers::{Container, Containers, Reaped};
 use crate::fence::{Fence, FenceStep};
 use crate::ids::IdRanges;
-use crate::launcher::Report;
-use crate::launching::{Launching, MAX_PENDING, Pending};
+use crate::launcher::{Command, Order, Report, Start};
+use crate::launching::{Launching, MAX_PENDING, Own, Pending};
 use crate::options::ShimOptions;
 use crate::protocol::{
     Call, CallError, ContainerState, LaunchError, Message, Reply, Request, VERSION, decode,
 };
 use crate::seqpacket;
-use crate::spec::{LaunchSpec, check_name};
+use crate::spec::{ExecSpec, LaunchSpec, SpecError, check_name};
 
 /// Clients at a time: the daemon, its successor during an upgrade, the command line.
 const MAX_CLIENTS: usize = 32;
@@ -253,6 +253,11 @@ impl Control {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
+            Request::Exec(spec) => match self.begin_exec(client, call.id, *spec, fds) {
+                // Answered when it has begun.
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
             Request::Hold { name } => match self.hold(&name) {
                 Ok((pid, fd)) => {
                     self.reply(client, call.id, Reply::Held { pid }, Some(fd));
@@ -318,6 +323,7 @@ impl Control {
             // Answered elsewhere.
             Request::Hello { .. }
             | Request::Launch(_)
+            | Request::Exec(_)
             | Request::Hold { .. }
             | Request::Subscribe => Err(CallError::NoHello),
         }
@@ -375,21 +381,89 @@ impl Control {
         binds: Vec<OwnedFd>,
     ) -> Result<(), CallError> {
         let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
-        checked.map_err(|error| CallError::Launch {
-            error: LaunchError::Spec { error },
-        })?;
+        checked.map_err(spec_error)?;
         let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
         if !below.is_some_and(|rest| rest.starts_with('/')) {
             return Err(host_error("launch", &spec.name)(io::Error::other(
                 "its cgroup is not below the fence's",
             )));
         }
+        self.admit(&spec.name)?;
+        let ids = self.ids.take().ok_or_else(|| full("ranges of ids"))?;
+        let own = Own {
+            ids,
+            scratch: spec.root.scratch.clone(),
+        };
+        let name = spec.name.clone();
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: spec.cgroup.clone(),
+            own: Some(own),
+            exec_in: None,
+            pidfd: None,
+        };
+        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
+        if let Err(error) = self.launching.order(pending, binds, order) {
+            self.ids.give_back(ids);
+            return Err(host_error("launch", &name)(error));
+        }
+        Ok(())
+    }
+
+    fn begin_exec(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: ExecSpec,
+        streams: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec
+            .check()
+            .and_then(|()| spec.check_streams(streams.len()));
+        checked.map_err(spec_error)?;
+        self.admit(&spec.name)?;
+        let container = self.container(&spec.container)?;
+        if container.frozen {
+            // It would hold the process that enters it, and the launcher with it.
+            return Err(host_error("execute", &spec.name)(io::Error::other(
+                "its container is frozen",
+            )));
+        }
+        let cgroup = container.cgroup.clone();
+        let (_, init) = self.hold(&spec.container)?;
+        let name = spec.name.clone();
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: cgroup.clone(),
+            own: None,
+            exec_in: Some(spec.container.clone()),
+            pidfd: None,
+        };
+        let fds = std::iter::once(init).chain(streams).collect();
+        let order = |ticket| {
+            Order::Exec(Box::new(Command {
+                ticket,
+                cgroup,
+                spec,
+            }))
+        };
+        let taken = self.launching.order(pending, fds, order);
+        taken.map_err(host_error("execute", &name))
+    }
+
+    /// Whether a container or command of this name may begin.
+    fn admit(&mut self, name: &str) -> Result<(), CallError> {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
-        let name = spec.name.clone();
-        if self.containers.get(&name).is_some() || self.launching.is_starting(&name) {
-            return Err(CallError::Exists { name });
+        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
+            return Err(CallError::Exists {
+                name: name.to_owned(),
+            });
         }
         if self.launching.pending.len() >= MAX_PENDING {
             return Err(full("starts under way"));
@@ -397,21 +471,17 @@ impl Control {
         if self.containers.len() >= MAX_CONTAINERS {
             return Err(full("containers"));
         }
-        self.ensure_launcher()
-            .map_err(host_error("launch", &name))?;
-        let ids = self.ids.take().ok_or_else(|| full("ranges of ids"))?;
-        let pending = Pending {
-            client,
-            call,
-            ids,
-            spec,
-            pidfd: None,
-        };
-        if let Err(error) = self.launching.order(pending, binds) {
-            self.ids.give_back(ids);
-            return Err(host_error("launch", &name)(error));
+        self.ensure_launcher().map_err(host_error("launch", name))
+    }
+
+    /// A living container, not a command in one.
+    fn container(&self, name: &str) -> Result<&Container, CallError> {
+        match self.living(name) {
+            Ok(container) if container.exec_in.is_some() => Err(CallError::NoSuchContainer {
+                name: name.to_owned(),
+            }),
+            other => other,
         }
-        Ok(())
     }
 
     fn living(&self, name: &str) -> Result<&Container, CallError> {
@@ -434,7 +504,7 @@ impl Control {
     }
 
     fn kill(&self, container: &Container) -> io::Result<()> {
-        if container.frozen && !self.freezer.dies_frozen() {
+        if container.frozen && container.exec_in.is_none() && !self.freezer.dies_frozen() {
             return self.freezer.kill(&container.cgroup);
         }
         signal_child(container.pid, Signal::KILL)
@@ -461,7 +531,7 @@ impl Control {
     }
 
     fn freeze(&mut self, name: &str) -> Result<Reply, CallError> {
-        let cgroup = self.living(name)?.cgroup.clone();
+        let cgroup = self.container(name)?.cgroup.clone();
         let error = |error| host_error("freeze", name)(error);
         self.freezer.freeze(&cgroup).map_err(error)?;
         if let Some(container) = self.containers.get_mut(name) {
@@ -472,7 +542,7 @@ impl Control {
     }
 
     fn thaw(&mut self, name: &str) -> Result<Reply, CallError> {
-        let cgroup = self.living(name)?.cgroup.clone();
+        let cgroup = self.container(name)?.cgroup.clone();
         self.freezer
             .thaw(&cgroup)
             .map_err(host_error("thaw", name))?;
@@ -492,10 +562,16 @@ impl Control {
             if check_name(name).is_ok()
                 && let Some(container) = self.containers.forget(name)
             {
-                self.ids.give_back(container.ids);
+                self.give_back(container.ids);
             }
         }
         Ok(Reply::Done)
+    }
+
+    fn give_back(&mut self, ids: Option<u32>) {
+        if let Some(ids) = ids {
+            self.ids.give_back(ids);
+        }
     }
 
     // ---- Deaths.
@@ -570,13 +646,14 @@ impl Control {
         match report {
             Report::Ready { features } => self.launching.features = Some(features),
             Report::Broken { error } => tracing::error!(%error, "the launcher cannot work"),
+            Report::Helper { pid } => self.containers.helper(pid),
             Report::Swept { ticket } => self.launching.swept(ticket),
             Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
             Report::Running { ticket, phases } => {
                 let Some(start) = self.launching.pending.remove(&ticket) else {
                     return;
                 };
-                if let Some(container) = self.containers.get_mut(&start.spec.name) {
+                if let Some(container) = self.containers.get_mut(&start.name) {
                     if container.state == ContainerState::Launching {
                         container.state = ContainerState::Running;
                     }
@@ -599,11 +676,12 @@ impl Control {
         };
         // It is not reaped yet, except when it has died at once; then there is nothing to hold.
         start.pidfd = open_child(pid).ok();
-        let name = start.spec.name.clone();
+        let name = start.name.clone();
         let container = Container {
-            cgroup: start.spec.cgroup.clone(),
+            cgroup: start.cgroup.clone(),
             pid,
-            ids: start.ids,
+            ids: start.own.as_ref().map(|own| own.ids),
+            exec_in: start.exec_in.clone(),
             state: ContainerState::Launching,
             frozen: false,
         };
@@ -614,8 +692,15 @@ impl Control {
 
     /// Nobody hears of this container again.
     fn fail(&mut self, start: Pending, error: LaunchError) {
-        self.containers.discard(&start.spec.name);
-        self.ids.give_back(start.ids);
+        if start.own.is_none()
+            && let Some(command) = self.containers.get(&start.name)
+            && command.is_alive()
+            && let Err(error) = self.kill(command)
+        {
+            tracing::error!(name = start.name, %error, "a command that failed lives on");
+        }
+        self.containers.discard(&start.name);
+        self.give_back(start.own.map(|own| own.ids));
         let error = CallError::Launch { error };
         self.reply(start.client, start.call, Reply::Failed { error }, None);
     }
@@ -626,12 +711,18 @@ impl Control {
         let orphans = self.launching.died();
         for (ticket, start) in orphans {
             // Whatever of it has begun ends; it may have come as far as its program.
-            if let Err(error) = self.freezer.kill(&start.spec.cgroup)
+            let ended = match &start.own {
+                Some(own) => {
+                    self.launching.sweep_later(ticket, &start.cgroup, own);
+                    self.freezer.kill(&start.cgroup)
+                }
+                None => Ok(()),
+            };
+            if let Err(error) = ended
                 && error.kind() != io::ErrorKind::NotFound
             {
-                tracing::error!(name = start.spec.name, %error, "an interrupted start lives on");
+                tracing::error!(name = start.name, %error, "an interrupted start lives on");
             }
-            self.launching.sweep_later(ticket, &start.spec);
             self.fail(start, LaunchError::LauncherDied);
         }
         if let Err(error) = self.ensure_launcher() {
@@ -782,6 +873,12 @@ fn open_child(pid: i32) -> io::Result<OwnedFd> {
 /// Only for a child that has not been reaped: its PID is nobody else's.
 fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
     Ok(rustix::process::kill_process(child_pid(pid)?, signal)?)
+}
+
+fn spec_error(error: SpecError) -> CallError {
+    CallError::Launch {
+        error: LaunchError::Spec { error },
+    }
 }
 
 fn full(what: &str) -> CallError {

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
 
-use crate::launcher::{self, Order, Report, Start};
+use crate::launcher::{self, Order, Report};
 use crate::options::ShimOptions;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
-use crate::spec::LaunchSpec;
 
 /// Starts that wait or are under way. A start takes about a millisecond, so this is seconds of
 /// work; more are refused.
@@ -26,10 +25,21 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 pub(crate) struct Pending {
     pub(crate) client: u64,
     pub(crate) call: u64,
-    pub(crate) ids: u32,
-    pub(crate) spec: LaunchSpec,
+    pub(crate) name: String,
+    pub(crate) cgroup: String,
+    /// A container's own; a command has neither.
+    pub(crate) own: Option<Own>,
+    /// The container of a command.
+    pub(crate) exec_in: Option<String>,
     /// The answer's, from the moment of its clone.
     pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// What is one container's alone.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) ids: u32,
+    pub(crate) scratch: PathBuf,
 }
 
 /// The launcher and what it has been asked.
@@ -81,26 +91,26 @@ impl Launching {
 
     /// Whether a container of this name is being started.
     pub(crate) fn is_starting(&self, name: &str) -> bool {
-        self.pending.values().any(|start| start.spec.name == name)
+        self.pending.values().any(|start| start.name == name)
     }
 
-    /// Takes a start; the launcher gets it when it reads.
-    pub(crate) fn order(&mut self, start: Pending, binds: Vec<OwnedFd>) -> io::Result<()> {
+    /// Takes a start, given as what to order by its ticket; the launcher gets it when it reads.
+    pub(crate) fn order(
+        &mut self,
+        start: Pending,
+        fds: Vec<OwnedFd>,
+        order: impl FnOnce(u64) -> Order,
+    ) -> io::Result<()> {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
-        let order = Order::Launch(Box::new(Start {
-            ticket,
-            ids: start.ids,
-            spec: start.spec.clone(),
-        }));
-        self.push(&order, binds)?;
+        self.push(&order(ticket), fds)?;
         self.pending.insert(ticket, start);
         Ok(())
     }
 
     /// Remembers to remove what a start may have left.
-    pub(crate) fn sweep_later(&mut self, ticket: u64, spec: &LaunchSpec) {
-        let left = (spec.cgroup.clone(), spec.root.scratch.clone());
+    pub(crate) fn sweep_later(&mut self, ticket: u64, cgroup: &str, own: &Own) {
+        let left = (cgroup.to_owned(), own.scratch.clone());
         self.sweeps.insert(ticket, left);
     }
 

@@ -41,7 +41,8 @@ pub use protocol::{
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
 };
 pub use spec::{
-    BindSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec, SpecError,
+    BindSpec, ExecSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec,
+    SpecError,
 };
 
 /// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.

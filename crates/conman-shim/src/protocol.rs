@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use conman_linux::{Ended, Features};
 
-use crate::spec::{LaunchSpec, SpecError};
+use crate::spec::{ExecSpec, LaunchSpec, SpecError};
 
 /// Version of this protocol. It grows when an older peer would misunderstand; new fields with
 /// defaults and new requests leave it.
@@ -32,6 +32,9 @@ pub enum Request {
     },
     /// Starts a container. The answer carries a pidfd of its init.
     Launch(Box<LaunchSpec>),
+    /// Runs a command in a container, with the same answer. It is listed, told and acknowledged
+    /// like a container, and killed alone.
+    Exec(Box<ExecSpec>),
     /// Containers by name, after the one given, at most [`PAGE`].
     List {
         after: Option<String>,
@@ -135,6 +138,9 @@ pub struct ContainerView {
     /// Its init in the shim's PID namespace.
     pub pid: i32,
     pub state: ContainerState,
+    /// The container it is a command in.
+    #[serde(default)]
+    pub exec_in: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,6 +49,44 @@ pub struct LaunchSpec {
     pub hardening: Hardening,
 }
 
+/// A command to run in a running container. Its standard input, output and error come with the
+/// message, in this order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecSpec {
+    /// The caller's name for it, unique among containers and commands.
+    pub name: String,
+    pub container: String,
+    pub program: ProgramSpec,
+    /// Standard input is a terminal, to be the one that controls it.
+    #[serde(default)]
+    pub terminal: bool,
+    #[serde(default)]
+    pub hardening: Hardening,
+}
+
+impl ExecSpec {
+    /// Checks everything that can be checked without the host.
+    pub fn check(&self) -> Result<(), SpecError> {
+        check_name(&self.name)?;
+        self.program.check()?;
+        self.hardening.capability_set().map(|_| ())
+    }
+
+    /// Checks the number of streams that came along.
+    pub(crate) fn check_streams(&self, streams: usize) -> Result<(), SpecError> {
+        if streams == STREAMS {
+            return Ok(());
+        }
+        Err(SpecError::new(
+            "name",
+            "not three standard streams beside it",
+        ))
+    }
+}
+
+/// Standard input, output and error.
+pub(crate) const STREAMS: usize = 3;
+
 /// One file or directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindSpec {

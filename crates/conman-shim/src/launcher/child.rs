@@ -23,7 +23,7 @@ use super::places::{EMPTY, no_programs};
 use crate::protocol::{LaunchError, encode};
 use crate::seccomp_profile::Filter;
 use crate::seqpacket;
-use crate::spec::{LaunchSpec, ProgramSpec};
+use crate::spec::{Hardening, LaunchSpec, ProgramSpec};
 
 /// Hidden from containers where the kernel has them: files behind /dev/null, directories behind an
 /// empty one. What Docker hides, without what lies in /sys, which is not mounted.
@@ -57,6 +57,8 @@ const FIRST_OTHER_FD: u32 = 3;
 pub(super) enum ChildReport {
     /// The next thing is exec.
     Executing { mounts_us: u64, harden_us: u64 },
+    /// The command's process, seen from outside; it waits for [`GO`].
+    Entered { pid: i32 },
     /// It ends.
     Failed { error: LaunchError },
 }
@@ -101,7 +103,7 @@ pub(super) struct Child<'a> {
     pub(super) socket: &'a OwnedFd,
 }
 
-fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
+pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
     move |error| LaunchError::step(name, &error)
 }
 
@@ -141,7 +143,14 @@ impl Child<'_> {
         let mounted = Instant::now();
         connect_streams(&log).map_err(step("connect the standard streams"))?;
         drop((overlay, log, binds));
-        self.give_up_privileges()?;
+        setsid().map_err(|errno| step("make a session")(errno.into()))?;
+        Privileges {
+            program: &self.spec.program,
+            hardening: &self.spec.hardening,
+            capabilities: self.capabilities,
+            filter: self.filter,
+        }
+        .apply()?;
         let report = ChildReport::Executing {
             mounts_us: micros(begin, mounted),
             harden_us: micros(mounted, Instant::now()),
@@ -235,11 +244,22 @@ impl Child<'_> {
         }
         Ok(())
     }
+}
 
-    fn give_up_privileges(&self) -> Result<(), LaunchError> {
-        let program = &self.spec.program;
+/// What a program may do at the most.
+#[derive(Debug)]
+pub(super) struct Privileges<'a> {
+    pub(super) program: &'a ProgramSpec,
+    pub(super) hardening: &'a Hardening,
+    pub(super) capabilities: Capabilities,
+    pub(super) filter: &'a Filter,
+}
+
+impl Privileges<'_> {
+    /// Leaves the calling process, root of the container, with these alone.
+    pub(super) fn apply(&self) -> Result<(), LaunchError> {
+        let program = self.program;
         close_on_exec_from(FIRST_OTHER_FD).map_err(step("mark descriptors"))?;
-        setsid().map_err(|errno| step("make a session")(errno.into()))?;
         set_limits(program).map_err(step("set resource limits"))?;
         bound_capabilities(self.capabilities).map_err(step("bound the capabilities"))?;
         become_user(program.uid, program.gid, &program.groups).map_err(step("change the user"))?;
@@ -250,10 +270,10 @@ impl Child<'_> {
         };
         limit_capabilities(keep, false).map_err(step("limit the capabilities"))?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
-        if self.spec.hardening.no_new_privileges {
+        if self.hardening.no_new_privileges {
             no_new_privileges().map_err(step("forbid new privileges"))?;
         }
-        if self.spec.hardening.seccomp {
+        if self.hardening.seccomp {
             self.filter
                 .install()
                 .map_err(step("install the system call filter"))?;
@@ -305,7 +325,7 @@ fn shared_memory() -> io::Result<Mount> {
     Ok(copy)
 }
 
-fn make_directories(path: &str) -> io::Result<()> {
+pub(super) fn make_directories(path: &str) -> io::Result<()> {
     if Path::new(path).is_dir() {
         return Ok(());
     }
@@ -358,7 +378,7 @@ fn set_limits(program: &ProgramSpec) -> io::Result<()> {
 }
 
 /// Returns only with the reason why it could not.
-fn execute(program: &ProgramSpec) -> LaunchError {
+pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
     let Some((command, arguments)) = program.argv.split_first() else {
         return LaunchError::EndedEarly;
     };

@@ -28,7 +28,7 @@ use crate::spec::LaunchSpec;
 
 /// Bound on the child's part: a fraction of a millisecond, unless the disk below the overlay
 /// stalls or the memory limit is too small even for it.
-const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bound on the death of a child that was killed while it was set up.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,11 +49,11 @@ const NAMESPACES: Namespaces = Namespaces::NEWUSER
 /// What all starts have in common.
 #[derive(Debug)]
 pub(super) struct Launcher {
-    sole: SoleThread,
+    pub(super) sole: SoleThread,
     features: Features,
-    cgroups: CgroupMaker,
+    pub(super) cgroups: CgroupMaker,
     places: Places,
-    filter: Filter,
+    pub(super) filter: Filter,
     proc_paths: ProcPaths,
 }
 
@@ -263,7 +263,7 @@ pub(super) fn sweep(cgroup: &str, scratch: &Path) {
     }
 }
 
-fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
+pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     let source = match &error {
         MakeCgroupError::Io { source, .. } => Some(source),
         _ => None,
@@ -337,7 +337,7 @@ fn child_failure(socket: &OwnedFd) -> LaunchError {
 }
 
 /// `false` when the child ended without having come to its exec.
-fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchError> {
+pub(super) fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchError> {
     let deadline = Instant::now() + SETUP_TIMEOUT;
     let mut buffer = seqpacket::buffer();
     let mut executing = false;
@@ -361,6 +361,8 @@ fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchEr
         };
         match decode(received.bytes) {
             Ok(ChildReport::Failed { error }) => return Err(error),
+            // Only of a helper, and heard before.
+            Ok(ChildReport::Entered { .. }) => {}
             Ok(ChildReport::Executing {
                 mounts_us,
                 harden_us,
@@ -381,13 +383,13 @@ fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchEr
 
 /// Measures phases one after the other.
 #[derive(Debug)]
-struct Clock {
+pub(super) struct Clock {
     begin: Instant,
     last: Instant,
 }
 
 impl Clock {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let now = Instant::now();
         Self {
             begin: now,
@@ -402,7 +404,7 @@ impl Clock {
         u64::try_from(micros).unwrap_or(u64::MAX)
     }
 
-    fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 }

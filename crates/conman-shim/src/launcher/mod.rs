@@ -24,6 +24,7 @@
 //! launcher dies C reads the end of the socket instead of its root, and ends.
 
 mod child;
+mod exec;
 mod launch;
 mod places;
 mod rootfs;
@@ -34,18 +35,20 @@ use std::path::PathBuf;
 
 use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
 use rustix::fs::Mode;
-use rustix::process::{Pid, getppid, set_parent_process_death_signal};
+use rustix::process::{DumpableBehavior, Pid, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
-use crate::spec::LaunchSpec;
+use crate::spec::{ExecSpec, LaunchSpec};
 
 /// What the shim wants done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
     Launch(Box<Start>),
+    /// Comes with a pidfd of the container's init and the three streams.
+    Exec(Box<Command>),
     /// Remove what a launcher that died in mid-launch may have left.
     Sweep {
         ticket: u64,
@@ -61,6 +64,15 @@ pub(crate) struct Start {
     /// First of the container's own ids.
     pub(crate) ids: u32,
     pub(crate) spec: LaunchSpec,
+}
+
+/// A command to run in a container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Command {
+    pub(crate) ticket: u64,
+    /// The container's.
+    pub(crate) cgroup: String,
+    pub(crate) spec: ExecSpec,
 }
 
 /// What the launcher tells.
@@ -82,6 +94,10 @@ pub(crate) enum Report {
     Running {
         ticket: u64,
         phases: Phases,
+    },
+    /// The shim has a new child of no interest, to be reaped. Comes before it can end.
+    Helper {
+        pid: i32,
     },
     /// What could be removed is.
     Swept {
@@ -126,9 +142,21 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     report(socket, &Report::Ready { features })?;
     let mut buffer = seqpacket::buffer();
     while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
-        let binds = received.fds;
-        let start: Box<Start> = match decode(received.bytes).map_err(io::Error::other)? {
-            Order::Launch(start) => start,
+        let fds = received.fds;
+        let cloned = |ticket, pid| report(socket, &Report::Cloned { ticket, pid });
+        let (ticket, outcome) = match decode(received.bytes).map_err(io::Error::other)? {
+            Order::Launch(start) => {
+                let ticket = start.ticket;
+                let outcome = launcher.launch(&start, fds, &mut |pid| cloned(ticket, pid));
+                (ticket, outcome)
+            }
+            Order::Exec(command) => {
+                let ticket = command.ticket;
+                let mut helper = |pid| report(socket, &Report::Helper { pid });
+                let outcome =
+                    launcher.exec(&command, fds, &mut helper, &mut |pid| cloned(ticket, pid));
+                (ticket, outcome)
+            }
             Order::Sweep {
                 ticket,
                 cgroup,
@@ -139,10 +167,6 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
                 continue;
             }
         };
-        let ticket = start.ticket;
-        let outcome = launcher.launch(&start, binds, &mut |pid| {
-            report(socket, &Report::Cloned { ticket, pid })
-        });
         let told = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
             Err(error) => Report::Failed { ticket, error },
@@ -158,6 +182,9 @@ fn prepare_process(shim: Pid) -> io::Result<()> {
     if getppid() != Some(shim) {
         return Err(io::Error::other("the shim died before its launcher began"));
     }
+    // A process that enters a container is in sight of those in it before it is one of them: they
+    // must neither trace it nor reach the program that it still runs.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     conman_linux::reset_signal_actions();
     nix::sys::signal::SigSet::empty().thread_set_mask()?;
     rustix::process::umask(Mode::empty());

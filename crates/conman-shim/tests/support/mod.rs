@@ -21,10 +21,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 const BUSYBOX: &str = "/usr/bin/busybox";
 
 /// Programs of busybox that the tests call by name.
-const APPLETS: [&str; 28] = [
+const APPLETS: [&str; 29] = [
     "sh", "ls", "cat", "echo", "sleep", "httpd", "mount", "umount", "unshare", "mknod", "id",
     "hostname", "ps", "touch", "mkdir", "chroot", "true", "false", "grep", "wc", "ip", "dd",
-    "kill", "stat", "env", "pwd", "head", "readlink",
+    "kill", "stat", "env", "pwd", "head", "readlink", "[",
 ];
 
 /// What a test cannot do without.

@@ -1,0 +1,222 @@
+//! A command in a running container.
+//!
+//! A PID namespace is entered by being born in it, so two processes are cloned, both as children of
+//! the shim: the *helper*, which joins the container's cgroups and namespaces, and the command,
+//! which the helper clones. Each waits for the word to go on until the shim has been told of it.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use conman_linux::{CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{chdir, ioctl_tiocsctty, setsid};
+use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+
+use super::Command;
+use super::child::{ChildReport, GO, Privileges, execute, make_directories, step};
+use super::launch::{Clock, Launcher, SETUP_TIMEOUT, cgroup_failed, wait_for_exec};
+use crate::protocol::{LaunchError, Phases, decode, encode};
+use crate::seqpacket;
+
+/// All namespaces of a container.
+const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
+    .union(ThreadNameSpaceType::PROCESS_ID)
+    .union(ThreadNameSpaceType::MOUNT)
+    .union(ThreadNameSpaceType::NETWORK)
+    .union(ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME)
+    .union(ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION)
+    .union(ThreadNameSpaceType::CONTROL_GROUP);
+
+impl Launcher {
+    /// Carries out an order. `helper` and `cloned` are told PIDs before the processes can do
+    /// anything. `fds`: the init's pidfd and the streams.
+    pub(super) fn exec(
+        &mut self,
+        order: &Command,
+        fds: Vec<OwnedFd>,
+        helper: &mut dyn FnMut(i32) -> io::Result<()>,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+    ) -> Result<Phases, LaunchError> {
+        let clock = Clock::start();
+        let [init, streams @ ..] = &fds[..] else {
+            return Err(LaunchError::EndedEarly);
+        };
+        let cgroup = self
+            .cgroups
+            .existing(&order.cgroup)
+            .map_err(cgroup_failed)?;
+        let capabilities = order.spec.hardening.capability_set();
+        let privileges = Privileges {
+            program: &order.spec.program,
+            hardening: &order.spec.hardening,
+            capabilities: capabilities.map_err(|error| LaunchError::Spec { error })?,
+            filter: &self.filter,
+        };
+        let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
+        let ours = Cell::new(Some(ours));
+        let options = CloneOptions {
+            sibling: true,
+            into_cgroup: cgroup.unified(),
+            ..CloneOptions::default()
+        };
+        let inside = Inside {
+            order,
+            init,
+            streams,
+            cgroup: &cgroup,
+            privileges,
+            socket: &theirs,
+            sole: &self.sole,
+        };
+        let process = clone_process(&self.sole, &options, || {
+            drop(ours.take());
+            inside.help()
+        });
+        let process = process.map_err(step("clone a helper"))?;
+        drop(theirs);
+        let ours = ours.take().ok_or(LaunchError::EndedEarly)?;
+        let mut phases = Phases::default();
+        let outcome = follow(&ours, &process, helper, cloned, &mut phases);
+        phases.total_us = clock.total();
+        match outcome {
+            Ok(()) => Ok(phases),
+            Err(error) => {
+                // The command, if it exists, reads the socket's end and ends.
+                let _ = process.kill();
+                Err(error)
+            }
+        }
+    }
+}
+
+fn follow(
+    socket: &OwnedFd,
+    process: &PidFd,
+    helper: &mut dyn FnMut(i32) -> io::Result<()>,
+    cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+    phases: &mut Phases,
+) -> Result<(), LaunchError> {
+    helper(process.pid()).map_err(step("report"))?;
+    go_on(socket)?;
+    // A container that is frozen meanwhile holds the helper.
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let timeout = Timespec::try_from(SETUP_TIMEOUT).ok();
+    let ready = rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()));
+    if ready.map_err(|errno| step("wait for the helper")(errno.into()))? == 0 {
+        let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
+        return Err(LaunchError::TimedOut { after_ms });
+    }
+    let mut buffer = seqpacket::buffer();
+    let received = seqpacket::receive(socket, &mut buffer).map_err(step("hear the helper"))?;
+    let report = received.and_then(|received| decode(received.bytes).ok());
+    let pid = match report.ok_or(LaunchError::EndedEarly)? {
+        ChildReport::Entered { pid } => pid,
+        ChildReport::Failed { error } => return Err(error),
+        ChildReport::Executing { .. } => return Err(LaunchError::EndedEarly),
+    };
+    cloned(pid).map_err(step("report"))?;
+    go_on(socket)?;
+    if wait_for_exec(socket, phases)? {
+        return Ok(());
+    }
+    Err(LaunchError::EndedEarly)
+}
+
+fn go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
+    seqpacket::send(socket, GO, &[]).map_err(step("tell a process to go on"))
+}
+
+/// What helper and command need, in their own copies of the launcher's memory.
+#[derive(Debug)]
+struct Inside<'a> {
+    order: &'a Command,
+    init: &'a OwnedFd,
+    streams: &'a [OwnedFd],
+    cgroup: &'a SessionCgroup,
+    privileges: Privileges<'a>,
+    socket: &'a OwnedFd,
+    sole: &'a SoleThread,
+}
+
+impl Inside<'_> {
+    /// The helper's whole life.
+    fn help(&self) -> i32 {
+        let entered = self.enter();
+        let report = match &entered {
+            Ok(command) => ChildReport::Entered { pid: command.pid() },
+            Err(error) => ChildReport::Failed {
+                error: error.clone(),
+            },
+        };
+        self.say(&report);
+        i32::from(entered.is_err())
+    }
+
+    fn enter(&self) -> Result<PidFd, LaunchError> {
+        self.wait_for_word()?;
+        self.cgroup.join_v1().map_err(step("join the cgroups"))?;
+        // By the pidfd, so that it is this container or none.
+        move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
+            .map_err(|errno| step("enter the container")(errno.into()))?;
+        let options = CloneOptions {
+            sibling: true,
+            ..CloneOptions::default()
+        };
+        clone_process(self.sole, &options, || self.run()).map_err(step("clone the command"))
+    }
+
+    /// The command's life until its exec.
+    fn run(&self) -> i32 {
+        let error = match self.set_up() {
+            Ok(never) => match never {},
+            Err(error) => error,
+        };
+        self.say(&ChildReport::Failed { error });
+        1
+    }
+
+    fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
+        self.wait_for_word()?;
+        let program = self.privileges.program;
+        become_user(0, 0, &[]).map_err(step("become root of the container"))?;
+        make_directories(&program.workdir)
+            .and_then(|()| Ok(chdir(program.workdir.as_str())?))
+            .map_err(step("enter the working directory"))?;
+        setsid().map_err(|errno| step("make a session")(errno.into()))?;
+        self.connect_streams()
+            .map_err(step("connect the standard streams"))?;
+        self.privileges.apply()?;
+        self.say(&ChildReport::Executing {
+            mounts_us: 0,
+            harden_us: 0,
+        });
+        Err(execute(program))
+    }
+
+    fn connect_streams(&self) -> io::Result<()> {
+        let [input, output, error] = self.streams else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if self.order.spec.terminal {
+            ioctl_tiocsctty(input)?;
+        }
+        rustix::stdio::dup2_stdin(input)?;
+        rustix::stdio::dup2_stdout(output)?;
+        Ok(rustix::stdio::dup2_stderr(error)?)
+    }
+
+    fn wait_for_word(&self) -> Result<(), LaunchError> {
+        let mut buffer = [0_u8; 16];
+        let received = seqpacket::receive(self.socket, &mut buffer).map_err(step("wait"))?;
+        match received {
+            Some(received) if received.bytes == GO => Ok(()),
+            _ => Err(LaunchError::LauncherDied),
+        }
+    }
+
+    fn say(&self, report: &ChildReport) {
+        // Without a launcher to hear it there is nobody to tell.
+        let _ = encode(report).map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
+    }
+}

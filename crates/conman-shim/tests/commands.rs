@@ -1,0 +1,196 @@
+//! Commands in running containers.
+
+mod support;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+
+use conman_linux::Cgroups;
+use conman_shim::{
+    CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Launched,
+    Request,
+};
+
+use support::{Shim, available, next_end, subscribe, until, wait_dead};
+
+fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
+    ExecSpec {
+        name: name.to_owned(),
+        container: "home.1".to_owned(),
+        program: shim.spec("unused", script).program,
+        terminal: false,
+        hardening: Hardening::default(),
+    }
+}
+
+/// A shim with a container that does nothing.
+fn home(shim: &Shim) -> (Client, Launched) {
+    let mut client = shim.client();
+    let launched = client
+        .launch(shim.spec("home.1", "exec sleep 1000"))
+        .expect("launched");
+    (client, launched)
+}
+
+/// Runs a command to its end and returns what it wrote.
+fn run(client: &mut Client, spec: ExecSpec) -> Result<String, ClientError> {
+    let null = File::open("/dev/null").expect("there is one");
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    client.exec(spec, [null.as_fd(), writer.as_fd(), writer.as_fd()])?;
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("readable");
+    Ok(text)
+}
+
+#[test]
+fn a_command_runs_in_the_containers_namespaces_cgroups_and_bounds() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    subscribe(&mut client);
+    let script = "hostname; id -u; for n in user pid mnt net uts ipc cgroup; do \
+                  [ $(readlink /proc/self/ns/$n) = $(readlink /proc/1/ns/$n) ] || echo $n differs; \
+                  done; grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; exit 5";
+    let text = run(&mut client, command(&shim, "c.1", script)).expect("executed");
+    let expected = "inside\n0\nCapEff:\t00000000000404fb\nCapBnd:\t00000000000404fb\n\
+                    NoNewPrivs:\t1\nSeccomp:\t2\n";
+    assert_eq!(text, expected);
+    let ended = next_end(&mut client);
+    assert_eq!(
+        (ended.name.as_str(), ended.state),
+        ("c.1", ContainerState::Exited { code: 5 })
+    );
+    assert_eq!(ended.exec_in.as_deref(), Some("home.1"));
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_command_is_killed_alone_and_dies_with_its_container() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let null = File::open("/dev/null").expect("there is one");
+    let streams = || [null.as_fd(); 3];
+    let sleep = |name: &str| command(&shim, name, "exec sleep 1000");
+    let first = client.exec(sleep("first"), streams()).expect("executed");
+    let second = client.exec(sleep("second"), streams()).expect("executed");
+    let cgroup = format!("{}/home.1", shim.cgroup);
+    let cgroups = Cgroups::detect().expect("detected");
+    assert!(cgroups.contains(&cgroup, first.pid) && cgroups.contains(&cgroup, second.pid));
+    client
+        .ask(Request::Kill {
+            name: "first".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&first);
+    let process = launched.process.as_ref().expect("a hold");
+    assert!(!process.is_dead().expect("asked"));
+    client
+        .ask(Request::Kill {
+            name: "home.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&launched);
+    wait_dead(&second);
+    assert!(until(|| client.list().expect("listed").iter().all(
+        |view| { matches!(view.state, ContainerState::Signalled { signal: 9 }) }
+    )));
+}
+
+#[test]
+fn a_command_that_cannot_run_is_told_and_harms_nobody() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let mut spec = command(&shim, "none", "");
+    spec.program.argv = vec!["nonesuch".to_owned()];
+    let error = run(&mut client, spec).expect_err("it does not exist");
+    let ClientError::Refused(CallError::Launch { error }) = error else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        error,
+        LaunchError::CommandNotFound {
+            command: "nonesuch".to_owned()
+        }
+    );
+    let mut elsewhere = command(&shim, "else", "true");
+    elsewhere.container = "nobody.1".to_owned();
+    let error = run(&mut client, elsewhere).expect_err("no such container");
+    assert!(
+        matches!(
+            error,
+            ClientError::Refused(CallError::NoSuchContainer { .. })
+        ),
+        "{error}"
+    );
+    assert_eq!(
+        run(&mut client, command(&shim, "fine", "echo well")).expect("executed"),
+        "well\n"
+    );
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_frozen_container_is_not_entered() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let name = || "home.1".to_owned();
+    client
+        .ask(Request::Freeze { name: name() })
+        .expect("ordered");
+    let error = run(&mut client, command(&shim, "late", "true")).expect_err("frozen");
+    assert!(error.to_string().contains("frozen"), "{error}");
+    client.ask(Request::Thaw { name: name() }).expect("thawed");
+    assert_eq!(
+        run(&mut client, command(&shim, "late", "echo now")).expect("executed"),
+        "now\n"
+    );
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_terminal_controls_its_command() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let pty = nix::pty::openpty(None, None).expect("a terminal");
+    let mut spec = command(
+        &shim,
+        "tty",
+        "[ -t 0 ] && echo terminal > /dev/tty; exec sleep 1000",
+    );
+    spec.terminal = true;
+    let slave: OwnedFd = pty.slave;
+    let running = client.exec(spec, [slave.as_fd(); 3]).expect("executed");
+    drop(slave);
+    let mut master = File::from(pty.master);
+    let mut text = [0_u8; 64];
+    let read = master.read(&mut text).expect("readable");
+    assert_eq!(&text[..read], b"terminal\r\n");
+    // Ctrl-C reaches the foreground process.
+    std::io::Write::write_all(&mut master, b"\x03").expect("typed");
+    wait_dead(&running);
+    client
+        .ask(Request::Kill {
+            name: "home.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&launched);
+}
