@@ -4,6 +4,10 @@
 //! writes to sockets that do not block, to cgroupfs, and to nothing else; whatever may wait on a
 //! disk or on rtnl is the launcher's.
 
+mod children;
+mod fencing;
+mod requests;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
@@ -18,22 +22,18 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open};
 use rustix::time::{
-    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-    timerfd_create, timerfd_settime,
+    ClockId, TimerfdClockId, TimerfdFlags, Timespec, clock_gettime, timerfd_create,
 };
 
 use crate::connection::Connection;
-use crate::containers::{Container, Containers, Reaped};
-use crate::fence::{Fence, FenceStep};
+use crate::containers::Containers;
+use crate::fence::Fence;
 use crate::ids::IdRanges;
-use crate::launcher::{Command, Order, Report, Start};
-use crate::launching::{Launching, MAX_PENDING, Own, Pending};
+use crate::launching::Launching;
 use crate::options::ShimOptions;
-use crate::protocol::{
-    Call, CallError, ContainerState, LaunchError, Message, Reply, Request, VERSION, decode,
-};
+use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION, decode};
 use crate::seqpacket;
-use crate::spec::{ExecSpec, LaunchSpec, SpecError, check_name};
+use crate::spec::SpecError;
 
 /// Clients at a time: the daemon, its successor during an upgrade, the command line.
 const MAX_CLIENTS: usize = 32;
@@ -115,6 +115,7 @@ impl Control {
         control.watch(SIGNALS)?;
         control.watch(TIMER)?;
         control.ensure_launcher()?;
+        control.resume_deadline();
         protect();
         Ok(control)
     }
@@ -180,8 +181,6 @@ impl Control {
             tracing::error!(%error, "epoll refuses a change");
         }
     }
-
-    // ---- Clients.
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -310,10 +309,12 @@ impl Control {
             Request::Thaw { name } => self.thaw(&name),
             Request::ExtendDeadline { until_boottime_ns } => {
                 self.fence.extend(until_boottime_ns);
+                self.keep_deadline(self.fence.deadline())?;
                 self.fence_on_time();
                 Ok(self.fence_reply())
             }
             Request::Disarm => {
+                self.keep_deadline(None)?;
                 self.fence.disarm();
                 self.fence_on_time();
                 Ok(self.fence_reply())
@@ -368,439 +369,6 @@ impl Control {
             .collect();
         for message in ended {
             self.tell(client, &message, None);
-        }
-    }
-
-    // ---- Containers.
-
-    fn begin_launch(
-        &mut self,
-        client: u64,
-        call: u64,
-        spec: LaunchSpec,
-        binds: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
-        checked.map_err(spec_error)?;
-        let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
-        if !below.is_some_and(|rest| rest.starts_with('/')) {
-            return Err(host_error("launch", &spec.name)(io::Error::other(
-                "its cgroup is not below the fence's",
-            )));
-        }
-        self.admit(&spec.name)?;
-        let ids = self.ids.take().ok_or_else(|| full("ranges of ids"))?;
-        let own = Own {
-            ids,
-            scratch: spec.root.scratch.clone(),
-        };
-        let name = spec.name.clone();
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: spec.cgroup.clone(),
-            own: Some(own),
-            exec_in: None,
-            pidfd: None,
-        };
-        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
-        if let Err(error) = self.launching.order(pending, binds, order) {
-            self.ids.give_back(ids);
-            return Err(host_error("launch", &name)(error));
-        }
-        Ok(())
-    }
-
-    fn begin_exec(
-        &mut self,
-        client: u64,
-        call: u64,
-        spec: ExecSpec,
-        streams: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec
-            .check()
-            .and_then(|()| spec.check_streams(streams.len()));
-        checked.map_err(spec_error)?;
-        self.admit(&spec.name)?;
-        let container = self.container(&spec.container)?;
-        if container.frozen {
-            // It would hold the process that enters it, and the launcher with it.
-            return Err(host_error("execute", &spec.name)(io::Error::other(
-                "its container is frozen",
-            )));
-        }
-        let cgroup = container.cgroup.clone();
-        let (_, init) = self.hold(&spec.container)?;
-        let name = spec.name.clone();
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: cgroup.clone(),
-            own: None,
-            exec_in: Some(spec.container.clone()),
-            pidfd: None,
-        };
-        let fds = std::iter::once(init).chain(streams).collect();
-        let order = |ticket| {
-            Order::Exec(Box::new(Command {
-                ticket,
-                cgroup,
-                spec,
-            }))
-        };
-        let taken = self.launching.order(pending, fds, order);
-        taken.map_err(host_error("execute", &name))
-    }
-
-    /// Whether a container or command of this name may begin.
-    fn admit(&mut self, name: &str) -> Result<(), CallError> {
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
-            return Err(CallError::Exists {
-                name: name.to_owned(),
-            });
-        }
-        if self.launching.pending.len() >= MAX_PENDING {
-            return Err(full("starts under way"));
-        }
-        if self.containers.len() >= MAX_CONTAINERS {
-            return Err(full("containers"));
-        }
-        self.ensure_launcher().map_err(host_error("launch", name))
-    }
-
-    /// A living container, not a command in one.
-    fn container(&self, name: &str) -> Result<&Container, CallError> {
-        match self.living(name) {
-            Ok(container) if container.exec_in.is_some() => Err(CallError::NoSuchContainer {
-                name: name.to_owned(),
-            }),
-            other => other,
-        }
-    }
-
-    fn living(&self, name: &str) -> Result<&Container, CallError> {
-        match self.containers.get(name) {
-            Some(container) if container.is_alive() => Ok(container),
-            Some(_) => Err(CallError::Ended {
-                name: name.to_owned(),
-            }),
-            None => Err(CallError::NoSuchContainer {
-                name: name.to_owned(),
-            }),
-        }
-    }
-
-    fn hold(&self, name: &str) -> Result<(i32, OwnedFd), CallError> {
-        let pid = self.living(name)?.pid;
-        // A child that has not been reaped keeps its PID.
-        let fd = open_child(pid).map_err(host_error("hold", name))?;
-        Ok((pid, fd))
-    }
-
-    fn kill(&self, container: &Container) -> io::Result<()> {
-        if container.frozen && container.exec_in.is_none() && !self.freezer.dies_frozen() {
-            return self.freezer.kill(&container.cgroup);
-        }
-        signal_child(container.pid, Signal::KILL)
-    }
-
-    fn kill_all(&mut self) -> Result<Reply, CallError> {
-        let mut failed = None;
-        for (name, container) in self.containers.iter() {
-            if container.is_alive()
-                && let Err(error) = self.kill(container)
-            {
-                failed = Some(host_error("kill", name)(error));
-            }
-        }
-        failed.map_or(Ok(Reply::Done), Err)
-    }
-
-    fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {
-        let pid = self.living(name)?.pid;
-        let known = Signal::from_named_raw(signal);
-        let signal = known.ok_or_else(|| host_error("signal", name)(Errno::INVAL.into()))?;
-        signal_child(pid, signal).map_err(host_error("signal", name))?;
-        Ok(Reply::Done)
-    }
-
-    fn freeze(&mut self, name: &str) -> Result<Reply, CallError> {
-        let cgroup = self.container(name)?.cgroup.clone();
-        let error = |error| host_error("freeze", name)(error);
-        self.freezer.freeze(&cgroup).map_err(error)?;
-        if let Some(container) = self.containers.get_mut(name) {
-            container.frozen = true;
-        }
-        let verified = self.freezer.is_frozen(&cgroup).map_err(error)?;
-        Ok(Reply::Frozen { verified })
-    }
-
-    fn thaw(&mut self, name: &str) -> Result<Reply, CallError> {
-        let cgroup = self.container(name)?.cgroup.clone();
-        self.freezer
-            .thaw(&cgroup)
-            .map_err(host_error("thaw", name))?;
-        if let Some(container) = self.containers.get_mut(name) {
-            container.frozen = false;
-        }
-        Ok(Reply::Done)
-    }
-
-    fn acknowledge(&mut self, names: &[String]) -> Result<Reply, CallError> {
-        for name in names {
-            if self.containers.get(name).is_some_and(Container::is_alive) {
-                return Err(CallError::StillAlive { name: name.clone() });
-            }
-        }
-        for name in names {
-            if check_name(name).is_ok()
-                && let Some(container) = self.containers.forget(name)
-            {
-                self.give_back(container.ids);
-            }
-        }
-        Ok(Reply::Done)
-    }
-
-    fn give_back(&mut self, ids: Option<u32>) {
-        if let Some(ids) = ids {
-            self.ids.give_back(ids);
-        }
-    }
-
-    // ---- Deaths.
-
-    /// `true` when the shim is to end.
-    fn take_signals(&mut self) -> io::Result<bool> {
-        let mut end = false;
-        while let Some(signal) = self.signals.read_signal()? {
-            end |= signal.ssi_signo == NixSignal::SIGTERM as u32;
-        }
-        while let Some((pid, status)) = reap()? {
-            if self.launching.pid() == Some(pid) {
-                tracing::error!(pid, ?status, "the launcher has died");
-                self.launcher_died();
-            } else {
-                self.child_died(pid, status);
-            }
-        }
-        Ok(end)
-    }
-
-    fn child_died(&mut self, pid: i32, ended: Ended) {
-        let mut whose = self.containers.reaped(pid, ended);
-        if whose == Reaped::Unknown {
-            // The launcher tells of a child before it lets it go on, so the word is there already.
-            self.take_reports();
-            whose = self.containers.reaped(pid, ended);
-        }
-        match whose {
-            Reaped::Container(name) => self.tell_end(&name),
-            Reaped::Doomed => {}
-            Reaped::Unknown => {
-                if !self.launching.pending.is_empty() {
-                    self.containers.keep_unclaimed(pid, ended);
-                }
-            }
-        }
-    }
-
-    fn tell_end(&mut self, name: &str) {
-        if let Some(container) = self.containers.get(name) {
-            let container = container.view(name);
-            self.tell_subscribers(&Message::Ended { container });
-        }
-    }
-
-    // ---- The launcher.
-
-    fn ensure_launcher(&mut self) -> io::Result<()> {
-        if self.launching.ensure(&self.sole, &self.options)?
-            && let Some(socket) = self.launching.socket()
-        {
-            let data = EventData::new_u64(LAUNCHER);
-            epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
-        }
-        Ok(())
-    }
-
-    fn take_reports(&mut self) {
-        self.launching.flush();
-        let mut buffer = std::mem::take(&mut self.buffer);
-        while let Some(report) = self.launching.report(&mut buffer) {
-            self.take_report(report);
-        }
-        self.buffer = buffer;
-        if self.launching.pending.is_empty() {
-            self.containers.forget_unclaimed();
-        }
-    }
-
-    fn take_report(&mut self, report: Report) {
-        match report {
-            Report::Ready { features } => self.launching.features = Some(features),
-            Report::Broken { error } => tracing::error!(%error, "the launcher cannot work"),
-            Report::Helper { pid } => self.containers.helper(pid),
-            Report::Swept { ticket } => self.launching.swept(ticket),
-            Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
-            Report::Running { ticket, phases } => {
-                let Some(start) = self.launching.pending.remove(&ticket) else {
-                    return;
-                };
-                if let Some(container) = self.containers.get_mut(&start.name) {
-                    if container.state == ContainerState::Launching {
-                        container.state = ContainerState::Running;
-                    }
-                    let pid = container.pid;
-                    let reply = Reply::Launched { pid, phases };
-                    self.reply(start.client, start.call, reply, start.pidfd);
-                }
-            }
-            Report::Failed { ticket, error } => {
-                if let Some(start) = self.launching.pending.remove(&ticket) {
-                    self.fail(start, error);
-                }
-            }
-        }
-    }
-
-    fn cloned(&mut self, ticket: u64, pid: i32) {
-        let Some(start) = self.launching.pending.get_mut(&ticket) else {
-            return;
-        };
-        // It is not reaped yet, except when it has died at once; then there is nothing to hold.
-        start.pidfd = open_child(pid).ok();
-        let name = start.name.clone();
-        let container = Container {
-            cgroup: start.cgroup.clone(),
-            pid,
-            ids: start.own.as_ref().map(|own| own.ids),
-            exec_in: start.exec_in.clone(),
-            state: ContainerState::Launching,
-            frozen: false,
-        };
-        if let Some(ended) = self.containers.begin(name, container) {
-            let _ = self.containers.reaped(pid, ended);
-        }
-    }
-
-    /// Nobody hears of this container again.
-    fn fail(&mut self, start: Pending, error: LaunchError) {
-        if start.own.is_none()
-            && let Some(command) = self.containers.get(&start.name)
-            && command.is_alive()
-            && let Err(error) = self.kill(command)
-        {
-            tracing::error!(name = start.name, %error, "a command that failed lives on");
-        }
-        self.containers.discard(&start.name);
-        self.give_back(start.own.map(|own| own.ids));
-        let error = CallError::Launch { error };
-        self.reply(start.client, start.call, Reply::Failed { error }, None);
-    }
-
-    fn launcher_died(&mut self) {
-        // What it still said counts.
-        self.take_reports();
-        let orphans = self.launching.died();
-        for (ticket, start) in orphans {
-            // Whatever of it has begun ends; it may have come as far as its program.
-            let ended = match &start.own {
-                Some(own) => {
-                    self.launching.sweep_later(ticket, &start.cgroup, own);
-                    self.freezer.kill(&start.cgroup)
-                }
-                None => Ok(()),
-            };
-            if let Err(error) = ended
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::error!(name = start.name, %error, "an interrupted start lives on");
-            }
-            self.fail(start, LaunchError::LauncherDied);
-        }
-        if let Err(error) = self.ensure_launcher() {
-            tracing::error!(%error, "there is no new launcher; the next start tries again");
-        }
-        self.launching.flush();
-    }
-
-    // ---- The fence.
-
-    fn fence_reply(&self) -> Reply {
-        Reply::Fence {
-            state: self.fence.state(),
-        }
-    }
-
-    fn unfence(&mut self) -> Result<Reply, CallError> {
-        if !self.fence.lift(boottime_ns()) {
-            return Err(CallError::Fenced);
-        }
-        let cgroup = &self.options.fence_cgroup;
-        self.freezer
-            .thaw(cgroup)
-            .map_err(host_error("thaw", cgroup))?;
-        self.fence_on_time();
-        Ok(self.fence_reply())
-    }
-
-    /// Carries out what is due and sets the timer for what comes next.
-    fn fence_on_time(&mut self) {
-        // A timer that has run off stays readable until it is set or read.
-        let mut count = [0_u8; 8];
-        let _ = rustix::io::read(&self.timer, &mut count);
-        let before = self.fence.state();
-        let step = self.fence.on_time(boottime_ns());
-        let cgroup = self.options.fence_cgroup.clone();
-        if step == FenceStep::Freeze
-            && let Err(error) = self.freezer.freeze(&cgroup)
-        {
-            tracing::error!(%error, "the fence cannot freeze");
-        }
-        if step != FenceStep::Nothing {
-            // Without its cgroup there is nothing that could run.
-            let frozen = self.freezer.is_frozen(&cgroup);
-            let none = matches!(&frozen, Err(error) if error.kind() == io::ErrorKind::NotFound);
-            if none || matches!(frozen, Ok(true)) {
-                self.fence.proven();
-            } else if step == FenceStep::KillUnfrozen {
-                self.kill_unfrozen(&cgroup);
-            }
-        }
-        if self.fence.state() != before {
-            let state = self.fence.state();
-            tracing::warn!(?state, "the fence");
-            self.tell_subscribers(&Message::Fence { state });
-        }
-        self.set_timer();
-    }
-
-    fn kill_unfrozen(&self, cgroup: &str) {
-        let children = self.freezer.children(cgroup).unwrap_or_default();
-        for child in children {
-            if !self.freezer.is_frozen(&child).unwrap_or(false)
-                && let Err(error) = self.freezer.kill(&child)
-            {
-                tracing::error!(child, %error, "what does not freeze cannot be killed");
-            }
-        }
-    }
-
-    fn set_timer(&self) {
-        let at = self.fence.next_wake_ns(boottime_ns()).unwrap_or(0);
-        let value = Itimerspec {
-            it_interval: timespec(0),
-            it_value: timespec(at),
-        };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value) {
-            tracing::error!(%error, "the fence's timer cannot be set");
         }
     }
 }

@@ -51,6 +51,11 @@ impl Fence {
         self.state
     }
 
+    /// The latest deadline; `None` when there is none.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
     /// Whether nothing may start.
     pub(crate) fn is_closed(&self) -> bool {
         match self.state {

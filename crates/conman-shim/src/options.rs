@@ -10,6 +10,9 @@ pub struct ShimOptions {
     pub roots: Vec<PathBuf>,
     /// The cgroup above everything that the fence freezes, in every hierarchy.
     pub fence_cgroup: String,
+    /// Where the fence's deadline is kept for a later shim. In memory (below /run), since a write
+    /// to a disk may wait.
+    pub deadline_file: PathBuf,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
 }

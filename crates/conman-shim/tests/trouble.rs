@@ -138,3 +138,40 @@ fn a_killed_shim_takes_its_launcher_along_and_no_container() {
     process.kill().expect("killed");
     assert!(process.wait_dead(SOON).expect("waited"));
 }
+
+#[test]
+fn a_later_shim_keeps_the_deadline_of_the_one_before() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let launched = client
+        .launch(shim.spec("held.1", "exec sleep 1000"))
+        .expect("launched");
+    // A second from now.
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let until_boottime_ns = (now.tv_sec.cast_unsigned() + 1) * 1_000_000_000;
+    client
+        .ask(Request::ExtendDeadline { until_boottime_ns })
+        .expect("armed");
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    shim.process = spawn(shim.directory.path(), &shim.cgroup);
+    let mut client = shim.client();
+    let fenced = until(|| {
+        let reply = client.ask(Request::Fence).expect("asked");
+        matches!(
+            reply,
+            conman_shim::Reply::Fence {
+                state: conman_shim::FenceState::Fenced { .. }
+            }
+        )
+    });
+    assert!(fenced);
+    let freezer = conman_linux::Freezer::detect().expect("detected");
+    assert!(freezer.is_frozen(&shim.cgroup).expect("asked"));
+    let process = launched.process.expect("a hold");
+    process.kill().expect("killed");
+    assert!(process.wait_dead(SOON).expect("waited"));
+}

@@ -17,8 +17,10 @@ fn main() -> ExitCode {
         eprintln!("usage: conman-shim SOCKET FENCE-CGROUP ROOT...");
         return ExitCode::from(2);
     };
+    let socket = PathBuf::from(socket);
     let options = ShimOptions {
-        socket: socket.into(),
+        deadline_file: socket.with_extension("deadline"),
+        socket,
         roots: arguments.map(PathBuf::from).collect(),
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,

@@ -1,0 +1,168 @@
+//! The shim's children: their deaths, the launcher and what it reports.
+
+use std::io;
+
+use conman_linux::Ended;
+use nix::sys::signal::Signal as NixSignal;
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{Control, LAUNCHER, open_child, reap};
+use crate::containers::{Container, Reaped};
+use crate::launcher::Report;
+use crate::launching::Pending;
+use crate::protocol::{CallError, ContainerState, LaunchError, Message, Reply};
+
+impl Control {
+    /// `true` when the shim is to end.
+    pub(super) fn take_signals(&mut self) -> io::Result<bool> {
+        let mut end = false;
+        while let Some(signal) = self.signals.read_signal()? {
+            end |= signal.ssi_signo == NixSignal::SIGTERM as u32;
+        }
+        while let Some((pid, status)) = reap()? {
+            if self.launching.pid() == Some(pid) {
+                tracing::error!(pid, ?status, "the launcher has died");
+                self.launcher_died();
+            } else {
+                self.child_died(pid, status);
+            }
+        }
+        Ok(end)
+    }
+
+    pub(super) fn child_died(&mut self, pid: i32, ended: Ended) {
+        let mut whose = self.containers.reaped(pid, ended);
+        if whose == Reaped::Unknown {
+            // The launcher tells of a child before it lets it go on, so the word is there already.
+            self.take_reports();
+            whose = self.containers.reaped(pid, ended);
+        }
+        match whose {
+            Reaped::Container(name) => self.tell_end(&name),
+            Reaped::Doomed => {}
+            Reaped::Unknown => {
+                if !self.launching.pending.is_empty() {
+                    self.containers.keep_unclaimed(pid, ended);
+                }
+            }
+        }
+    }
+
+    pub(super) fn tell_end(&mut self, name: &str) {
+        if let Some(container) = self.containers.get(name) {
+            let container = container.view(name);
+            self.tell_subscribers(&Message::Ended { container });
+        }
+    }
+
+    pub(super) fn ensure_launcher(&mut self) -> io::Result<()> {
+        if self.launching.ensure(&self.sole, &self.options)?
+            && let Some(socket) = self.launching.socket()
+        {
+            let data = EventData::new_u64(LAUNCHER);
+            epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_reports(&mut self) {
+        self.launching.flush();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        while let Some(report) = self.launching.report(&mut buffer) {
+            self.take_report(report);
+        }
+        self.buffer = buffer;
+        if self.launching.pending.is_empty() {
+            self.containers.forget_unclaimed();
+        }
+    }
+
+    pub(super) fn take_report(&mut self, report: Report) {
+        match report {
+            Report::Ready { features } => self.launching.features = Some(features),
+            Report::Broken { error } => tracing::error!(%error, "the launcher cannot work"),
+            Report::Helper { pid } => self.containers.helper(pid),
+            Report::Swept { ticket } => self.launching.swept(ticket),
+            Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
+            Report::Running { ticket, phases } => {
+                let Some(start) = self.launching.pending.remove(&ticket) else {
+                    return;
+                };
+                if let Some(container) = self.containers.get_mut(&start.name) {
+                    if container.state == ContainerState::Launching {
+                        container.state = ContainerState::Running;
+                    }
+                    let pid = container.pid;
+                    let reply = Reply::Launched { pid, phases };
+                    self.reply(start.client, start.call, reply, start.pidfd);
+                }
+            }
+            Report::Failed { ticket, error } => {
+                if let Some(start) = self.launching.pending.remove(&ticket) {
+                    self.fail(start, error);
+                }
+            }
+        }
+    }
+
+    pub(super) fn cloned(&mut self, ticket: u64, pid: i32) {
+        let Some(start) = self.launching.pending.get_mut(&ticket) else {
+            return;
+        };
+        // It is not reaped yet, except when it has died at once; then there is nothing to hold.
+        start.pidfd = open_child(pid).ok();
+        let name = start.name.clone();
+        let container = Container {
+            cgroup: start.cgroup.clone(),
+            pid,
+            ids: start.own.as_ref().map(|own| own.ids),
+            exec_in: start.exec_in.clone(),
+            state: ContainerState::Launching,
+            frozen: false,
+        };
+        if let Some(ended) = self.containers.begin(name, container) {
+            let _ = self.containers.reaped(pid, ended);
+        }
+    }
+
+    /// Nobody hears of this container again.
+    pub(super) fn fail(&mut self, start: Pending, error: LaunchError) {
+        if start.own.is_none()
+            && let Some(command) = self.containers.get(&start.name)
+            && command.is_alive()
+            && let Err(error) = self.kill(command)
+        {
+            tracing::error!(name = start.name, %error, "a command that failed lives on");
+        }
+        self.containers.discard(&start.name);
+        self.give_back(start.own.map(|own| own.ids));
+        let error = CallError::Launch { error };
+        self.reply(start.client, start.call, Reply::Failed { error }, None);
+    }
+
+    pub(super) fn launcher_died(&mut self) {
+        // What it still said counts.
+        self.take_reports();
+        let orphans = self.launching.died();
+        for (ticket, start) in orphans {
+            // Whatever of it has begun ends; it may have come as far as its program.
+            let ended = match &start.own {
+                Some(own) => {
+                    self.launching.sweep_later(ticket, &start.cgroup, own);
+                    self.freezer.kill(&start.cgroup)
+                }
+                None => Ok(()),
+            };
+            if let Err(error) = ended
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::error!(name = start.name, %error, "an interrupted start lives on");
+            }
+            self.fail(start, LaunchError::LauncherDied);
+        }
+        if let Err(error) = self.ensure_launcher() {
+            tracing::error!(%error, "there is no new launcher; the next start tries again");
+        }
+        self.launching.flush();
+    }
+}

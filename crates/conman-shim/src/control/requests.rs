@@ -1,0 +1,217 @@
+//! What clients ask for, beyond the clock's and the fence's.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use conman_linux::Signal;
+use rustix::io::Errno;
+
+use super::{Control, MAX_CONTAINERS, full, host_error, open_child, signal_child, spec_error};
+use crate::containers::Container;
+use crate::launcher::{Command, Order, Start};
+use crate::launching::{MAX_PENDING, Own, Pending};
+use crate::protocol::{CallError, Reply};
+use crate::spec::{ExecSpec, LaunchSpec, check_name};
+
+impl Control {
+    pub(super) fn begin_launch(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: LaunchSpec,
+        binds: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
+        checked.map_err(spec_error)?;
+        let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
+        if !below.is_some_and(|rest| rest.starts_with('/')) {
+            return Err(host_error("launch", &spec.name)(io::Error::other(
+                "its cgroup is not below the fence's",
+            )));
+        }
+        self.admit(&spec.name)?;
+        let ids = self.ids.take().ok_or_else(|| full("ranges of ids"))?;
+        let own = Own {
+            ids,
+            scratch: spec.root.scratch.clone(),
+        };
+        let name = spec.name.clone();
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: spec.cgroup.clone(),
+            own: Some(own),
+            exec_in: None,
+            pidfd: None,
+        };
+        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
+        if let Err(error) = self.launching.order(pending, binds, order) {
+            self.ids.give_back(ids);
+            return Err(host_error("launch", &name)(error));
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin_exec(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: ExecSpec,
+        streams: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec
+            .check()
+            .and_then(|()| spec.check_streams(streams.len()));
+        checked.map_err(spec_error)?;
+        self.admit(&spec.name)?;
+        let container = self.container(&spec.container)?;
+        if container.frozen {
+            // It would hold the process that enters it, and the launcher with it.
+            return Err(host_error("execute", &spec.name)(io::Error::other(
+                "its container is frozen",
+            )));
+        }
+        let cgroup = container.cgroup.clone();
+        let (_, init) = self.hold(&spec.container)?;
+        let name = spec.name.clone();
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: cgroup.clone(),
+            own: None,
+            exec_in: Some(spec.container.clone()),
+            pidfd: None,
+        };
+        let fds = std::iter::once(init).chain(streams).collect();
+        let order = |ticket| {
+            Order::Exec(Box::new(Command {
+                ticket,
+                cgroup,
+                spec,
+            }))
+        };
+        let taken = self.launching.order(pending, fds, order);
+        taken.map_err(host_error("execute", &name))
+    }
+
+    /// Whether a container or command of this name may begin.
+    pub(super) fn admit(&mut self, name: &str) -> Result<(), CallError> {
+        if self.fence.is_closed() {
+            return Err(CallError::Fenced);
+        }
+        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
+            return Err(CallError::Exists {
+                name: name.to_owned(),
+            });
+        }
+        if self.launching.pending.len() >= MAX_PENDING {
+            return Err(full("starts under way"));
+        }
+        if self.containers.len() >= MAX_CONTAINERS {
+            return Err(full("containers"));
+        }
+        self.ensure_launcher().map_err(host_error("launch", name))
+    }
+
+    /// A living container, not a command in one.
+    pub(super) fn container(&self, name: &str) -> Result<&Container, CallError> {
+        match self.living(name) {
+            Ok(container) if container.exec_in.is_some() => Err(CallError::NoSuchContainer {
+                name: name.to_owned(),
+            }),
+            other => other,
+        }
+    }
+
+    pub(super) fn living(&self, name: &str) -> Result<&Container, CallError> {
+        match self.containers.get(name) {
+            Some(container) if container.is_alive() => Ok(container),
+            Some(_) => Err(CallError::Ended {
+                name: name.to_owned(),
+            }),
+            None => Err(CallError::NoSuchContainer {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    pub(super) fn hold(&self, name: &str) -> Result<(i32, OwnedFd), CallError> {
+        let pid = self.living(name)?.pid;
+        // A child that has not been reaped keeps its PID.
+        let fd = open_child(pid).map_err(host_error("hold", name))?;
+        Ok((pid, fd))
+    }
+
+    pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
+        if container.frozen && container.exec_in.is_none() && !self.freezer.dies_frozen() {
+            return self.freezer.kill(&container.cgroup);
+        }
+        signal_child(container.pid, Signal::KILL)
+    }
+
+    pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
+        let mut failed = None;
+        for (name, container) in self.containers.iter() {
+            if container.is_alive()
+                && let Err(error) = self.kill(container)
+            {
+                failed = Some(host_error("kill", name)(error));
+            }
+        }
+        failed.map_or(Ok(Reply::Done), Err)
+    }
+
+    pub(super) fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {
+        let pid = self.living(name)?.pid;
+        let known = Signal::from_named_raw(signal);
+        let signal = known.ok_or_else(|| host_error("signal", name)(Errno::INVAL.into()))?;
+        signal_child(pid, signal).map_err(host_error("signal", name))?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn freeze(&mut self, name: &str) -> Result<Reply, CallError> {
+        let cgroup = self.container(name)?.cgroup.clone();
+        let error = |error| host_error("freeze", name)(error);
+        self.freezer.freeze(&cgroup).map_err(error)?;
+        if let Some(container) = self.containers.get_mut(name) {
+            container.frozen = true;
+        }
+        let verified = self.freezer.is_frozen(&cgroup).map_err(error)?;
+        Ok(Reply::Frozen { verified })
+    }
+
+    pub(super) fn thaw(&mut self, name: &str) -> Result<Reply, CallError> {
+        let cgroup = self.container(name)?.cgroup.clone();
+        self.freezer
+            .thaw(&cgroup)
+            .map_err(host_error("thaw", name))?;
+        if let Some(container) = self.containers.get_mut(name) {
+            container.frozen = false;
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn acknowledge(&mut self, names: &[String]) -> Result<Reply, CallError> {
+        for name in names {
+            if self.containers.get(name).is_some_and(Container::is_alive) {
+                return Err(CallError::StillAlive { name: name.clone() });
+            }
+        }
+        for name in names {
+            if check_name(name).is_ok()
+                && let Some(container) = self.containers.forget(name)
+            {
+                self.give_back(container.ids);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn give_back(&mut self, ids: Option<u32>) {
+        if let Some(ids) = ids {
+            self.ids.give_back(ids);
+        }
+    }
+}
