@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::mounts::{Mount, NewFilesystem};
 
 /// What of the newer kernel interfaces this host has; each has a fallback, except where it says
-/// otherwise.
+/// what cannot be done without it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// `uname -r`.
     pub release: String,
     /// Layers of an overlay given as descriptors; otherwise by path.
     pub overlay_fd_layers: bool,
-    /// Overlay layers whose owners are mapped (5.19); otherwise all containers share one
-    /// unprivileged range of ids.
+    /// Overlay layers whose owners are mapped (5.19). Without them there are no containers with
+    /// ranges of ids of their own.
     pub mapped_layers: bool,
     /// mount_setattr(2) (5.12); without it a root cannot be made read-only from inside.
     pub mount_attributes: bool,

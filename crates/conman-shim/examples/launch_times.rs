@@ -35,6 +35,7 @@ fn main() -> Result<(), Failure> {
             socket: Path::new(directory).join("shim.sock"),
             roots: vec![PathBuf::from(directory)],
             deadline_file: Path::new(directory).join("shim.deadline"),
+            layers_by_path: false,
             fence_cgroup: cgroup.to_owned(),
             freeze_patience: Duration::from_secs(1),
         })?),

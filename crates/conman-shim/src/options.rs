@@ -13,6 +13,9 @@ pub struct ShimOptions {
     /// Where the fence's deadline is kept for a later shim. In memory (below /run), since a write
     /// to a disk may wait.
     pub deadline_file: PathBuf,
+    /// Gives layers to overlays by path even where the kernel takes descriptors, as it does from
+    /// about 6.13 on; to try the one where there is the other.
+    pub layers_by_path: bool,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
 }

@@ -487,3 +487,20 @@ fn binds_show_the_hosts_files_with_their_owners_and_read_only_where_asked() {
     // On the host it belongs to whom it does inside.
     assert_eq!(std::fs::metadata(work.join("new")).expect("made").uid(), 0);
 }
+
+#[test]
+fn a_kernel_whose_overlays_take_only_paths_serves_as_well() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start_with(&["--layers-by-path"]);
+    let mut client = shim.client();
+    for name in ["one.1", "two.1"] {
+        let script = "cat /www/index.html; echo x > /tmp/x; stat -c %u /www /tmp/x";
+        let launched = client
+            .launch(shim.spec(name, script))
+            .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        wait_dead(&launched);
+        assert_eq!(shim.log(name), "hello from inside\n0\n0\n");
+    }
+}

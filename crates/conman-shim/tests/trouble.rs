@@ -129,7 +129,7 @@ fn a_killed_shim_takes_its_launcher_along_and_no_container() {
     let process = launched.process.expect("a hold");
     assert!(!process.is_dead().expect("asked"));
     // Another one takes the same place.
-    shim.process = spawn(shim.directory.path(), &shim.cgroup);
+    shim.process = spawn(shim.directory.path(), &shim.cgroup, &[]);
     let mut client = shim.client();
     let second = client
         .launch(shim.spec("second.1", "true"))
@@ -157,7 +157,7 @@ fn a_later_shim_keeps_the_deadline_of_the_one_before() {
         .expect("armed");
     shim.process.kill().expect("killed");
     shim.process.wait().expect("reaped");
-    shim.process = spawn(shim.directory.path(), &shim.cgroup);
+    shim.process = spawn(shim.directory.path(), &shim.cgroup, &[]);
     let mut client = shim.client();
     let fenced = until(|| {
         let reply = client.ask(Request::Fence).expect("asked");

@@ -1,4 +1,4 @@
-//! The shim as a program of its own, for tests: `conman-shim SOCKET FENCE-CGROUP ROOT…`.
+//! The shim as a program of its own, for tests: `conman-shim SOCKET FENCE-CGROUP [--layers-by-path] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -14,14 +14,19 @@ const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(socket), Some(cgroup)) = (arguments.next(), arguments.next()) else {
-        eprintln!("usage: conman-shim SOCKET FENCE-CGROUP ROOT...");
+        eprintln!("usage: conman-shim SOCKET FENCE-CGROUP [--layers-by-path] ROOT...");
         return ExitCode::from(2);
     };
     let socket = PathBuf::from(socket);
+    let mut arguments = arguments.peekable();
+    let layers_by_path = arguments
+        .next_if(|word| word == "--layers-by-path")
+        .is_some();
     let options = ShimOptions {
         deadline_file: socket.with_extension("deadline"),
         socket,
         roots: arguments.map(PathBuf::from).collect(),
+        layers_by_path,
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,
     };

@@ -89,7 +89,8 @@ impl Made {
 impl Launcher {
     pub(super) fn new(sole: SoleThread, options: &ShimOptions) -> Result<Self, LaunchError> {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
-        let features = Features::probe().map_err(step("probe the kernel"))?;
+        let mut features = Features::probe().map_err(step("probe the kernel"))?;
+        features.overlay_fd_layers &= !options.layers_by_path;
         let proc_paths = ProcPaths::probe();
         let filter = Filter::compile();
         let places = Places::make(&sole, &options.roots)?;

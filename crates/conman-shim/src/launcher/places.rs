@@ -24,6 +24,10 @@ const BENCH: &str = "/tmp";
 /// An empty directory of the launchpad, to be put over directories of procfs.
 pub(super) const EMPTY: &str = "/empty";
 
+/// Where the workshop attaches layers for an overlay that takes only paths. No root of the shim's
+/// lies below it.
+pub(super) const LAYERS: &str = "/.layers";
+
 /// Devices that harm nobody (Documentation/admin-guide/devices.txt): name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
@@ -112,6 +116,7 @@ fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
         attach(&copy, &target)?;
     }
     enter_new_root(Path::new(BENCH))?;
+    create_dir(LAYERS)?;
     // The bench of the launchpad.
     create_dir_all(BENCH)
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
+use super::places::LAYERS;
 use crate::protocol::LaunchError;
 use crate::spec::RootSpec;
 
@@ -19,9 +20,6 @@ const WORK: &str = "work";
 /// Directories that the child mounts on, parents first.
 const MOUNT_POINTS: [&str; 3] = ["proc", "dev", SHARED_MEMORY];
 const SHARED_MEMORY: &str = "dev/shm";
-
-/// Where layers are attached whose overlay takes only paths.
-const ATTACHED: &str = "/tmp";
 
 /// The directories that a container writes into, empty.
 #[derive(Debug)]
@@ -72,11 +70,16 @@ pub(super) fn overlay(
 ) -> Result<Mount, LaunchError> {
     let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
     let store = Mount::copy_of(CWD, &root.store).map_err(step("open the store of layers"))?;
-    if features.mapped_layers {
-        store
-            .map_owners(user_namespace)
-            .map_err(step("map the owners of the layers' files"))?;
+    if !features.mapped_layers {
+        let reason = "this needs Linux 5.19: without it the image's files would be nobody's";
+        return Err(step("map the owners of the layers' files")(io::Error::new(
+            io::ErrorKind::Unsupported,
+            reason,
+        )));
     }
+    store
+        .map_owners(user_namespace)
+        .map_err(step("map the owners of the layers' files"))?;
     // Attached only where the overlay must find it by a path; it is detached again below.
     let attached = if features.overlay_fd_layers {
         None
@@ -208,10 +211,10 @@ struct Attached {
 
 impl Attached {
     fn new(store: &Mount) -> io::Result<Self> {
-        let directory = hold(CWD, ATTACHED)?;
+        let directory = hold(CWD, LAYERS)?;
         store.attach(directory.as_fd(), c"")?;
         Ok(Self {
-            path: PathBuf::from(ATTACHED),
+            path: PathBuf::from(LAYERS),
         })
     }
 }

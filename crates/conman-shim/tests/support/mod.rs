@@ -50,6 +50,10 @@ pub(crate) struct Shim {
 
 impl Shim {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::tempdir().expect("a directory");
@@ -58,7 +62,7 @@ impl Shim {
             fs::create_dir(directory.path().join(name)).expect("made");
         }
         let cgroup = format!("/conman-shimtest-{}-{number}", std::process::id());
-        let process = spawn(directory.path(), &cgroup);
+        let process = spawn(directory.path(), &cgroup, flags);
         Self {
             directory,
             cgroup,
@@ -178,10 +182,11 @@ impl Drop for Shim {
 }
 
 /// Starts a shim on directories that exist.
-pub(crate) fn spawn(directory: &Path, cgroup: &str) -> Child {
+pub(crate) fn spawn(directory: &Path, cgroup: &str, flags: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_conman-shim"))
         .arg(directory.join("shim.sock"))
         .arg(cgroup)
+        .args(flags)
         .arg(directory)
         .spawn()
         .expect("the shim starts")
