@@ -1,5 +1,6 @@
 //! Pure decisions: how a request becomes a spec, what things are called, how a session's life
-//! goes on, what a preemption will do, which sessions a listing shows.
+//! goes on, what a preemption will do, which sessions a listing shows, and which node of a fleet
+//! may run what ([`ownership`]).
 //!
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
 //! in, and destructive work comes out as data for somebody else to execute. No task runs here;
@@ -14,6 +15,7 @@ pub mod lifecycle;
 pub mod listing;
 pub mod naming;
 mod nearest;
+pub mod ownership;
 pub mod preempt;
 mod preempt_signal;
 mod resolve;

@@ -1,0 +1,100 @@
+//! The transactions on a session's record: claim, release, collect.
+//!
+//! ```text
+//!  absent ──claim──▶ Owned ──certificate──▶ Released ──collect (floor rises)──▶ absent
+//!    Released, or the owner fenced ──claim, generation + 1──▶ Owned
+//! ```
+
+use super::{Key, NodeName, NodeRecord, NodeState, OwnedState, Ownership, SessionName};
+use super::{Transaction, Value};
+
+/// Why a session cannot be claimed now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its owner is not known to be fenced.
+    Owned(NodeName),
+}
+
+fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
+    let record = NodeRecord {
+        incarnation,
+        state: NodeState::Live,
+    };
+    (Key::Node(me.clone()), Some(Value::Node(record)))
+}
+
+/// Makes the session mine with a greater generation, conditional on my incarnation being live and
+/// on its owner's still being fenced, on its release, or on its absence above the floor.
+/// A record of my own that no slot stands behind is claimed like a released one.
+///
+/// # Errors
+/// When another node may own it.
+pub fn claim(
+    me: &NodeName,
+    incarnation: u64,
+    session: &SessionName,
+    current: Option<&Ownership>,
+    owner: Option<NodeRecord>,
+    floor: Option<u64>,
+) -> Result<(Ownership, Transaction), Refusal> {
+    let key = Key::Session(session.clone());
+    let mut compare = vec![
+        live(me, incarnation),
+        (key.clone(), current.cloned().map(Value::Session)),
+    ];
+    let below = match current {
+        None => {
+            // A delayed claim of an earlier life fails here, as collecting raised the floor.
+            compare.push((Key::Floor, floor.map(Value::Floor)));
+            floor.unwrap_or(0)
+        }
+        Some(record) => {
+            if record.state != OwnedState::Released && record.owner != *me {
+                match owner {
+                    Some(owner) if owner.state == NodeState::Fenced => {
+                        let theirs = Key::Node(record.owner.clone());
+                        compare.push((theirs, Some(Value::Node(owner))));
+                    }
+                    _ => return Err(Refusal::Owned(record.owner.clone())),
+                }
+            }
+            record.generation
+        }
+    };
+    let mine = Ownership {
+        owner: me.clone(),
+        incarnation,
+        generation: below + 1,
+        state: OwnedState::Owned,
+    };
+    let write = vec![(key, Some(Value::Session(mine.clone())))];
+    Ok((mine, Transaction { compare, write }))
+}
+
+/// Gives up `current`, of which a certificate proved that nothing runs or may appear.
+#[must_use]
+pub fn release(session: &SessionName, current: &Ownership) -> Transaction {
+    let key = Key::Session(session.clone());
+    let released = Ownership {
+        state: OwnedState::Released,
+        ..current.clone()
+    };
+    Transaction {
+        compare: vec![(key.clone(), Some(Value::Session(current.clone())))],
+        write: vec![(key, Some(Value::Session(released)))],
+    }
+}
+
+/// Deletes a released record and raises the floor to its generation.
+#[must_use]
+pub fn collect(session: &SessionName, released: &Ownership, floor: Option<u64>) -> Transaction {
+    let key = Key::Session(session.clone());
+    let raised = floor.unwrap_or(0).max(released.generation);
+    Transaction {
+        compare: vec![
+            (key.clone(), Some(Value::Session(released.clone()))),
+            (Key::Floor, floor.map(Value::Floor)),
+        ],
+        write: vec![(key, None), (Key::Floor, Some(Value::Floor(raised)))],
+    }
+}

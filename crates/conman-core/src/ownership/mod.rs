@@ -1,0 +1,174 @@
+//! At most one runnable container per session in a fleet: the protocol, as pure decisions.
+//!
+//! The registry offers nothing but linearizable compare-and-swap ([`Transaction`]) and
+//! linearizable reads; expiring leases, locks and watches prove nothing. [`NodeProtocol`] is what
+//! a daemon drives, [`Fence`] what the shim drives in its own process, whether the daemon lives
+//! or not.
+//!
+//! ```text
+//!  renewal ── deadline = send instant of the attempt read back + F ──▶ fence (shim): freeze, kill
+//!  observer ─ T since the first answer with this heartbeat ─▶ CAS fenced ─▶ claim ─▶ start
+//!  rejoin ─── frozen ─▶ CAS live, new incarnation ─▶ read all records ─▶ kill lost, thaw the rest
+//! ```
+//!
+//! No clock, no randomness, no I/O: the caller passes its node's `CLOCK_BOOTTIME` as [`BootTime`].
+
+use std::sync::Arc;
+
+mod claim;
+mod fence;
+mod node;
+mod observer;
+mod rejoin;
+mod renewal;
+mod timing;
+
+pub use claim::{Refusal, claim, collect, release};
+pub use fence::{Fence, FenceAction, FenceEvent, SlotView};
+pub use node::{Action, Event, NodeProtocol};
+pub use observer::{Observer, Verdict};
+pub use rejoin::{Rejoin, Step};
+pub use renewal::{Renewal, Renewed};
+pub use timing::{Timing, UnsafeTiming};
+
+/// A node's name in the registry.
+pub type NodeName = Arc<str>;
+/// A session's name.
+pub type SessionName = Arc<str>;
+
+/// Milliseconds on one node's own `CLOCK_BOOTTIME`; two nodes' values are never compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// This instant and `ms` later.
+    #[must_use]
+    pub fn plus(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms))
+    }
+
+    /// Milliseconds since `earlier`, 0 if that is in the future.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// `node/<id>`: rewritten at a rejoin, a drain and a takeover only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeRecord {
+    pub incarnation: u64,
+    pub state: NodeState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeState {
+    Live,
+    /// Declared dead by an observer: its sessions may be claimed until it rejoins.
+    Fenced,
+}
+
+/// `hb/<id>`: no two sends of one node ever carry the same attempt number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heartbeat {
+    pub incarnation: u64,
+    pub attempt: u64,
+}
+
+/// `session/<id>` as far as ownership goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    pub owner: NodeName,
+    pub incarnation: u64,
+    pub generation: u64,
+    pub state: OwnedState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnedState {
+    /// Recorded before the create is sent: a container may exist or still appear. Whether it
+    /// starts, runs or is stuck is for people, and decides nothing here.
+    Owned,
+    /// Proven dead and given up.
+    Released,
+}
+
+/// What a generation of a session is called on a node, down to its cgroup's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    pub session: SessionName,
+    pub generation: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    Node(NodeName),
+    Heartbeat(NodeName),
+    Session(SessionName),
+    /// No session starts at or below this generation once its record was deleted.
+    Floor,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    Node(NodeRecord),
+    Heartbeat(Heartbeat),
+    Session(Ownership),
+    Floor(u64),
+}
+
+/// Writes all or nothing, and only if every key holds just what was expected (`None`: absent).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Transaction {
+    pub compare: Vec<(Key, Option<Value>)>,
+    pub write: Vec<(Key, Option<Value>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    Commit(Transaction),
+    /// A linearizable read.
+    Read(Vec<Key>),
+    /// A linearizable read of every session's record.
+    ReadSessions,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    Committed,
+    Conflict,
+    /// It may have taken effect, and may still do so later.
+    Ambiguous,
+    /// It certainly did not and will not take effect.
+    Unavailable,
+    Values(Vec<(Key, Option<Value>)>),
+}
+
+impl Answer {
+    /// What a read found under `key`.
+    #[must_use]
+    pub fn value(&self, key: &Key) -> Option<&Value> {
+        let Self::Values(values) = self else {
+            return None;
+        };
+        values
+            .iter()
+            .find(|(k, _)| k == key)
+            .and_then(|(_, value)| value.as_ref())
+    }
+
+    /// The node's record and heartbeat that a read found.
+    #[must_use]
+    pub fn node(&self, name: &NodeName) -> (Option<NodeRecord>, Option<Heartbeat>) {
+        let record = match self.value(&Key::Node(name.clone())) {
+            Some(Value::Node(record)) => Some(*record),
+            _ => None,
+        };
+        let heartbeat = match self.value(&Key::Heartbeat(name.clone())) {
+            Some(Value::Heartbeat(heartbeat)) => Some(*heartbeat),
+            _ => None,
+        };
+        (record, heartbeat)
+    }
+}

@@ -1,0 +1,137 @@
+//! Declaring a silent node dead.
+//!
+//! ```text
+//!  Unseen ──answer──▶ Seen { heartbeat, since its arrival } ── T, same heartbeat ──▶ CAS fenced
+//!    ▲                   └──another heartbeat──▶ Seen
+//!    └── any outage of the store that this observer saw
+//! ```
+//! A watch may only cause an earlier read; it never changes the state here.
+
+use super::{
+    Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Timing, Transaction, Value,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Wait,
+    /// It may be fenced, if nothing changed.
+    Fence(Transaction),
+}
+
+#[derive(Debug, Clone)]
+pub struct Observer {
+    node: NodeName,
+    seen: Option<(Heartbeat, BootTime)>,
+    record: Option<NodeRecord>,
+}
+
+impl Observer {
+    #[must_use]
+    pub fn new(node: NodeName) -> Self {
+        Self {
+            node,
+            seen: None,
+            record: None,
+        }
+    }
+
+    /// The node's record as last read: a hint, which every claim proves again.
+    #[must_use]
+    pub fn record(&self) -> Option<NodeRecord> {
+        self.record
+    }
+
+    /// The store did not answer: the silence proves nothing about the node. `_now` is when.
+    pub fn outage(&mut self, _now: BootTime) {
+        self.seen = None;
+    }
+
+    /// A watch said something; worth a read. `_deleted` is what the watch claims.
+    pub fn hint(&mut self, _now: BootTime, _deleted: bool, _timing: &Timing) {}
+
+    /// Takes a read of the node's record and heartbeat that arrived at `now`.
+    pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Verdict {
+        let (record, heartbeat) = answer.node(&self.node);
+        self.record = record;
+        let (Some(record), Some(heartbeat)) = (record, heartbeat) else {
+            self.seen = None;
+            return Verdict::Wait;
+        };
+        match self.seen {
+            Some((seen, since)) if seen == heartbeat => {
+                if record.state == NodeState::Live && now.since(since) >= timing.takeover_ms {
+                    return Verdict::Fence(self.fencing(record, heartbeat));
+                }
+            }
+            _ => self.seen = Some((heartbeat, now)),
+        }
+        Verdict::Wait
+    }
+
+    fn fencing(&self, record: NodeRecord, heartbeat: Heartbeat) -> Transaction {
+        let key = Key::Node(self.node.clone());
+        let fenced = NodeRecord {
+            state: NodeState::Fenced,
+            ..record
+        };
+        Transaction {
+            compare: vec![
+                (key.clone(), Some(Value::Node(record))),
+                (
+                    Key::Heartbeat(self.node.clone()),
+                    Some(Value::Heartbeat(heartbeat)),
+                ),
+            ],
+            write: vec![(key, Some(Value::Node(fenced)))],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(attempt: u64) -> Answer {
+        let record = NodeRecord {
+            incarnation: 1,
+            state: NodeState::Live,
+        };
+        let heartbeat = Heartbeat {
+            incarnation: 1,
+            attempt,
+        };
+        Answer::Values(vec![
+            (Key::Node("x".into()), Some(Value::Node(record))),
+            (
+                Key::Heartbeat("x".into()),
+                Some(Value::Heartbeat(heartbeat)),
+            ),
+        ])
+    }
+
+    #[test]
+    fn a_node_is_fenced_once_one_heartbeat_stood_for_t() {
+        let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
+        for (now, attempt) in [(0, 1), (11_000, 2), (22_999, 2)] {
+            let verdict = observer.answered(BootTime(now), &read(attempt), &timing);
+            assert_eq!(verdict, Verdict::Wait);
+        }
+        let Verdict::Fence(fencing) = observer.answered(BootTime(23_000), &read(2), &timing) else {
+            panic!("not fenced");
+        };
+        assert_eq!(fencing.compare.len(), 2, "record and that very heartbeat");
+    }
+
+    #[test]
+    fn an_outage_or_a_watch_never_shortens_the_wait() {
+        let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
+        observer.answered(BootTime(0), &read(1), &timing);
+        observer.outage(BootTime(11_000));
+        observer.answered(BootTime(12_000), &read(1), &timing);
+        observer.hint(BootTime(12_001), true, &timing);
+        let verdict = observer.answered(BootTime(23_999), &read(1), &timing);
+        assert_eq!(verdict, Verdict::Wait);
+        let verdict = observer.answered(BootTime(24_000), &read(1), &timing);
+        assert!(matches!(verdict, Verdict::Fence(_)));
+    }
+}

@@ -1,0 +1,136 @@
+//! Back from the dead, or just started: the one order that is safe.
+//!
+//! ```text
+//!  (frozen) ─▶ Asking ─▶ Committing (live, new incarnation) ─▶ Listing ─▶ kill lost, thaw rest
+//!                ▲            │ conflict, ambiguous
+//!                └────────────┘
+//! ```
+//! Once the CAS to live is in, nobody can claim our sessions; so only records read after it tell
+//! what is ours.
+
+use super::{
+    Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Request, Timing,
+    Transaction, Value,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    Wait,
+    /// Live again: read every record next. The CAS was sent at `sent_at`.
+    Live {
+        heartbeat: Heartbeat,
+        sent_at: BootTime,
+    },
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Idle { due: BootTime },
+    Asking,
+    Committing { mine: Heartbeat, sent_at: BootTime },
+}
+
+#[derive(Debug, Clone)]
+pub struct Rejoin {
+    me: NodeName,
+    next_attempt: u64,
+    /// Sent and not known to have failed.
+    unresolved: Vec<(Heartbeat, BootTime)>,
+    read: Option<(Option<NodeRecord>, Option<Heartbeat>)>,
+    state: State,
+}
+
+/// So many ambiguous tries are remembered; an older one that is read back is simply overwritten.
+const MAX_UNRESOLVED: usize = 16;
+
+impl Rejoin {
+    /// `next_attempt` is above every attempt this node ever sent, so that a heartbeat read back
+    /// names one send.
+    #[must_use]
+    pub fn new(me: NodeName, next_attempt: u64, now: BootTime) -> Self {
+        Self {
+            me,
+            next_attempt,
+            unresolved: Vec::new(),
+            read: None,
+            state: State::Idle { due: now },
+        }
+    }
+
+    pub fn due(&mut self, now: BootTime) -> Option<Request> {
+        match self.state {
+            State::Idle { due } if now >= due => {}
+            _ => return None,
+        }
+        let Some((record, heartbeat)) = self.read.take() else {
+            self.state = State::Asking;
+            return Some(Request::Read(vec![
+                Key::Node(self.me.clone()),
+                Key::Heartbeat(self.me.clone()),
+            ]));
+        };
+        let mine = Heartbeat {
+            incarnation: record.map_or(0, |record| record.incarnation) + 1,
+            attempt: self.next_attempt,
+        };
+        self.next_attempt += 1;
+        self.unresolved.push((mine, now));
+        if self.unresolved.len() > MAX_UNRESOLVED {
+            self.unresolved.remove(0);
+        }
+        self.state = State::Committing { mine, sent_at: now };
+        let live = NodeRecord {
+            incarnation: mine.incarnation,
+            state: NodeState::Live,
+        };
+        let (node, hb) = (Key::Node(self.me.clone()), Key::Heartbeat(self.me.clone()));
+        Some(Request::Commit(Transaction {
+            compare: vec![
+                (node.clone(), record.map(Value::Node)),
+                (hb.clone(), heartbeat.map(Value::Heartbeat)),
+            ],
+            write: vec![
+                (node, Some(Value::Node(live))),
+                (hb, Some(Value::Heartbeat(mine))),
+            ],
+        }))
+    }
+
+    pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Step {
+        match (&self.state, answer) {
+            (State::Committing { mine, sent_at }, Answer::Committed) => Step::Live {
+                heartbeat: *mine,
+                sent_at: *sent_at,
+            },
+            (State::Asking, Answer::Values(_)) => {
+                let (record, heartbeat) = answer.node(&self.me);
+                self.state = State::Idle { due: now };
+                let ours = self.unresolved.iter().find(|(sent, _)| {
+                    Some(*sent) == heartbeat
+                        && record
+                            == Some(NodeRecord {
+                                incarnation: sent.incarnation,
+                                state: NodeState::Live,
+                            })
+                });
+                if let Some(&(heartbeat, sent_at)) = ours {
+                    return Step::Live { heartbeat, sent_at };
+                }
+                self.read = Some((record, heartbeat));
+                Step::Wait
+            }
+            _ => {
+                self.state = State::Idle {
+                    due: now.plus(timing.retry_ms),
+                };
+                Step::Wait
+            }
+        }
+    }
+
+    /// Above every attempt that was sent.
+    #[must_use]
+    pub fn next_attempt(&self) -> u64 {
+        self.next_attempt
+    }
+}
