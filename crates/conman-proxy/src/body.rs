@@ -106,13 +106,17 @@ impl RequestBody {
     pub(crate) fn await_continue(&mut self) -> oneshot::Sender<()> {
         let (sender, signal) = oneshot::channel();
         let timer = Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
-        self.wait = Some(ContinueWait { signal, timer });
+        self.wait = Some(ContinueWait {
+            signal: Some(signal),
+            timer,
+        });
         sender
     }
 }
 
 struct ContinueWait {
-    signal: oneshot::Receiver<()>,
+    /// Gone once its sender is: a receiver may not be polled after its end.
+    signal: Option<oneshot::Receiver<()>>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -120,8 +124,13 @@ impl ContinueWait {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // A dropped sender means a final answer; whether a body is still wanted then is decided
         // by the session's closing the connection or not.
-        if let Poll::Ready(Ok(())) = Pin::new(&mut self.signal).poll(cx) {
-            return Poll::Ready(());
+        if let Some(signal) = &mut self.signal
+            && let Poll::Ready(told) = Pin::new(signal).poll(cx)
+        {
+            if told.is_ok() {
+                return Poll::Ready(());
+            }
+            self.signal = None;
         }
         self.timer.as_mut().poll(cx)
     }

@@ -163,11 +163,12 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
             .with_upgrades()
     );
     tokio::select! {
+        // First, so that no answer which comes after the shutdown promises another request.
         biased;
-        // Polled again below when the other arm is first.
-        ended = connection.as_mut() => return Ok(ended?),
         // Watch channels keep their value; a dropped sender is the end, too.
         _ = stage.wait_for(|stage| *stage != Stage::Serving) => {}
+        // Polled again below when the other arm is first.
+        ended = connection.as_mut() => return Ok(ended?),
     }
     connection.as_mut().graceful_shutdown();
     Ok(connection.await?)

@@ -10,7 +10,7 @@ use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, 
 
 #[tokio::test]
 async fn a_shutdown_lets_requests_in_flight_end_and_takes_no_more() {
-    // One worker: once it has closed the idle connection, it knows of the shutdown on the other.
+    // One worker: once it has closed the idle connection, the shutdown is known to it.
     let fixture = Fixture::with_options(ProxyOptions {
         workers: 1,
         ..ProxyOptions::default()

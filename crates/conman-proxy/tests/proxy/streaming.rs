@@ -289,3 +289,26 @@ async fn a_session_that_never_says_continue_gets_the_body_all_the_same() {
         .expect("the proxy reads");
     session.read_until("body").await;
 }
+
+#[tokio::test]
+async fn an_answer_that_comes_instead_of_a_continue_arrives_whole() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client
+        .send(
+            "POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 4\r\n\
+             Expect: 100-continue\r\n\r\n",
+        )
+        .await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    session
+        .send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 10\r\n\r\nfirst")
+        .await;
+    client.read_until("first").await;
+    // The connection's task runs again, with the body still kept back.
+    session.send("other").await;
+    client.read_until("other").await;
+}
