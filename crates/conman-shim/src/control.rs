@@ -297,6 +297,7 @@ impl Control {
                 let (containers, more) = self.containers.page(after.as_deref());
                 Ok(Reply::Containers { containers, more })
             }
+            Request::Find { name } => Ok(self.find(&name)),
             Request::Acknowledge { names } => self.acknowledge(&names),
             Request::Kill { name } => {
                 let container = self.living(&name)?;

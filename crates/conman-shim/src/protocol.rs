@@ -39,6 +39,10 @@ pub enum Request {
     List {
         after: Option<String>,
     },
+    /// One container or command, and whether one of that name is about to begin.
+    Find {
+        name: String,
+    },
     /// A pidfd of a container that has not ended.
     Hold {
         name: String,
@@ -114,6 +118,11 @@ pub enum Reply {
     Containers {
         containers: Vec<ContainerView>,
         more: bool,
+    },
+    Found {
+        container: Option<ContainerView>,
+        /// A start of this name was taken and has neither begun nor failed.
+        starting: bool,
     },
     Held {
         pid: i32,

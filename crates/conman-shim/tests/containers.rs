@@ -504,3 +504,33 @@ fn a_kernel_whose_overlays_take_only_paths_serves_as_well() {
         assert_eq!(shim.log(name), "hello from inside\n0\n0\n");
     }
 }
+
+#[test]
+fn one_is_found_by_its_name_whether_it_lives_has_ended_or_never_was() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let launched = client
+        .launch(shim.spec("found.1", "sleep 1000"))
+        .expect("launched");
+    let mut find = |name: &str| {
+        let name = name.to_owned();
+        match client.ask(Request::Find { name }).expect("answered") {
+            Reply::Found {
+                container,
+                starting,
+            } => (container.map(|one| (one.pid, one.state)), starting),
+            other => panic!("{other:?}"),
+        }
+    };
+    let alive = (launched.pid, ContainerState::Running);
+    assert_eq!(find("found.1"), (Some(alive), false));
+    assert_eq!(find("found.2"), (None, false));
+    let process = launched.process.as_ref().expect("a hold on it");
+    process.kill().expect("killed");
+    wait_dead(&launched);
+    let dead = (launched.pid, ContainerState::Signalled { signal: 9 });
+    assert!(until(|| find("found.1") == (Some(dead), false)));
+}

@@ -137,6 +137,14 @@ impl Control {
         }
     }
 
+    pub(super) fn find(&self, name: &str) -> Reply {
+        let container = self.containers.get(name).map(|one| one.view(name));
+        Reply::Found {
+            starting: container.is_none() && self.launching.is_starting(name),
+            container,
+        }
+    }
+
     pub(super) fn hold(&self, name: &str) -> Result<(i32, OwnedFd), CallError> {
         let pid = self.living(name)?.pid;
         // A child that has not been reaped keeps its PID.
