@@ -36,6 +36,7 @@ use std::sync::{Arc, LazyLock};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use conman_auth::{ApiGuard, ConnectTokens};
+use conman_image::ImageKeeper;
 use conman_node::Node;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +54,8 @@ pub struct ApiState {
     pub guard: Arc<ApiGuard>,
     /// Makes connect tokens.
     pub connect_tokens: Arc<ConnectTokens>,
+    /// The image store.
+    pub images: ImageKeeper,
     /// Renders `/metrics`; whoever installed the recorder runs its upkeep.
     pub metrics: PrometheusHandle,
     /// Cancelled when the daemon stops: ends event and log streams and interactive commands,

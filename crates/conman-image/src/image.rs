@@ -39,6 +39,8 @@ pub struct ImageSummary {
     pub file_bytes: u64,
     /// Seconds since 1970.
     pub imported_at_s: u64,
+    /// Whether a guard holds it.
+    pub in_use: bool,
 }
 
 impl Image {
@@ -82,7 +84,12 @@ impl Image {
 }
 
 impl ImageSummary {
-    pub(crate) fn new(image: Image, record: &ImageRecord, names: Vec<ImageName>) -> Self {
+    pub(crate) fn new(
+        image: Image,
+        record: &ImageRecord,
+        names: Vec<ImageName>,
+        in_use: bool,
+    ) -> Self {
         Self {
             file_bytes: image
                 .layers
@@ -92,6 +99,7 @@ impl ImageSummary {
             image,
             names,
             imported_at_s: record.imported_at_s,
+            in_use,
         }
     }
 }

@@ -9,10 +9,11 @@
 //! - `tmp/`: what is being made; swept when the store is opened.
 //!
 //! One process at a time writes ([`ImageStore`], under a lock on `lock`); any number read
-//! ([`StoreReader`]). Importing blocks its thread. [`Puller`] is the only part that runs tasks: one
-//! for each image being pulled, joined to its callers by a watch channel. Imports, pulls and
+//! ([`StoreReader`]). Importing blocks its thread. [`Puller`] runs a task for each image being
+//! pulled, joined to its callers by a watch channel; [`ImageKeeper`] puts what blocks on threads of
+//! its own, and an upload reaches its thread by a bounded channel. Imports, pulls and
 //! collections run side by side: imports lease the layers they count on, and collections leave
-//! leased layers alone.
+//! leased layers alone, and images that an [`ImageGuard`] holds.
 //!
 //! Archives are hostile and unpacking runs as root: nothing is written but below a descriptor of
 //! the new layer's directory, no symbolic link is ever followed there, everything is bounded by
@@ -31,6 +32,7 @@ mod image;
 mod image_config;
 mod import;
 mod index;
+mod keeper;
 mod layers;
 mod limits;
 mod meter;
@@ -45,11 +47,14 @@ pub use digest::{Digest, DigestError, ImageId, LayerId};
 pub use image::{Image, ImageGuard, ImageLayer, ImageSummary};
 pub use image_config::{ConfigError, ImageConfig, NoCommand};
 pub use import::ImportError;
+pub use keeper::{ImageKeeper, KeeperError};
 pub use layers::LayerError;
 pub use limits::ImageLimits;
 pub use meter::Limit;
 pub use name::{ImageName, ImageNameError};
-pub use pull::{LayerProgress, Login, PullConfig, PullError, PullPhase, PullProgress, Puller};
+pub use pull::{
+    LayerProgress, Login, PullConfig, PullError, PullPhase, PullProgress, Puller, name_of_reference,
+};
 pub use store::{GcReport, ImageStore, StoreError, StoreReader};
 pub use unpack::{EntryName, Refusal, UnpackError};
 pub use user::{ResolvedUser, UserError, resolve_user};

@@ -1,6 +1,7 @@
 //! The directory of the store and who may change it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,8 @@ pub enum StoreError {
     },
     #[error("there is no image {name}")]
     NoSuchImage { name: String },
+    #[error("the store has no image {id} any more")]
+    NoSuchId { id: ImageId },
     #[error("layer {layer} of image {name} is missing from the store: import the image again")]
     MissingLayer { name: String, layer: LayerId },
 }
@@ -133,8 +136,21 @@ impl ImageStore {
 
     /// All images, the unnamed ones too.
     pub fn list(&self) -> Vec<ImageSummary> {
-        let index = self.inner.state().index.clone();
-        summaries(&index, &self.inner.directory.join(LAYERS))
+        let (index, pinned) = {
+            let state = self.inner.state();
+            (state.index.clone(), state.pinned())
+        };
+        summaries(&index, &pinned, &self.inner.directory.join(LAYERS))
+    }
+
+    /// One image as [`ImageStore::list`] has it.
+    pub fn summary(&self, name: &ImageName) -> Option<ImageSummary> {
+        let (index, pinned) = {
+            let state = self.inner.state();
+            (state.index.clone(), state.pinned())
+        };
+        let id = index.names.get(name)?;
+        summary(&index, &pinned, &self.inner.directory.join(LAYERS), id)
     }
 
     pub fn get(&self, name: &ImageName) -> Option<Image> {
@@ -145,9 +161,29 @@ impl ImageStore {
     pub fn pin(&self, name: &ImageName) -> Result<ImageGuard, StoreError> {
         let mut state = self.inner.state();
         let image = find(&state.index, &self.inner.directory, name).ok_or_else(|| no_such(name))?;
+        self.pin_found(&mut state, image, name)
+    }
+
+    /// [`ImageStore::pin`] by what the image is instead of what it is called, which may have
+    /// changed: for containers that outlived the process whose guards kept their images. Those
+    /// must be pinned before the first collection of the new process.
+    pub fn pin_id(&self, id: &ImageId) -> Result<ImageGuard, StoreError> {
+        let mut state = self.inner.state();
+        let record = state.index.images.get(id);
+        let record = record.ok_or(StoreError::NoSuchId { id: *id })?;
+        let image = Image::new(*id, record, &self.inner.directory.join(LAYERS));
+        self.pin_found(&mut state, image, id)
+    }
+
+    fn pin_found(
+        &self,
+        state: &mut State,
+        image: Image,
+        asked: &dyn fmt::Display,
+    ) -> Result<ImageGuard, StoreError> {
         if let Some(layer) = image.missing_layer() {
             return Err(StoreError::MissingLayer {
-                name: name.to_string(),
+                name: asked.to_string(),
                 layer,
             });
         }
@@ -155,15 +191,26 @@ impl ImageStore {
         Ok(ImageGuard::new(image, self.clone()))
     }
 
-    /// Takes the name away. The image itself goes with the next [`ImageStore::collect`], unless
-    /// another name or a guard holds it.
-    pub fn remove(&self, name: &ImageName) -> Result<(), StoreError> {
+    /// Takes the name away and tells what image it was, with the names that are left to it. The
+    /// image itself goes with the next [`ImageStore::collect`], unless another name or a guard
+    /// holds it.
+    pub fn remove(&self, name: &ImageName) -> Result<ImageSummary, StoreError> {
         let mut state = self.inner.state();
         let mut index = state.index.clone();
-        if index.names.remove(name).is_none() {
-            return Err(no_such(name));
-        }
-        self.inner.commit(&mut state, index)
+        let id = index.names.remove(name).ok_or_else(|| no_such(name))?;
+        self.inner.commit(&mut state, index)?;
+        let (index, pinned) = (state.index.clone(), state.pinned());
+        drop(state);
+        summary(&index, &pinned, &self.inner.directory.join(LAYERS), &id)
+            .ok_or_else(|| no_such(name))
+    }
+
+    /// Bytes that are left to conman on the store's file system.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let directory = &self.inner.directory;
+        let space = rustix::fs::statvfs(directory)
+            .map_err(|errno| failed("look at the room below", directory)(errno.into()))?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
     /// Removes images that have no name and no guard, and layers that belong to no image, to no
@@ -173,7 +220,7 @@ impl ImageStore {
         let mut report = GcReport::default();
         let doomed = {
             let mut state = self.inner.state();
-            let pinned: BTreeSet<ImageId> = state.pins.keys().copied().collect();
+            let pinned = state.pinned();
             let mut index = state.index.clone();
             report.images = index.forget_unnamed(&pinned);
             if !report.images.is_empty() {
@@ -234,6 +281,12 @@ impl ImageStore {
     }
 }
 
+impl State {
+    fn pinned(&self) -> BTreeSet<ImageId> {
+        self.pins.keys().copied().collect()
+    }
+}
+
 impl Inner {
     /// The index is replaced as a whole and nothing panics half-way, so a poisoned lock still
     /// guards a valid state.
@@ -267,7 +320,13 @@ impl StoreReader {
     }
 
     pub fn list(&self) -> Result<Vec<ImageSummary>, StoreError> {
-        Ok(summaries(&self.index()?, &self.directory.join(LAYERS)))
+        // Who holds images is known to the process that writes alone.
+        let pinned = BTreeSet::new();
+        Ok(summaries(
+            &self.index()?,
+            &pinned,
+            &self.directory.join(LAYERS),
+        ))
     }
 
     pub fn get(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
@@ -288,14 +347,24 @@ fn find(index: &Index, directory: &Path, name: &ImageName) -> Option<Image> {
     ))
 }
 
-fn summaries(index: &Index, layers: &Path) -> Vec<ImageSummary> {
+fn summaries(index: &Index, pinned: &BTreeSet<ImageId>, layers: &Path) -> Vec<ImageSummary> {
     index
         .images
-        .iter()
-        .map(|(id, record)| {
-            ImageSummary::new(Image::new(*id, record, layers), record, index.names_of(id))
-        })
+        .keys()
+        .filter_map(|id| summary(index, pinned, layers, id))
         .collect()
+}
+
+fn summary(
+    index: &Index,
+    pinned: &BTreeSet<ImageId>,
+    layers: &Path,
+    id: &ImageId,
+) -> Option<ImageSummary> {
+    let record = index.images.get(id)?;
+    let image = Image::new(*id, record, layers);
+    let names = index.names_of(id);
+    Some(ImageSummary::new(image, record, names, pinned.contains(id)))
 }
 
 fn no_such(name: &ImageName) -> StoreError {

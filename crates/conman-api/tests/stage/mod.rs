@@ -19,6 +19,7 @@ use conman_api::{ApiState, Listener, Peer};
 use conman_auth::{ApiGuard, ConnectTokens, HostRules, OriginRules, Scope, TokenFile};
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_core::{Instance, SpecPolicy, Template};
+use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
 use conman_proto::{Problem, RuntimeKind, SessionRequest};
@@ -45,6 +46,8 @@ pub struct Stage {
     instance: Instance,
     registry: Arc<ModelRegistry>,
     tokens: BTreeMap<Scope, String>,
+    pub images: ImageStore,
+    pub pulls: PullConfig,
 }
 
 /// A daemon's API, without a listener.
@@ -70,11 +73,15 @@ impl Stage {
         getrandom::fill(&mut random).expect("random bytes");
         let state = tempfile::tempdir().expect("a directory");
         let tokens = write_tokens(&state.path().join("tokens"));
+        let limits = ImageLimits::default();
+        let images = ImageStore::open(&state.path().join("images"), limits).expect("a store");
         Self {
             state,
             instance: Instance::new(random),
             registry: Arc::new(ModelRegistry::new()),
             tokens,
+            images,
+            pulls: PullConfig::default(),
         }
     }
 
@@ -104,6 +111,7 @@ impl Stage {
             node: Arc::clone(&node),
             guard: Arc::new(self.guard()),
             connect_tokens: Arc::new(connect_tokens),
+            images: ImageKeeper::new(self.images.clone(), self.pulls.clone()),
             metrics: PrometheusBuilder::new().build_recorder().handle(),
             closing: closing.clone(),
         };

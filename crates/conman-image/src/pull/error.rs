@@ -15,6 +15,13 @@ pub enum PullError {
         #[source]
         source: oci_client::ParseError,
     },
+    #[error(
+        "{reference:?} does not say where it is: name its registry, as in \
+         registry.example.org/team/app:1"
+    )]
+    NoRegistry { reference: String },
+    #[error("{registry} is not among the registries that this node pulls from ({allowed})")]
+    NotAllowed { registry: String, allowed: String },
     #[error("cannot set up the registry client")]
     Client(#[source] Box<OciDistributionError>),
     #[error("cannot get {what} of {reference}")]

@@ -40,9 +40,14 @@ const MAX_FLIGHTS: usize = 64;
 /// Layers of one image downloaded at a time, as Docker does.
 const MAX_DOWNLOADS: usize = 3;
 
+/// Characters of a bad reference that an error repeats.
+const SHOWN_CHARS: usize = 200;
+
 /// What the operator says about registries.
 #[derive(Clone, Debug, Default)]
 pub struct PullConfig {
+    /// `HOST[:PORT]` of the registries that images may come from; any, when absent.
+    pub allowed_registries: Option<BTreeSet<String>>,
     /// `HOST:PORT` of registries that are spoken to in plain HTTP. Those on this machine's
     /// loopback always are.
     pub insecure_registries: BTreeSet<String>,
@@ -132,12 +137,7 @@ impl Puller {
         name: &ImageName,
         mut on_progress: impl FnMut(&PullProgress),
     ) -> Outcome {
-        let parsed: Reference = reference.parse().map_err(|source| {
-            Arc::new(PullError::Reference {
-                reference: reference.chars().take(200).collect(),
-                source,
-            })
-        })?;
+        let parsed = self.check(reference).map_err(Arc::new)?;
         let mut states = self.join(&parsed, name).map_err(Arc::new)?;
         loop {
             let state = states.borrow_and_update().clone();
@@ -150,6 +150,33 @@ impl Puller {
                     reference: parsed.to_string(),
                 }));
             }
+        }
+    }
+
+    /// The reference, when it is one and its registry may be asked.
+    fn check(&self, text: &str) -> Result<Reference, PullError> {
+        let shown = || text.chars().take(SHOWN_CHARS).collect();
+        let reference: Reference = text.parse().map_err(|source| PullError::Reference {
+            reference: shown(),
+            source,
+        })?;
+        // The client library would ask a registry of its own choice.
+        if !names_registry(text) {
+            return Err(PullError::NoRegistry { reference: shown() });
+        }
+        match &self.shared.config.allowed_registries {
+            Some(allowed) if !allowed.contains(reference.registry()) => {
+                let names: Vec<&str> = allowed.iter().map(String::as_str).collect();
+                Err(PullError::NotAllowed {
+                    registry: reference.registry().to_owned(),
+                    allowed: if names.is_empty() {
+                        "none is".to_owned()
+                    } else {
+                        names.join(", ")
+                    },
+                })
+            }
+            _ => Ok(reference),
         }
     }
 
@@ -182,6 +209,27 @@ impl Puller {
         });
         Ok(receiver)
     }
+}
+
+/// Whether what stands before the first slash is a host, by the rule of Docker and OCI.
+fn names_registry(reference: &str) -> bool {
+    reference
+        .split_once('/')
+        .is_some_and(|(first, _)| first == "localhost" || first.contains(['.', ':']))
+}
+
+/// The name that an image pulled from `reference` gets unless another is asked for: the reference
+/// itself. One by digest alone has none.
+pub fn name_of_reference(reference: &str) -> Option<ImageName> {
+    let (name, by_digest) = match reference.split_once('@') {
+        Some((name, _)) => (name, true),
+        None => (reference, false),
+    };
+    let last = name.rsplit('/').next().unwrap_or(name);
+    if by_digest && !last.contains(':') {
+        return None;
+    }
+    name.parse().ok()
 }
 
 /// Takes a pull off the list however its task ends.
@@ -291,5 +339,34 @@ impl Shared {
             .buffer_unordered(MAX_DOWNLOADS)
             .try_collect::<()>()
             .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pulled_image_is_named_as_it_was_asked_for_unless_by_digest_alone() {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        for (reference, name) in [
+            ("r.example/a/b:1", Some("r.example/a/b:1")),
+            ("r.example:5000/a", Some("r.example:5000/a:latest")),
+            (&format!("r.example/a:1@{digest}"), Some("r.example/a:1")),
+            (&format!("r.example:5000/a@{digest}"), None),
+        ] {
+            let found = name_of_reference(reference).map(|name| name.to_string());
+            assert_eq!(found.as_deref(), name, "{reference}");
+        }
+    }
+
+    #[test]
+    fn only_a_host_before_the_first_slash_names_a_registry() {
+        for named in ["localhost/a", "r.example/a", "r:5000/a", "127.0.0.1:1/a/b"] {
+            assert!(names_registry(named), "{named}");
+        }
+        for unnamed in ["python", "python:3.12", "library/python", "a.b:1"] {
+            assert!(!names_registry(unnamed), "{unnamed}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use conman_proxy::ProxyOptions;
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
-use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, templates};
+use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, images, templates};
 
 /// The configuration file when none is named.
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
@@ -172,6 +172,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let docker = root.section("docker");
     let docker_socket = absolute(&docker, "socket", "/var/run/docker.sock");
     docker.finish();
+    let images = images::images(&root.section("images"));
     let log = root.section("log");
     let log_format = log
         .parsed("format", |format| match format {
@@ -203,6 +204,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         tokens_file,
         cookie_ttl: Duration::from_secs(cookie_ttl_s),
         preempt,
+        images,
         docker_socket,
         log_format,
         policy,
@@ -401,17 +403,19 @@ pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
 }
 
 fn absolute(section: &Section<'_, '_>, field: &str, default: &str) -> PathBuf {
-    let path = section.parsed(field, |text| {
-        let path = PathBuf::from(text);
-        let plain = path.is_absolute()
-            && !path
-                .components()
-                .any(|part| part == std::path::Component::ParentDir);
-        plain
-            .then_some(path)
-            .ok_or_else(|| "must be an absolute path without `..`".to_owned())
-    });
+    let path = section.parsed(field, absolute_path);
     path.unwrap_or_else(|| PathBuf::from(default))
+}
+
+pub(super) fn absolute_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let plain = path.is_absolute()
+        && !path
+            .components()
+            .any(|part| part == std::path::Component::ParentDir);
+    plain
+        .then_some(path)
+        .ok_or_else(|| "must be an absolute path without `..`".to_owned())
 }
 
 /// The kernel's name for this machine, cut to what a node's name may hold.

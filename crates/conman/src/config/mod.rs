@@ -3,17 +3,20 @@
 //! A file is read and checked whole before anything is bound or made. Every mistake is told at
 //! once, each with its line; an unknown field names the nearest known one.
 
+mod images;
 mod load;
 mod reader;
 mod templates;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_core::SpecPolicy;
+use conman_image::ImageLimits;
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 
@@ -36,6 +39,7 @@ pub(crate) struct Config {
     /// `auth.cookie_ttl_s`: how long a browser's first visit with a connect token lasts.
     pub(crate) cookie_ttl: Duration,
     pub(crate) preempt: Preempt,
+    pub(crate) images: Images,
     /// `docker.socket`.
     pub(crate) docker_socket: PathBuf,
     /// `log.format`.
@@ -87,6 +91,27 @@ pub(crate) struct Preempt {
     pub(crate) budget_ms: u32,
     /// Base URL of Google Compute Engine's metadata server, when it is to be watched.
     pub(crate) gce_endpoint: Option<String>,
+}
+
+/// `[images]`
+#[derive(Debug, Clone)]
+pub(crate) struct Images {
+    /// Registries that images may be pulled from; any when absent.
+    pub(crate) registries: Option<BTreeSet<String>>,
+    /// Those among them that are spoken to in plain HTTP.
+    pub(crate) insecure_registries: BTreeSet<String>,
+    /// Who conman is to registries, by the registry's name.
+    pub(crate) logins: BTreeMap<String, Login>,
+    pub(crate) limits: ImageLimits,
+    /// Between two collections; only after a removal when absent.
+    pub(crate) collect_every: Option<Duration>,
+}
+
+/// `[images.logins.<registry>]`
+#[derive(Debug, Clone)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password_file: PathBuf,
 }
 
 /// What SIGTERM means.

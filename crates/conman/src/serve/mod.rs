@@ -3,7 +3,7 @@
 //! The steps of the start take what the step before gave, so that their order cannot be mistaken:
 //! configuration → [`state::State`] (directory, lock, registry, journal, instance) →
 //! [`listeners::Listeners`] (bound, not yet served) → the running node (everything adopted) →
-//! served.
+//! images collected → served.
 //!
 //! Threads: the main tokio runtime (API, node), the data plane's and the emergency thread's own.
 //! Signals are handled on the emergency thread, so that SIGTERM works when all else hangs. One
@@ -11,6 +11,7 @@
 
 mod directory;
 mod gate;
+mod images;
 mod listeners;
 mod service_manager;
 mod signals;
@@ -120,6 +121,7 @@ async fn serve(
     let connect_tokens = ConnectTokens::open(&config.state_dir, state.instance.as_str())
         .context("cannot open the key of connect tokens")?;
     let connect_tokens = Arc::new(connect_tokens);
+    let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let node = tokio::select! {
         started = start_node(&config, &state, listeners.sessions_address) => started?,
@@ -131,6 +133,7 @@ async fn serve(
             return Ok(());
         }
     };
+    images::collect(&images, &config.images);
     let stopped = signals::watch(signals, &node, on_sigterm, tokens.clone());
     let closing = CancellationToken::new();
     let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;
@@ -147,6 +150,7 @@ async fn serve(
         node: Arc::clone(&node),
         guard: Arc::new(guard),
         connect_tokens,
+        images,
         metrics,
         closing: closing.clone(),
     };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use conman_core::Instance;
+use conman_image::ImageStore;
 use conman_proto::Generation;
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Journal, Registry};
 
@@ -15,12 +16,15 @@ use crate::config::Config;
 
 /// File in the state directory that holds the installation's random id.
 const INSTANCE_FILE: &str = "instance";
+/// Directory of the image store in the state directory.
+const IMAGES: &str = "images";
 
 /// The state directory, held by this process alone.
 pub(super) struct State {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) journal: Arc<Journal>,
     pub(super) instance: Instance,
+    pub(super) images: ImageStore,
 }
 
 impl State {
@@ -38,8 +42,21 @@ impl State {
             registry: Arc::new(registry),
             journal: Arc::new(journal),
             instance: instance(directory)?,
+            images: images(&directory.join(IMAGES), config)?,
         })
     }
+}
+
+/// The image store. Every guard of an image is taken by the runtime that uses it: by a start, or
+/// as it adopts what runs, before the first collection.
+fn images(directory: &Path, config: &Config) -> Result<ImageStore> {
+    ImageStore::open(directory, config.images.limits.clone()).with_context(|| {
+        format!(
+            "cannot open the image store; when {} cannot be mended, move it away and import the \
+             images again",
+            directory.display()
+        )
+    })
 }
 
 /// Makes the state directory, or checks that nobody else could have put something into it.

@@ -1,0 +1,91 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use conman_image::ImageLimits;
+
+use super::load::absolute_path;
+use super::reader::Section;
+use super::{Images, Login};
+
+/// Longest time between two collections: a year.
+const MAX_COLLECT_EVERY_S: u64 = 31_536_000;
+/// Most bytes that a limit may name: what the largest file systems hold.
+const MAX_BYTES: u64 = 1 << 60;
+
+/// Reads `[images]`.
+pub(super) fn images(section: &Section<'_, '_>) -> Images {
+    let defaults = ImageLimits::default();
+    let bytes = |field: &str, default: u64| {
+        section
+            .integer(field, 1 << 20..=MAX_BYTES)
+            .unwrap_or(default)
+    };
+    let limits = ImageLimits {
+        max_blob_bytes: bytes("max_archive_bytes", defaults.max_blob_bytes),
+        max_unpacked_bytes: bytes("max_unpacked_bytes", defaults.max_unpacked_bytes),
+        max_file_bytes: bytes("max_file_bytes", defaults.max_file_bytes),
+        max_entries: section
+            .integer("max_entries", 1..=1_000_000_000)
+            .unwrap_or(defaults.max_entries),
+        ..defaults
+    };
+    let collect_every_s = section
+        .integer("collect_every_s", 0..=MAX_COLLECT_EVERY_S)
+        .unwrap_or(3_600);
+    let images = Images {
+        registries: registries(section, "registries"),
+        insecure_registries: registries(section, "insecure_registries").unwrap_or_default(),
+        logins: section
+            .section("logins")
+            .sections()
+            .into_iter()
+            .filter_map(|(registry, login)| Some((registry, self::login(&login)?)))
+            .collect(),
+        limits,
+        collect_every: (collect_every_s > 0).then(|| Duration::from_secs(collect_every_s)),
+    };
+    section.finish();
+    images
+}
+
+fn registries(section: &Section<'_, '_>, field: &str) -> Option<BTreeSet<String>> {
+    let names = section.strings(field)?;
+    for (index, name) in names.iter().enumerate() {
+        if !is_registry(name) {
+            section.mistake(
+                &format!("{field}[{index}]"),
+                "must be HOST or HOST:PORT, as it stands before the first `/` of an image's name",
+            );
+        }
+    }
+    Some(names.into_iter().collect())
+}
+
+fn is_registry(name: &str) -> bool {
+    let (host, port) = match name.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (name, None),
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
+    !host.is_empty()
+        && host.bytes().all(plain)
+        && port.is_none_or(|port| port.parse::<u16>().is_ok())
+}
+
+fn login(section: &Section<'_, '_>) -> Option<Login> {
+    let user = section.string("user");
+    let password_file = section.parsed("password_file", absolute_path);
+    section.finish();
+    for (field, given) in [
+        ("user", user.is_some()),
+        ("password_file", password_file.is_some()),
+    ] {
+        if !given {
+            section.mistake(field, "is required");
+        }
+    }
+    Some(Login {
+        user: user?,
+        password_file: password_file?,
+    })
+}

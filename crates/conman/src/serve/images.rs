@@ -1,0 +1,58 @@
+//! The image store as this daemon uses it: who may be asked for images, and what is collected.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use conman_image::{ImageKeeper, ImageStore, Login, PullConfig};
+
+use crate::config::Images;
+
+/// Longest password file: registries' tokens are a few kilobytes.
+const MAX_PASSWORD_BYTES: u64 = 64 << 10;
+
+/// The store with its registries.
+pub(super) fn keeper(store: &ImageStore, config: &Images) -> Result<ImageKeeper> {
+    let mut credentials = HashMap::new();
+    for (registry, login) in &config.logins {
+        let password = password(&login.password_file)
+            .with_context(|| format!("`images.logins.{registry}.password_file`"))?;
+        let user = login.user.clone();
+        credentials.insert(registry.clone(), Login { user, password });
+    }
+    let pulls = PullConfig {
+        allowed_registries: config.registries.clone(),
+        insecure_registries: config.insecure_registries.clone(),
+        credentials,
+    };
+    Ok(ImageKeeper::new(store.clone(), pulls))
+}
+
+/// Collects in the background for as long as the daemon runs. Only after everything that outlived
+/// an earlier daemon was adopted, and thus holds its image.
+pub(super) fn collect(keeper: &ImageKeeper, config: &Images) {
+    let (keeper, every) = (keeper.clone(), config.collect_every);
+    tokio::spawn(async move { keeper.collect_from_time_to_time(every).await });
+}
+
+fn password(path: &Path) -> Result<String> {
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mode = file
+        .metadata()
+        .with_context(|| format!("cannot look at {}", path.display()))?
+        .mode();
+    if mode & 0o077 != 0 {
+        bail!(
+            "others may read {}: take their access away with chmod 600",
+            path.display()
+        );
+    }
+    let mut text = String::new();
+    file.take(MAX_PASSWORD_BYTES)
+        .read_to_string(&mut text)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
