@@ -1,7 +1,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::PidFd;
+use rustix::thread::CapabilitySet;
+
+use crate::proc_stat::ProcStat;
+use crate::{PidFd, ProcessIdentity};
 
 /// Ask for, and say that there is, an exit code (Linux 6.15).
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
@@ -55,6 +58,18 @@ impl Ended {
     }
 }
 
+/// How a process ended that nobody has reaped, whoever's child it was. `None` for one that lives,
+/// is gone, or that the caller would not be permitted to trace.
+#[must_use]
+pub fn ended_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
+    // Without it the kernel tells a zero.
+    let capable = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
+    let stat = ProcStat::read(identity.pid).ok().filter(|_| capable)?;
+    let same = stat.start_time_ticks == identity.start_time_ticks;
+    (stat.state == 'Z' && same).then(|| Ended::from_wait_status(stat.exit_status))
+}
+
 impl PidFd {
     /// How the process ended, whoever's child it was. `None` while it lives, until its parent has
     /// reaped it, and on kernels that do not tell (before 6.15).
@@ -79,5 +94,35 @@ impl PidFd {
             Some(libc::ENOTTY | libc::EINVAL | libc::ESRCH | libc::EREMOTE) => Ok(None),
             _ => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_zombie_can_be_read_by_whoever_may_trace_it() {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "exit 42"])
+            .spawn()
+            .expect("spawned");
+        let (process, identity) =
+            PidFd::open_identified(child.id().cast_signed()).unwrap_or_else(|_| {
+                // It was too fast, but it is a zombie of ours.
+                let pid = child.id().cast_signed();
+                let identity = ProcessIdentity::of(pid).expect("a zombie");
+                (PidFd::open(pid).expect("a zombie"), identity)
+            });
+        assert!(process.wait_dead(Duration::from_secs(20)).expect("waited"));
+        let capable = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
+        let expected = capable.then_some(Ended::Exited(42));
+        assert_eq!(ended_unreaped(&identity), expected);
+        child.wait().expect("reaped");
+        assert_eq!(ended_unreaped(&identity), None);
     }
 }

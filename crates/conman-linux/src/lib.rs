@@ -23,6 +23,7 @@ mod exit_info;
 mod features;
 mod freezer;
 mod identity;
+mod inherited;
 mod loopback;
 mod mounts;
 mod netns_sockets;
@@ -41,10 +42,11 @@ pub use clone_process::{
     unshare_namespaces,
 };
 pub use death_watch::DeathWatch;
-pub use exit_info::Ended;
+pub use exit_info::{Ended, ended_unreaped};
 pub use features::Features;
 pub use freezer::Freezer;
 pub use identity::{ProcessIdentity, boot_id};
+pub use inherited::inherited_fd;
 pub use loopback::bring_loopback_up;
 pub use mounts::{Mount, MountAttributes, NewFilesystem};
 pub use netns_sockets::NetnsSockets;

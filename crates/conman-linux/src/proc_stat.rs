@@ -13,6 +13,8 @@ pub(crate) struct ProcStat {
     pub(crate) flags: u32,
     /// Field 22, in clock ticks since boot.
     pub(crate) start_time_ticks: u64,
+    /// Field 52, as wait(2) gives it; 0 for whoever may not trace the process.
+    pub(crate) exit_status: i32,
 }
 
 impl ProcStat {
@@ -40,6 +42,8 @@ impl ProcStat {
         let session = fields.nth(1)?.parse().ok()?;
         let flags = fields.nth(2)?.parse().ok()?;
         let start_time_ticks = fields.nth(12)?.parse().ok()?;
+        // Absent before Linux 3.5.
+        let exit_status = fields.nth(29).and_then(|field| field.parse().ok());
         let mut letters = state.chars();
         match (letters.next(), letters.next()) {
             (Some(state), None) => Some(Self {
@@ -48,6 +52,7 @@ impl ProcStat {
                 session,
                 flags,
                 start_time_ticks,
+                exit_status: exit_status.unwrap_or(0),
             }),
             _ => None,
         }
@@ -89,6 +94,7 @@ mod tests {
                     session: 3,
                     flags: 6,
                     start_time_ticks: 4711,
+                    exit_status: 0,
                 })
             );
         }

@@ -34,7 +34,7 @@ fn main() -> Result<(), Failure> {
         ["shim", directory, cgroup] => Ok(run(ShimOptions {
             socket: Path::new(directory).join("shim.sock"),
             roots: vec![PathBuf::from(directory)],
-            deadline_file: Path::new(directory).join("shim.deadline"),
+            state_file: Path::new(directory).join("shim.state"),
             layers_by_path: false,
             fence_cgroup: cgroup.to_owned(),
             freeze_patience: Duration::from_secs(1),

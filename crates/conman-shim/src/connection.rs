@@ -29,6 +29,15 @@ impl Connection {
         }
     }
 
+    /// One that an earlier program had.
+    pub(crate) fn kept(socket: OwnedFd, greeted: bool, subscribed: bool) -> Self {
+        Self {
+            greeted,
+            subscribed,
+            ..Self::new(socket)
+        }
+    }
+
     /// Sends or queues. An error means that the client is to be dropped.
     pub(crate) fn send(&mut self, message: &Message, fd: Option<OwnedFd>) -> io::Result<()> {
         let bytes = encode(message).map_err(io::Error::other)?;

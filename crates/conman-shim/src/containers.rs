@@ -1,7 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::ops::Bound;
+use std::path::PathBuf;
 
-use conman_linux::Ended;
+use conman_linux::{Ended, PidFd, Signal};
+use serde::{Deserialize, Serialize};
 
 use crate::protocol::{ContainerState, ContainerView, PAGE};
 
@@ -9,25 +12,92 @@ use crate::protocol::{ContainerState, ContainerView, PAGE};
 /// way, so their number is bounded by those.
 type Unclaimed = BTreeMap<i32, Ended>;
 
-/// A container from its clone until its end is acknowledged.
-#[derive(Debug)]
+/// A container from the order to start it until its end is acknowledged. Written as it is for a
+/// later shim.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Container {
     pub(crate) cgroup: String,
+    /// 0 before its clone.
     pub(crate) pid: i32,
+    /// With the PID and the boot, what tells it from every other process.
+    #[serde(default)]
+    pub(crate) start_ticks: u64,
     /// First of its own ids; a command has none.
+    #[serde(default)]
     pub(crate) ids: Option<u32>,
+    /// Its directory, to be removed when its start is interrupted; a command has none.
+    #[serde(default)]
+    pub(crate) scratch: Option<PathBuf>,
     /// The container it is a command in.
+    #[serde(default)]
     pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
     /// Whether its freezing was ordered.
+    #[serde(default)]
     pub(crate) frozen: bool,
+    /// For one that an earlier shim started, so that it is no child.
+    #[serde(skip)]
+    pub(crate) held: Option<PidFd>,
 }
 
 impl Container {
+    /// One whose start is ordered.
+    pub(crate) fn starting(
+        cgroup: &str,
+        ids: Option<u32>,
+        scratch: Option<PathBuf>,
+        exec_in: Option<String>,
+    ) -> Self {
+        Self {
+            cgroup: cgroup.to_owned(),
+            pid: 0,
+            start_ticks: 0,
+            ids,
+            scratch,
+            exec_in,
+            state: ContainerState::Launching,
+            frozen: false,
+            held: None,
+        }
+    }
+
+    /// Its process was made.
+    pub(crate) fn begun(self, pid: i32, start_ticks: u64) -> Self {
+        Self {
+            pid,
+            start_ticks,
+            ..self
+        }
+    }
+
     pub(crate) fn is_alive(&self) -> bool {
-        match self.state {
-            ContainerState::Launching | ContainerState::Running => true,
-            ContainerState::Exited { .. } | ContainerState::Signalled { .. } => false,
+        self.state.is_alive()
+    }
+
+    /// What a program that replaces this one is told; a hold goes beside it.
+    pub(crate) fn copy(&self) -> Self {
+        Self {
+            cgroup: self.cgroup.clone(),
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+            ids: self.ids,
+            scratch: self.scratch.clone(),
+            exec_in: self.exec_in.clone(),
+            state: self.state,
+            frozen: self.frozen,
+            held: None,
+        }
+    }
+
+    /// To its first process alone.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match &self.held {
+            Some(process) => {
+                process.signal(signal).map_err(io::Error::other)?;
+                Ok(())
+            }
+            // A child that has not been reaped keeps its PID.
+            None => signal_child(self.pid, signal),
         }
     }
 
@@ -42,7 +112,14 @@ impl Container {
     }
 }
 
-/// The shim's children.
+fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
+    let pid = Some(pid).filter(|pid| *pid > 0);
+    let pid = pid.and_then(rustix::process::Pid::from_raw);
+    let pid = pid.ok_or(io::Error::from(rustix::io::Errno::SRCH))?;
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
+/// The shim's children, and the containers that it took over from an earlier shim.
 #[derive(Debug, Default)]
 pub(crate) struct Containers {
     by_name: BTreeMap<String, Container>,
@@ -87,6 +164,24 @@ impl Containers {
         self.unclaimed.remove(&pid)
     }
 
+    /// One that is no child, or has ended.
+    pub(crate) fn adopt(&mut self, name: String, container: Container) {
+        self.by_name.insert(name, container);
+    }
+
+    /// One that still is a child, since only the program was replaced.
+    pub(crate) fn keep_child(&mut self, name: String, container: Container) {
+        if container.is_alive() {
+            self.names.insert(container.pid, name.clone());
+        }
+        self.by_name.insert(name, container);
+    }
+
+    /// Children of no interest.
+    pub(crate) fn doomed(&self) -> impl Iterator<Item = i32> {
+        self.doomed.iter().copied()
+    }
+
     /// A child that only helps to begin another one.
     pub(crate) fn helper(&mut self, pid: i32) {
         if self.unclaimed.remove(&pid).is_none() {
@@ -121,7 +216,7 @@ impl Containers {
     /// Its start has failed: nobody hears of it again.
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
         let container = self.by_name.remove(name)?;
-        if self.names.remove(&container.pid).is_some() {
+        if container.held.is_none() && self.names.remove(&container.pid).is_some() {
             self.doomed.insert(container.pid);
         }
         Some(container)
@@ -150,14 +245,9 @@ mod tests {
     use super::*;
 
     fn container(pid: i32) -> Container {
-        Container {
-            cgroup: "/conman-x/a".to_owned(),
-            pid,
-            ids: None,
-            exec_in: None,
-            state: ContainerState::Running,
-            frozen: false,
-        }
+        let mut container = Container::starting("/conman-x/a", None, None, None).begun(pid, 1);
+        container.state = ContainerState::Running;
+        container
     }
 
     #[test]

@@ -4,16 +4,21 @@
 //! writes to sockets that do not block, to cgroupfs, and to nothing else; whatever may wait on a
 //! disk or on rtnl is the launcher's.
 
+mod adopting;
 mod children;
 mod fencing;
+mod keeping;
+mod replacing;
 mod requests;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 
-use conman_linux::{Capabilities, Ended, Freezer, Signal, SoleThread};
+use conman_linux::{Capabilities, Ended, Freezer, SoleThread, boot_id, inherited_fd};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -22,14 +27,17 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open};
 use rustix::time::{
-    ClockId, TimerfdClockId, TimerfdFlags, Timespec, clock_gettime, timerfd_create,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
 };
 
 use crate::connection::Connection;
 use crate::containers::Containers;
 use crate::fence::Fence;
+use crate::handover::Sealed;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
+use crate::ledger::Ledger;
 use crate::options::ShimOptions;
 use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION, decode};
 use crate::seqpacket;
@@ -57,7 +65,11 @@ const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 const LAUNCHER: u64 = 2;
 const TIMER: u64 = 3;
+/// The program that is asked whether it can take over.
+const CANDIDATE: u64 = 4;
 const FIRST_CLIENT: u64 = 16;
+/// Holds on containers that are no children. Clients never become so many.
+const FIRST_ADOPTED: u64 = 1 << 32;
 
 /// Everything the shim knows.
 #[derive(Debug)]
@@ -76,15 +88,57 @@ pub(crate) struct Control {
     clients: BTreeMap<u64, Connection>,
     next_client: u64,
     buffer: Vec<u8>,
+    lock: File,
+    ledger: Ledger,
+    /// Names by the tokens of their holds.
+    adopted: BTreeMap<u64, String>,
+    next_adopted: u64,
+    /// Those that are dead, whose status is not to be had yet, and since when.
+    unexplained: BTreeMap<String, u64>,
+    /// What its path was at its start; the file may be another one since.
+    program: PathBuf,
+    replacing: Option<replacing::Replacing>,
+    replacements: u32,
 }
 
 impl Control {
-    /// Binds the socket and starts the launcher. The calling process has one thread.
+    /// Binds the socket, adopts what an earlier shim left, and starts the launcher. The calling
+    /// process has one thread.
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
+        let lock = Ledger::lock(&options.state_file)?;
+        let kept = Ledger::read(&options.state_file, &boot_id()?)?;
+        let listener = listen(&options)?;
+        let mut control = Self::build(options, lock, listener)?;
+        control.adopt(kept)?;
+        control.begin()?;
+        Ok(control)
+    }
+
+    /// Goes on where the program that this one replaces left off, in the same process.
+    pub(crate) fn take_over(options: ShimOptions, mut sealed: Sealed) -> io::Result<Self> {
+        let handover = &mut sealed.handover;
+        let lock = File::from(inherited_fd(handover.lock)?);
+        let listener = inherited_fd(handover.listener)?;
+        let mut control = Self::build(options, lock, listener)?;
+        control.resume(handover)?;
+        control.begin()?;
+        if let Some((client, call)) = handover.asked_by {
+            let replacements = control.replacements;
+            control.reply(client, call, Reply::Replaced { replacements }, None);
+        }
+        tracing::info!(
+            replacements = control.replacements,
+            "the shim goes on as a new program"
+        );
+        Ok(control)
+    }
+
+    fn build(options: ShimOptions, lock: File, listener: OwnedFd) -> io::Result<Self> {
         let sole = SoleThread::prove()?;
         let mut mask = SigSet::empty();
         mask.add(NixSignal::SIGCHLD);
         mask.add(NixSignal::SIGTERM);
+        mask.add(NixSignal::SIGHUP);
         mask.thread_block()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -94,8 +148,8 @@ impl Control {
         )?;
         let freezer = Freezer::detect()?;
         freezer.ensure(&options.fence_cgroup)?;
-        let listener = listen(&options)?;
-        let mut control = Self {
+        let ledger = Ledger::at(&options.state_file);
+        Ok(Self {
             fence: Fence::new(options.freeze_patience),
             options,
             sole,
@@ -110,14 +164,31 @@ impl Control {
             clients: BTreeMap::new(),
             next_client: FIRST_CLIENT,
             buffer: seqpacket::buffer(),
-        };
-        control.watch(LISTENER)?;
-        control.watch(SIGNALS)?;
-        control.watch(TIMER)?;
-        control.ensure_launcher()?;
-        control.resume_deadline();
+            lock,
+            ledger,
+            adopted: BTreeMap::new(),
+            next_adopted: FIRST_ADOPTED,
+            unexplained: BTreeMap::new(),
+            program: std::env::current_exe()?,
+            replacing: None,
+            replacements: 0,
+        })
+    }
+
+    /// Everything that is known is in place.
+    fn begin(&mut self) -> io::Result<()> {
+        // The fence first, which may be due.
+        self.on_time();
+        self.rewrite_ledger()?;
+        for token in [LISTENER, SIGNALS, TIMER] {
+            self.watch(token)?;
+        }
+        self.ensure_launcher()?;
+        self.launching.flush();
+        self.update_interest(LAUNCHER);
         protect();
-        Ok(control)
+        // Children that ended in between have sent their signal to nobody.
+        self.reap_all()
     }
 
     /// Serves until SIGTERM. Containers live on.
@@ -138,11 +209,43 @@ impl Control {
                         }
                     }
                     LAUNCHER => self.take_reports(),
-                    TIMER => self.fence_on_time(),
+                    TIMER => self.on_time(),
+                    CANDIDATE => self.hear_candidate(),
+                    adopted if adopted >= FIRST_ADOPTED => self.adopted_died(adopted),
                     client => self.serve(client, flags),
                 }
             }
+            self.replace_when_idle();
             self.update_interest(LAUNCHER);
+        }
+    }
+
+    /// Carries out what is due, and sets the timer for what comes next.
+    fn on_time(&mut self) {
+        // A timer that has run off stays readable until it is set or read.
+        let mut count = [0_u8; 8];
+        let _ = rustix::io::read(&self.timer, &mut count);
+        self.fence_on_time();
+        self.explain_deaths();
+        self.give_up_replacing_in_time();
+        self.set_timer();
+    }
+
+    fn set_timer(&self) {
+        let now = boottime_ns();
+        let next = [
+            self.fence.next_wake_ns(now),
+            self.next_look_ns(now),
+            self.replacing.as_ref().map(replacing::Replacing::until_ns),
+        ];
+        // Zero would be no time at all.
+        let at = next.into_iter().flatten().min().map_or(0, |at| at.max(1));
+        let value = Itimerspec {
+            it_interval: timespec(0),
+            it_value: timespec(at),
+        };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value) {
+            tracing::error!(%error, "the timer cannot be set");
         }
     }
 
@@ -264,6 +367,13 @@ impl Control {
                 }
                 Err(error) => Err(error),
             },
+            Request::Replace { program } => {
+                match self.begin_replacing(Some((client, call.id)), program) {
+                    // Answered by the program that goes on.
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
             Request::Subscribe => {
                 self.subscribe(client, call.id);
                 return;
@@ -288,6 +398,7 @@ impl Control {
             version: VERSION,
             pid: rustix::process::getpid().as_raw_nonzero().get(),
             features: self.launching.features.clone(),
+            replacements: self.replacements,
         })
     }
 
@@ -309,15 +420,15 @@ impl Control {
             Request::Freeze { name } => self.freeze(&name),
             Request::Thaw { name } => self.thaw(&name),
             Request::ExtendDeadline { until_boottime_ns } => {
+                self.keep_deadline(Some(until_boottime_ns))?;
                 self.fence.extend(until_boottime_ns);
-                self.keep_deadline(self.fence.deadline())?;
-                self.fence_on_time();
+                self.on_time();
                 Ok(self.fence_reply())
             }
             Request::Disarm => {
                 self.keep_deadline(None)?;
                 self.fence.disarm();
-                self.fence_on_time();
+                self.on_time();
                 Ok(self.fence_reply())
             }
             Request::Unfence => self.unfence(),
@@ -327,6 +438,7 @@ impl Control {
             | Request::Launch(_)
             | Request::Exec(_)
             | Request::Hold { .. }
+            | Request::Replace { .. }
             | Request::Subscribe => Err(CallError::NoHello),
         }
     }
@@ -437,11 +549,6 @@ fn child_pid(pid: i32) -> io::Result<Pid> {
 /// Only for a child that has not been reaped: its PID is nobody else's.
 fn open_child(pid: i32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(child_pid(pid)?, PidfdFlags::empty())?)
-}
-
-/// Only for a child that has not been reaped: its PID is nobody else's.
-fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
-    Ok(rustix::process::kill_process(child_pid(pid)?, signal)?)
 }
 
 fn spec_error(error: SpecError) -> CallError {

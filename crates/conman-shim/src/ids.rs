@@ -32,6 +32,23 @@ impl IdRanges {
         Some(FIRST + slot * RANGE_SIZE)
     }
 
+    /// Takes this one, which an earlier shim gave out. `false` when it is none or somebody's.
+    pub(crate) fn reserve(&mut self, base: u32) -> bool {
+        let Some(offset) = base.checked_sub(FIRST) else {
+            return false;
+        };
+        let slot = offset / RANGE_SIZE;
+        if offset % RANGE_SIZE != 0 || slot >= RANGES {
+            return false;
+        }
+        if slot < self.used {
+            return self.free.remove(&slot);
+        }
+        self.free.extend(self.used..slot);
+        self.used = slot + 1;
+        true
+    }
+
     /// Takes it back.
     pub(crate) fn give_back(&mut self, base: u32) {
         let slot = base.saturating_sub(FIRST) / RANGE_SIZE;
@@ -57,5 +74,18 @@ mod tests {
         ranges.give_back(taken[7]);
         assert_eq!(ranges.take(), Some(taken[7]));
         assert_eq!(ranges.take(), None);
+    }
+
+    #[test]
+    fn a_range_that_an_earlier_shim_gave_out_is_not_given_out_again() {
+        let mut ranges = IdRanges::default();
+        assert!(ranges.reserve(FIRST + 2 * RANGE_SIZE));
+        assert!(ranges.reserve(FIRST));
+        assert!(!ranges.reserve(FIRST), "twice");
+        assert!(!ranges.reserve(FIRST + 1) && !ranges.reserve(7) && !ranges.reserve(u32::MAX));
+        assert_eq!(ranges.take(), Some(FIRST + RANGE_SIZE));
+        assert_eq!(ranges.take(), Some(FIRST + 3 * RANGE_SIZE));
+        ranges.give_back(FIRST + 2 * RANGE_SIZE);
+        assert_eq!(ranges.take(), Some(FIRST + 2 * RANGE_SIZE));
     }
 }

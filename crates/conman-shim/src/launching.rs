@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
+use serde::{Deserialize, Serialize};
 
+use crate::containers::Container;
+use crate::handover::{Handover, KeptStart, number};
 use crate::launcher::{self, Order, Report};
 use crate::options::ShimOptions;
 use crate::protocol::{decode, encode};
@@ -21,7 +24,7 @@ pub(crate) const MAX_PENDING: usize = 4_096;
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A start that has not been answered.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pending {
     pub(crate) client: u64,
     pub(crate) call: u64,
@@ -32,21 +35,60 @@ pub(crate) struct Pending {
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
     /// The answer's, from the moment of its clone.
+    #[serde(skip)]
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
+impl Pending {
+    /// A copy of one that no launcher knows.
+    fn unsent(&self) -> Self {
+        let own = self.own.as_ref().map(|own| Own {
+            ids: own.ids,
+            scratch: own.scratch.clone(),
+        });
+        Self {
+            client: self.client,
+            call: self.call,
+            name: self.name.clone(),
+            cgroup: self.cgroup.clone(),
+            own,
+            exec_in: self.exec_in.clone(),
+            pidfd: None,
+        }
+    }
+
+    /// What a later shim must know of it before it begins.
+    pub(crate) fn container(&self) -> Container {
+        let own = self.own.as_ref();
+        let ids = own.map(|own| own.ids);
+        let scratch = own.map(|own| own.scratch.clone());
+        Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone())
+    }
+}
+
 /// What is one container's alone.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Own {
     pub(crate) ids: u32,
     pub(crate) scratch: PathBuf,
+}
+
+/// What the launcher has not been told yet.
+#[derive(Debug)]
+struct Waiting {
+    /// The start's; a sweep has none.
+    ticket: Option<u64>,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
 }
 
 /// The launcher and what it has been asked.
 #[derive(Debug, Default)]
 pub(crate) struct Launching {
     process: Option<(PidFd, OwnedFd)>,
-    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    waiting: VecDeque<Waiting>,
+    /// Nothing more goes to the launcher, which is to be stopped once it has answered everything.
+    held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
     /// What starts may have left whose launcher died: cgroup and directory, until a launcher has
     /// lived to remove them.
@@ -66,17 +108,18 @@ impl Launching {
         rustix::io::ioctl_fionbio(&socket, true)?;
         self.process = Some((process, socket));
         // Before any start, which may be of the same name.
-        let sweeps: Vec<Order> = self
-            .sweeps
-            .iter()
-            .map(|(ticket, (cgroup, scratch))| Order::Sweep {
+        self.waiting.retain(|one| one.ticket.is_some());
+        for (ticket, (cgroup, scratch)) in &self.sweeps {
+            let sweep = Order::Sweep {
                 ticket: *ticket,
                 cgroup: cgroup.clone(),
                 scratch: scratch.clone(),
-            })
-            .collect();
-        for sweep in sweeps {
-            self.push(&sweep, Vec::new())?;
+            };
+            self.waiting.push_front(Waiting {
+                ticket: None,
+                bytes: encode(&sweep).map_err(io::Error::other)?,
+                fds: Vec::new(),
+            });
         }
         Ok(true)
     }
@@ -103,15 +146,20 @@ impl Launching {
     ) -> io::Result<()> {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
-        self.push(&order(ticket), fds)?;
+        self.waiting.push_back(Waiting {
+            ticket: Some(ticket),
+            bytes: encode(&order(ticket)).map_err(io::Error::other)?,
+            fds,
+        });
         self.pending.insert(ticket, start);
         Ok(())
     }
 
-    /// Remembers to remove what a start may have left.
-    pub(crate) fn sweep_later(&mut self, ticket: u64, cgroup: &str, own: &Own) {
-        let left = (cgroup.to_owned(), own.scratch.clone());
-        self.sweeps.insert(ticket, left);
+    /// Remembers to remove what a start may have left; its number.
+    pub(crate) fn sweep_later(&mut self, cgroup: String, scratch: PathBuf) -> u64 {
+        self.next_ticket += 1;
+        self.sweeps.insert(self.next_ticket, (cgroup, scratch));
+        self.next_ticket
     }
 
     /// A launcher has removed it.
@@ -119,10 +167,81 @@ impl Launching {
         self.sweeps.remove(&ticket);
     }
 
-    fn push(&mut self, order: &Order, fds: Vec<OwnedFd>) -> io::Result<()> {
-        let bytes = encode(order).map_err(io::Error::other)?;
-        self.waiting.push_back((bytes, fds));
+    /// Gives nothing more to the launcher, or does so again.
+    pub(crate) fn hold_back(&mut self, held_back: bool) {
+        self.held_back = held_back;
+    }
+
+    /// Whether the launcher has answered every start that it was told of.
+    pub(crate) fn is_idle(&self) -> bool {
+        let waiting = self.waiting.iter().filter(|one| one.ticket.is_some());
+        self.pending.len() == waiting.count()
+    }
+
+    /// What is to be named in a handover, once it is idle. Sweeps are ordered anew by whoever
+    /// starts the next launcher.
+    pub(crate) fn hand_over(&self, handover: &mut Handover) -> io::Result<()> {
+        handover.next_ticket = self.next_ticket;
+        let sweeps = self.sweeps.iter();
+        handover.sweeps = sweeps
+            .map(|(ticket, (cgroup, scratch))| (*ticket, cgroup.clone(), scratch.clone()))
+            .collect();
+        for waiting in &self.waiting {
+            let Some(ticket) = waiting.ticket else {
+                continue;
+            };
+            let Some(pending) = self.pending.get(&ticket) else {
+                continue;
+            };
+            handover.starts.push(KeptStart {
+                ticket,
+                pending: pending.unsent(),
+                order: String::from_utf8(waiting.bytes.clone()).map_err(io::Error::other)?,
+                fds: waiting.fds.iter().map(number).collect(),
+            });
+        }
         Ok(())
+    }
+
+    /// Takes up what an earlier program left, before there is a launcher. `take` turns numbers
+    /// into descriptors.
+    pub(crate) fn take_over(
+        &mut self,
+        handover: &mut Handover,
+        take: &mut dyn FnMut(RawFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        self.next_ticket = handover.next_ticket;
+        for (ticket, cgroup, scratch) in handover.sweeps.drain(..) {
+            self.sweeps.insert(ticket, (cgroup, scratch));
+        }
+        for start in handover.starts.drain(..) {
+            let fds: io::Result<Vec<OwnedFd>> = start.fds.into_iter().map(&mut *take).collect();
+            self.waiting.push_back(Waiting {
+                ticket: Some(start.ticket),
+                bytes: start.order.into_bytes(),
+                fds: fds?,
+            });
+            self.pending.insert(start.ticket, start.pending);
+        }
+        Ok(())
+    }
+
+    /// All descriptors that a handover names.
+    pub(crate) fn waiting_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let starts = self.waiting.iter().filter(|one| one.ticket.is_some());
+        starts.flat_map(|one| one.fds.iter().map(AsFd::as_fd))
+    }
+
+    /// What an earlier shim remembered to remove.
+    pub(crate) fn resume_sweep(&mut self, ticket: u64, cgroup: String, scratch: PathBuf) {
+        self.next_ticket = self.next_ticket.max(ticket);
+        self.sweeps.insert(ticket, (cgroup, scratch));
+    }
+
+    /// What is still to be removed: ticket, cgroup and directory.
+    pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &String, &PathBuf)> {
+        let all = self.sweeps.iter();
+        all.map(|(ticket, (cgroup, scratch))| (*ticket, cgroup, scratch))
     }
 
     /// Sends what can be sent. A launcher that has died is noticed by its end, not here.
@@ -130,9 +249,12 @@ impl Launching {
         let Some((_, socket)) = &self.process else {
             return;
         };
-        while let Some((bytes, fds)) = self.waiting.front() {
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            if seqpacket::send(socket, bytes, &fds).is_err() {
+        if self.held_back {
+            return;
+        }
+        while let Some(one) = self.waiting.front() {
+            let fds: Vec<BorrowedFd<'_>> = one.fds.iter().map(AsFd::as_fd).collect();
+            if seqpacket::send(socket, &one.bytes, &fds).is_err() {
                 return;
             }
             self.waiting.pop_front();
@@ -141,7 +263,7 @@ impl Launching {
 
     /// Whether the launcher must become writable first.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.process.is_some() && !self.waiting.is_empty()
+        self.process.is_some() && !self.held_back && !self.waiting.is_empty()
     }
 
     /// The next report that has come, if any.

@@ -15,6 +15,11 @@
 //! defaults. Clients are root's, by their socket's credentials. A client that goes, goes: no
 //! container depends on one.
 //!
+//! The shim replaces its own program by exec ([`Request::Replace`], SIGHUP): what it knows goes to
+//! the new one in sealed memory, sockets by their descriptors, and the containers stay children.
+//! When it dies its containers live on. A later shim finds them in the state file, holds them by
+//! verified pidfds, and asks the kernel how they ended.
+//!
 //! What is absent: any knowledge of sessions, images, ownership. Names, paths and deadlines come
 //! from the client, which is the daemon.
 #![forbid(unsafe_code)]
@@ -24,9 +29,11 @@ mod connection;
 mod containers;
 mod control;
 mod fence;
+mod handover;
 mod ids;
 mod launcher;
 mod launching;
+mod ledger;
 mod options;
 mod protocol;
 mod seccomp_profile;
@@ -48,6 +55,15 @@ pub use spec::{
 };
 
 /// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
+///
+/// With SIGHUP, and when it is asked to, it goes on as the program that its path now names.
 pub fn run(options: ShimOptions) -> std::io::Result<()> {
-    control::Control::new(options)?.run()
+    match handover::asked()? {
+        handover::Asked::Check(memory, socket) => handover::check(memory, &socket),
+        handover::Asked::Take(memory) => {
+            let sealed = handover::Sealed::open(memory)?;
+            control::Control::take_over(options, sealed)?.run()
+        }
+        handover::Asked::Nothing => control::Control::new(options)?.run(),
+    }
 }

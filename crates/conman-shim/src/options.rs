@@ -10,9 +10,9 @@ pub struct ShimOptions {
     pub roots: Vec<PathBuf>,
     /// The cgroup above everything that the fence freezes, in every hierarchy.
     pub fence_cgroup: String,
-    /// Where the fence's deadline is kept for a later shim. In memory (below /run), since a write
-    /// to a disk may wait.
-    pub deadline_file: PathBuf,
+    /// Where what a later shim must know is kept: containers, their ids, the fence's deadline. In
+    /// memory (below /run), since a write to a disk may wait.
+    pub state_file: PathBuf,
     /// Gives layers to overlays by path even where the kernel takes descriptors, as it does from
     /// about 6.13 on; to try the one where there is the other.
     pub layers_by_path: bool,

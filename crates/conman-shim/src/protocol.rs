@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use conman_linux::{Ended, Features};
@@ -80,6 +82,13 @@ pub enum Request {
     Unfence,
     /// What the fence is doing.
     Fence,
+    /// Go on as this program, an absolute path; as the shim's own anew when there is none. The
+    /// process, its children and its connections stay, and so does the program when the other one
+    /// could not take over.
+    Replace {
+        #[serde(default)]
+        program: Option<PathBuf>,
+    },
     /// From now on every end is told, those first that have not been acknowledged.
     Subscribe,
 }
@@ -110,6 +119,13 @@ pub enum Reply {
         version: u32,
         pid: i32,
         features: Option<Features>,
+        /// How often it has gone on as another program.
+        #[serde(default)]
+        replacements: u32,
+    },
+    /// It goes on as the program that was asked for.
+    Replaced {
+        replacements: u32,
     },
     Launched {
         pid: i32,
@@ -165,6 +181,20 @@ pub enum ContainerState {
     Signalled {
         signal: i32,
     },
+    /// No process of it is left; how it ended nobody knows, since it did so while there was no
+    /// shim.
+    Lost,
+}
+
+impl ContainerState {
+    /// Whether a process of it may be left.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        match self {
+            Self::Launching | Self::Running => true,
+            Self::Exited { .. } | Self::Signalled { .. } | Self::Lost => false,
+        }
+    }
 }
 
 impl From<Ended> for ContainerState {
@@ -290,6 +320,9 @@ pub enum CallError {
     Fenced,
     #[error(transparent)]
     Launch { error: LaunchError },
+    /// Everything goes on as before.
+    #[error("the shim stays the program it is, and not {program}: {reason}")]
+    NotReplaced { program: String, reason: String },
     #[error("cannot {action} `{name}`: {reason}")]
     Host {
         action: String,

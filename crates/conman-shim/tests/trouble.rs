@@ -5,9 +5,9 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use conman_linux::{Cgroups, PidFd};
-use conman_shim::{CallError, ClientError, LaunchError, Request};
+use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Request};
 
-use support::{SOON, Shim, available, spawn, until, wait_dead};
+use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
 
 fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
     let path = format!("/proc/{shim_pid}/task/{shim_pid}/children");
@@ -113,30 +113,226 @@ fn names(directory: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn a_killed_shim_takes_its_launcher_along_and_no_container() {
+fn containers_outlive_a_killed_shim_and_a_later_one_takes_them_over() {
     if !available() {
         return;
     }
     let mut shim = Shim::start();
     let mut client = shim.client();
-    let launched = client
-        .launch(shim.spec("stays.1", "exec sleep 1000"))
+    let sleeps = "trap 'exit 42' TERM; while :; do sleep 0.05; done";
+    let kept = client
+        .launch(shim.spec("kept.1", sleeps))
         .expect("launched");
+    let killed = client
+        .launch(shim.spec("killed.1", "exec sleep 1000"))
+        .expect("launched");
+    let unseen = client
+        .launch(shim.spec("unseen.1", "exec sleep 1000"))
+        .expect("launched");
+    let ended = client
+        .launch(shim.spec("ended.1", "exit 3"))
+        .expect("launched");
+    wait_dead(&ended);
+    assert!(until(|| {
+        let views = client.list().expect("listed");
+        views
+            .iter()
+            .any(|view| view.name == "ended.1" && !view.state.is_alive())
+    }));
     let launcher = launcher(shim.process.id(), &shim.cgroup).expect("it lives");
     shim.process.kill().expect("killed");
     shim.process.wait().expect("reaped");
     assert!(launcher.wait_dead(SOON).expect("waited"));
-    let process = launched.process.expect("a hold");
+    let process = kept.process.as_ref().expect("a hold");
     assert!(!process.is_dead().expect("asked"));
-    // Another one takes the same place.
-    shim.process = spawn(shim.directory.path(), &shim.cgroup, &[]);
+    // One ends while there is no shim.
+    unseen
+        .process
+        .as_ref()
+        .expect("a hold")
+        .kill()
+        .expect("killed");
+    // Reaped, too, so that nobody knows any more.
+    let proc = format!("/proc/{}", unseen.pid);
+    assert!(until(|| !std::path::Path::new(&proc).exists()));
+    shim.succeed();
     let mut client = shim.client();
-    let second = client
-        .launch(shim.spec("second.1", "true"))
-        .expect("launched");
-    wait_dead(&second);
-    process.kill().expect("killed");
-    assert!(process.wait_dead(SOON).expect("waited"));
+    let views = client.list().expect("listed");
+    let states: Vec<_> = views.iter().map(|v| (v.name.as_str(), v.state)).collect();
+    let expected = [
+        ("ended.1", ContainerState::Exited { code: 3 }),
+        ("kept.1", ContainerState::Running),
+        ("killed.1", ContainerState::Running),
+        ("unseen.1", ContainerState::Lost),
+    ];
+    assert_eq!(states, expected);
+    assert_eq!(views[1].pid, kept.pid);
+    // Everything works for them that works for others.
+    let freezer = conman_linux::Freezer::detect().expect("detected");
+    let name = || "kept.1".to_owned();
+    client
+        .ask(Request::Freeze { name: name() })
+        .expect("frozen");
+    let cgroup = format!("{}/kept.1", shim.cgroup);
+    assert!(until(|| freezer.is_frozen(&cgroup).expect("asked")));
+    client.ask(Request::Thaw { name: name() }).expect("thawed");
+    assert_eq!(
+        client.ask(Request::Hold { name: name() }).expect("held"),
+        conman_shim::Reply::Held { pid: kept.pid }
+    );
+    subscribe(&mut client);
+    let told: Vec<_> = (0..2).map(|_| next_end(&mut client).name).collect();
+    assert_eq!(told, ["ended.1", "unseen.1"]);
+    let signal = libc_sigterm();
+    client
+        .ask(Request::Signal {
+            name: name(),
+            signal,
+        })
+        .expect("told");
+    let view = next_end(&mut client);
+    assert_eq!(view.name, "kept.1");
+    assert!(
+        view.state == ContainerState::Exited { code: 42 }
+            || (view.state == ContainerState::Lost && !kernel_tells_ends()),
+        "{view:?}"
+    );
+    client
+        .ask(Request::Kill {
+            name: "killed.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&killed);
+    assert_eq!(next_end(&mut client).name, "killed.1");
+    let names = expected.map(|(name, _)| name.to_owned()).to_vec();
+    client
+        .ask(Request::Acknowledge { names })
+        .expect("acknowledged");
+    assert_eq!(client.list().expect("listed"), []);
+    // And for ever.
+    shim.succeed();
+    assert_eq!(shim.client().list().expect("listed"), []);
+}
+
+fn libc_sigterm() -> i32 {
+    rustix::process::Signal::TERM.as_raw()
+}
+
+/// Whether how others' children ended can be asked of the kernel.
+fn kernel_tells_ends() -> bool {
+    let mut child = std::process::Command::new("/bin/true")
+        .spawn()
+        .expect("spawned");
+    let process = PidFd::open(child.id().cast_signed()).expect("held");
+    child.wait().expect("reaped");
+    process.ended().expect("asked").is_some()
+}
+
+#[test]
+fn ids_of_containers_that_were_taken_over_are_not_given_out_again() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let base = |pid: i32| {
+        let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("it lives");
+        let base = map.split_ascii_whitespace().nth(1).expect("a map");
+        base.parse::<u64>().expect("a number")
+    };
+    let mut launched = Vec::new();
+    let mut bases = Vec::new();
+    for round in 0..3 {
+        for number in 0..3 {
+            let spec = shim.spec(&format!("r{round}n{number}.1"), "exec sleep 1000");
+            let one = client.launch(spec).expect("launched");
+            bases.push(base(one.pid));
+            launched.push(one);
+        }
+        shim.succeed();
+        client = shim.client();
+    }
+    bases.sort_unstable();
+    let before = bases.len();
+    bases.dedup();
+    assert_eq!(bases.len(), before, "{bases:?}");
+    client.ask(Request::KillAll).expect("killed");
+    for one in &launched {
+        wait_dead(one);
+    }
+}
+
+#[test]
+fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut answered = Vec::new();
+    let mut interrupted = 0;
+    for number in 0..25_u64 {
+        let mut client = shim.client();
+        let name = format!("t{number}.1");
+        let spec = shim.spec(&name, "exec sleep 1000");
+        let pid = rustix::process::Pid::from_raw(client.shim_pid()).expect("a pid");
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                shim.process_pause(number * 700);
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+            });
+            client.launch(spec)
+        });
+        match outcome {
+            Ok(_) => answered.push(name),
+            Err(_) => interrupted += 1,
+        }
+        shim.succeed();
+    }
+    assert!(interrupted > 0, "the trial did not work");
+    let mut client = shim.client();
+    let mut listed: Vec<String> = client
+        .list()
+        .expect("listed")
+        .into_iter()
+        .map(|view| view.name)
+        .collect();
+    // One may run whose answer was on its way.
+    assert!(answered.iter().all(|name| listed.contains(name)));
+    listed.sort();
+    let mut left = Vec::new();
+    let swept = until(|| {
+        left = names(&shim.path("scratch"));
+        left == listed
+    });
+    assert!(swept, "{left:?}, not {listed:?}");
+    let freezer = conman_linux::Freezer::detect().expect("detected");
+    let mut cgroups = freezer.children(&shim.cgroup).expect("listed");
+    cgroups.sort();
+    let wanted: Vec<String> = listed
+        .iter()
+        .map(|name| format!("{}/{name}", shim.cgroup))
+        .collect();
+    assert_eq!(cgroups, wanted);
+    client.ask(Request::KillAll).expect("killed");
+}
+
+#[test]
+fn one_shim_at_a_time_has_the_state() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let client = shim.client();
+    let second = std::process::Command::new(env!("CARGO_BIN_EXE_conman-shim"))
+        .arg(shim.socket())
+        .arg(&shim.cgroup)
+        .arg(shim.directory.path())
+        .output()
+        .expect("it ends");
+    assert!(!second.status.success());
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(text.contains("another shim"), "{text}");
+    assert_eq!(shim.client().shim_pid(), client.shim_pid());
 }
 
 #[test]
@@ -155,9 +351,7 @@ fn a_later_shim_keeps_the_deadline_of_the_one_before() {
     client
         .ask(Request::ExtendDeadline { until_boottime_ns })
         .expect("armed");
-    shim.process.kill().expect("killed");
-    shim.process.wait().expect("reaped");
-    shim.process = spawn(shim.directory.path(), &shim.cgroup, &[]);
+    shim.succeed();
     let mut client = shim.client();
     let fenced = until(|| {
         let reply = client.ask(Request::Fence).expect("asked");

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         .next_if(|word| word == "--layers-by-path")
         .is_some();
     let options = ShimOptions {
-        deadline_file: socket.with_extension("deadline"),
+        state_file: socket.with_extension("state"),
         socket,
         roots: arguments.map(PathBuf::from).collect(),
         layers_by_path,

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use conman_linux::Ended;
+use conman_linux::{Ended, ProcessIdentity};
 use nix::sys::signal::Signal as NixSignal;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{Control, LAUNCHER, open_child, reap};
-use crate::containers::{Container, Reaped};
+use crate::containers::Reaped;
 use crate::launcher::Report;
 use crate::launching::Pending;
 use crate::protocol::{CallError, ContainerState, LaunchError, Message, Reply};
@@ -15,10 +15,22 @@ use crate::protocol::{CallError, ContainerState, LaunchError, Message, Reply};
 impl Control {
     /// `true` when the shim is to end.
     pub(super) fn take_signals(&mut self) -> io::Result<bool> {
-        let mut end = false;
+        let (mut end, mut replace) = (false, false);
         while let Some(signal) = self.signals.read_signal()? {
             end |= signal.ssi_signo == NixSignal::SIGTERM as u32;
+            replace |= signal.ssi_signo == NixSignal::SIGHUP as u32;
         }
+        self.reap_all()?;
+        if replace
+            && !end
+            && let Err(error) = self.begin_replacing(None, None)
+        {
+            tracing::error!(%error, "the shim does not go on as another program");
+        }
+        Ok(end)
+    }
+
+    pub(super) fn reap_all(&mut self) -> io::Result<()> {
         while let Some((pid, status)) = reap()? {
             if self.launching.pid() == Some(pid) {
                 tracing::error!(pid, ?status, "the launcher has died");
@@ -27,7 +39,7 @@ impl Control {
                 self.child_died(pid, status);
             }
         }
-        Ok(end)
+        Ok(())
     }
 
     pub(super) fn child_died(&mut self, pid: i32, ended: Ended) {
@@ -49,6 +61,7 @@ impl Control {
     }
 
     pub(super) fn tell_end(&mut self, name: &str) {
+        self.keep(name);
         if let Some(container) = self.containers.get(name) {
             let container = container.view(name);
             self.tell_subscribers(&Message::Ended { container });
@@ -82,7 +95,7 @@ impl Control {
             Report::Ready { features } => self.launching.features = Some(features),
             Report::Broken { error } => tracing::error!(%error, "the launcher cannot work"),
             Report::Helper { pid } => self.containers.helper(pid),
-            Report::Swept { ticket } => self.launching.swept(ticket),
+            Report::Swept { ticket } => self.swept(ticket),
             Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
             Report::Running { ticket, phases } => {
                 let Some(start) = self.launching.pending.remove(&ticket) else {
@@ -93,6 +106,7 @@ impl Control {
                         container.state = ContainerState::Running;
                     }
                     let pid = container.pid;
+                    self.keep(&start.name);
                     let reply = Reply::Launched { pid, phases };
                     self.reply(start.client, start.call, reply, start.pidfd);
                 }
@@ -112,16 +126,16 @@ impl Control {
         // It is not reaped yet, except when it has died at once; then there is nothing to hold.
         start.pidfd = open_child(pid).ok();
         let name = start.name.clone();
-        let container = Container {
-            cgroup: start.cgroup.clone(),
-            pid,
-            ids: start.own.as_ref().map(|own| own.ids),
-            exec_in: start.exec_in.clone(),
-            state: ContainerState::Launching,
-            frozen: false,
-        };
-        if let Some(ended) = self.containers.begin(name, container) {
+        let is_command = start.own.is_none();
+        // Of no use for one that has been reaped already.
+        let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
+        let container = start.container().begun(pid, start_ticks);
+        if let Some(ended) = self.containers.begin(name.clone(), container) {
             let _ = self.containers.reaped(pid, ended);
+        }
+        if is_command {
+            // A container whose start is interrupted is found by its cgroup, a command by this.
+            self.keep(&name);
         }
     }
 
@@ -135,6 +149,7 @@ impl Control {
             tracing::error!(name = start.name, %error, "a command that failed lives on");
         }
         self.containers.discard(&start.name);
+        self.forget(&start.name);
         self.give_back(start.own.map(|own| own.ids));
         let error = CallError::Launch { error };
         self.reply(start.client, start.call, Reply::Failed { error }, None);
@@ -144,11 +159,12 @@ impl Control {
         // What it still said counts.
         self.take_reports();
         let orphans = self.launching.died();
-        for (ticket, start) in orphans {
+        for start in orphans.into_values() {
             // Whatever of it has begun ends; it may have come as far as its program.
             let ended = match &start.own {
                 Some(own) => {
-                    self.launching.sweep_later(ticket, &start.cgroup, own);
+                    let (cgroup, scratch) = (start.cgroup.clone(), own.scratch.clone());
+                    self.sweep_later(cgroup, scratch);
                     self.freezer.kill(&start.cgroup)
                 }
                 None => Ok(()),

@@ -2,38 +2,19 @@
 
 use std::io;
 
-use conman_linux::boot_id;
-use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
-
-use super::{Control, boottime_ns, host_error, timespec};
+use super::{Control, boottime_ns, host_error};
 use crate::fence::FenceStep;
+use crate::ledger::Record;
 use crate::protocol::{CallError, Message, Reply};
 
 impl Control {
-    /// Takes up the deadline that an earlier shim of this boot was given.
-    pub(super) fn resume_deadline(&mut self) {
-        let text = std::fs::read_to_string(&self.options.deadline_file).unwrap_or_default();
-        let mut words = text.split_ascii_whitespace();
-        let same_boot = words.next() == boot_id().ok().as_deref();
-        let until_ns = words.next().and_then(|word| word.parse().ok());
-        if let (true, Some(until_ns)) = (same_boot, until_ns) {
-            self.fence.extend(until_ns);
-            self.fence_on_time();
-        }
-    }
-
-    /// Keeps the deadline for a later shim, before it is relied on: the file changes first.
-    pub(super) fn keep_deadline(&self, until_ns: Option<u64>) -> Result<(), CallError> {
-        let written = boot_id().and_then(|boot| {
-            let text = until_ns.map_or(String::new(), |until| format!("{boot} {until}\n"));
-            // By a rename, so that no shim ever reads half of it.
-            let fresh = self.options.deadline_file.with_extension("new");
-            std::fs::write(&fresh, text)?;
-            std::fs::rename(&fresh, &self.options.deadline_file)
-        });
+    /// Keeps the deadline for a later shim, before it is relied on.
+    pub(super) fn keep_deadline(&mut self, until_ns: Option<u64>) -> Result<(), CallError> {
+        let until_boottime_ns = until_ns.map(|until| until.max(self.fence.deadline().unwrap_or(0)));
+        let written = self.note(&Record::Deadline { until_boottime_ns });
         written.map_err(host_error(
             "keep the deadline in",
-            &self.options.deadline_file.to_string_lossy(),
+            &self.options.state_file.to_string_lossy(),
         ))
     }
 
@@ -51,15 +32,12 @@ impl Control {
         self.freezer
             .thaw(cgroup)
             .map_err(host_error("thaw", cgroup))?;
-        self.fence_on_time();
+        self.on_time();
         Ok(self.fence_reply())
     }
 
-    /// Carries out what is due and sets the timer for what comes next.
+    /// Carries out what is due.
     pub(super) fn fence_on_time(&mut self) {
-        // A timer that has run off stays readable until it is set or read.
-        let mut count = [0_u8; 8];
-        let _ = rustix::io::read(&self.timer, &mut count);
         let before = self.fence.state();
         let step = self.fence.on_time(boottime_ns());
         let cgroup = self.options.fence_cgroup.clone();
@@ -83,7 +61,6 @@ impl Control {
             tracing::warn!(?state, "the fence");
             self.tell_subscribers(&Message::Fence { state });
         }
-        self.set_timer();
     }
 
     pub(super) fn kill_unfrozen(&self, cgroup: &str) {
@@ -94,17 +71,6 @@ impl Control {
             {
                 tracing::error!(child, %error, "what does not freeze cannot be killed");
             }
-        }
-    }
-
-    pub(super) fn set_timer(&self) {
-        let at = self.fence.next_wake_ns(boottime_ns()).unwrap_or(0);
-        let value = Itimerspec {
-            it_interval: timespec(0),
-            it_value: timespec(at),
-        };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value) {
-            tracing::error!(%error, "the fence's timer cannot be set");
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What clients ask for, beyond the clock's and the fence's.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use conman_linux::Signal;
 use rustix::io::Errno;
 
-use super::{Control, MAX_CONTAINERS, full, host_error, open_child, signal_child, spec_error};
+use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
 use crate::containers::Container;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{MAX_PENDING, Own, Pending};
@@ -46,8 +46,13 @@ impl Control {
             pidfd: None,
         };
         let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
-        if let Err(error) = self.launching.order(pending, binds, order) {
+        // A shim that dies in mid-start leaves what its successor must find.
+        let taken = self
+            .keep_start(&pending)
+            .and_then(|()| self.launching.order(pending, binds, order));
+        if let Err(error) = taken {
             self.ids.give_back(ids);
+            self.forget(&name);
             return Err(host_error("launch", &name)(error));
         }
         Ok(())
@@ -147,16 +152,19 @@ impl Control {
 
     pub(super) fn hold(&self, name: &str) -> Result<(i32, OwnedFd), CallError> {
         let pid = self.living(name)?.pid;
-        // A child that has not been reaped keeps its PID.
-        let fd = open_child(pid).map_err(host_error("hold", name))?;
-        Ok((pid, fd))
+        let fd = match &self.living(name)?.held {
+            Some(process) => process.as_fd().try_clone_to_owned(),
+            // A child that has not been reaped keeps its PID.
+            None => open_child(pid),
+        };
+        Ok((pid, fd.map_err(host_error("hold", name))?))
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
         if container.frozen && container.exec_in.is_none() && !self.freezer.dies_frozen() {
             return self.freezer.kill(&container.cgroup);
         }
-        signal_child(container.pid, Signal::KILL)
+        container.signal(Signal::KILL)
     }
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
@@ -172,10 +180,11 @@ impl Control {
     }
 
     pub(super) fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {
-        let pid = self.living(name)?.pid;
+        let container = self.living(name)?;
         let known = Signal::from_named_raw(signal);
         let signal = known.ok_or_else(|| host_error("signal", name)(Errno::INVAL.into()))?;
-        signal_child(pid, signal).map_err(host_error("signal", name))?;
+        let sent = container.signal(signal);
+        sent.map_err(host_error("signal", name))?;
         Ok(Reply::Done)
     }
 
@@ -186,6 +195,7 @@ impl Control {
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = true;
         }
+        self.keep(name);
         let verified = self.freezer.is_frozen(&cgroup).map_err(error)?;
         Ok(Reply::Frozen { verified })
     }
@@ -198,6 +208,7 @@ impl Control {
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = false;
         }
+        self.keep(name);
         Ok(Reply::Done)
     }
 
@@ -212,6 +223,7 @@ impl Control {
                 && let Some(container) = self.containers.forget(name)
             {
                 self.give_back(container.ids);
+                self.forget(name);
             }
         }
         Ok(Reply::Done)

@@ -18,6 +18,8 @@ use conman_shim::{
 /// Bound on whatever should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
+
 const BUSYBOX: &str = "/usr/bin/busybox";
 
 /// Programs of busybox that the tests call by name.
@@ -54,6 +56,15 @@ impl Shim {
     }
 
     pub(crate) fn start_with(flags: &[&str]) -> Self {
+        Self::start_from(Path::new(PROGRAM), flags)
+    }
+
+    /// As this program.
+    pub(crate) fn start_as(program: &Path) -> Self {
+        Self::start_from(program, &[])
+    }
+
+    fn start_from(program: &Path, flags: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::tempdir().expect("a directory");
@@ -62,7 +73,7 @@ impl Shim {
             fs::create_dir(directory.path().join(name)).expect("made");
         }
         let cgroup = format!("/conman-shimtest-{}-{number}", std::process::id());
-        let process = spawn(directory.path(), &cgroup, flags);
+        let process = spawn(program, directory.path(), &cgroup, flags);
         Self {
             directory,
             cgroup,
@@ -144,6 +155,13 @@ impl Shim {
         std::thread::sleep(Duration::from_micros(micros));
     }
 
+    /// Ends the shim as nothing else would, and starts another one in its place.
+    pub(crate) fn succeed(&mut self) {
+        self.process.kill().expect("killed");
+        self.process.wait().expect("reaped");
+        self.process = spawn(Path::new(PROGRAM), self.directory.path(), &self.cgroup, &[]);
+    }
+
     /// Removes what the daemon would remove: cgroups and directories of ended containers.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let cgroups = Cgroups::detect().expect("detected");
@@ -182,8 +200,8 @@ impl Drop for Shim {
 }
 
 /// Starts a shim on directories that exist.
-pub(crate) fn spawn(directory: &Path, cgroup: &str, flags: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_conman-shim"))
+fn spawn(program: &Path, directory: &Path, cgroup: &str, flags: &[&str]) -> Child {
+    Command::new(program)
         .arg(directory.join("shim.sock"))
         .arg(cgroup)
         .args(flags)
@@ -202,6 +220,12 @@ fn make_root(root: &Path) {
     }
     fs::write(root.join("www/index.html"), "hello from inside\n").expect("written");
     fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").expect("written");
+}
+
+/// Now, on the fence's clock.
+pub(crate) fn boottime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 pub(crate) fn wait_dead(launched: &Launched) {

@@ -1,0 +1,226 @@
+//! Containers that an earlier shim started.
+//!
+//! After the death of that shim they are no children: they are held by pidfds, verified by their
+//! start time and boot, and how they end is asked of the kernel. After a replacement of the program
+//! alone they still are.
+
+use std::io;
+
+use conman_linux::{Ended, PidFd, ProcessIdentity, boot_id, ended_unreaped, inherited_fd};
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{Control, boottime_ns};
+use crate::connection::Connection;
+use crate::containers::Container;
+use crate::handover::Handover;
+use crate::ledger::Kept;
+use crate::protocol::ContainerState;
+
+/// Pause between two looks for a status that its new parent has not asked for yet.
+const LOOK_NS: u64 = 5_000_000;
+
+/// Bound on those looks; then it is said that nobody knows.
+const PATIENCE_NS: u64 = 500_000_000;
+
+impl Control {
+    /// Takes up what an earlier shim left that has died.
+    pub(super) fn adopt(&mut self, kept: Kept) -> io::Result<()> {
+        if let Some(until) = kept.until_boottime_ns {
+            self.fence.extend(until);
+        }
+        for (ticket, (cgroup, scratch)) in kept.sweeps {
+            self.launching.resume_sweep(ticket, cgroup, scratch);
+        }
+        for (name, mut container) in kept.containers {
+            if container.state == ContainerState::Launching {
+                self.end_interrupted(&name, container)?;
+                continue;
+            }
+            self.reserve_ids(&name, &container);
+            if container.is_alive() {
+                match hold(&container)? {
+                    Some(process) => {
+                        self.watch_adopted(&name, &process)?;
+                        container.held = Some(process);
+                    }
+                    None => container.state = ContainerState::Lost,
+                }
+            }
+            self.containers.adopt(name, container);
+        }
+        Ok(())
+    }
+
+    /// Takes up what the program left that this one replaces.
+    pub(super) fn resume(&mut self, handover: &mut Handover) -> io::Result<()> {
+        let mut kept = Kept::default();
+        for line in handover.lines.drain(..) {
+            kept.take(line);
+        }
+        if let Some(until) = kept.until_boottime_ns {
+            self.fence.extend(until);
+        }
+        for (name, fd) in handover.adopted.drain(..) {
+            let fd = inherited_fd(fd)?;
+            if let Some(mut container) = kept.containers.remove(&name) {
+                let process = PidFd::received(fd, container.pid);
+                self.watch_adopted(&name, &process)?;
+                container.held = Some(process);
+                self.reserve_ids(&name, &container);
+                self.containers.adopt(name, container);
+            }
+        }
+        for (name, container) in kept.containers {
+            self.reserve_ids(&name, &container);
+            self.containers.keep_child(name, container);
+        }
+        for pid in handover.doomed.drain(..) {
+            self.containers.helper(pid);
+        }
+        for client in handover.clients.drain(..) {
+            let socket = inherited_fd(client.fd)?;
+            let data = EventData::new_u64(client.token);
+            epoll::add(&self.epoll, &socket, data, EventFlags::IN)?;
+            let connection = Connection::kept(socket, client.greeted, client.subscribed);
+            self.clients.insert(client.token, connection);
+        }
+        self.next_client = self.next_client.max(handover.next_client);
+        self.launching.take_over(handover, &mut inherited_fd)?;
+        for start in self.launching.pending.values() {
+            if let Some(own) = &start.own
+                && !self.ids.reserve(own.ids)
+            {
+                tracing::error!(start.name, own.ids, "a start's ids are another one's");
+            }
+        }
+        self.replacements = handover.replacements;
+        Ok(())
+    }
+
+    fn reserve_ids(&mut self, name: &str, container: &Container) {
+        if let Some(ids) = container.ids
+            && !self.ids.reserve(ids)
+        {
+            tracing::error!(
+                name,
+                ids,
+                "a container's range of ids is none or another one's"
+            );
+        }
+    }
+
+    /// Nobody was told that this start succeeded, so it failed.
+    fn end_interrupted(&mut self, name: &str, container: Container) -> io::Result<()> {
+        let ended = match container.scratch {
+            Some(scratch) => {
+                let killed = self.freezer.kill(&container.cgroup);
+                self.launching.sweep_later(container.cgroup, scratch);
+                killed
+            }
+            None => match hold(&container)? {
+                Some(process) => process.kill().map(|_| ()).map_err(io::Error::other),
+                None => Ok(()),
+            },
+        };
+        match ended {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::error!(name, %error, "an interrupted start lives on");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn watch_adopted(&mut self, name: &str, process: &PidFd) -> io::Result<()> {
+        let token = self.next_adopted;
+        let data = EventData::new_u64(token);
+        epoll::add(&self.epoll, process, data, EventFlags::IN)?;
+        self.adopted.insert(token, name.to_owned());
+        self.next_adopted += 1;
+        Ok(())
+    }
+
+    /// One that is no child is dead.
+    pub(super) fn adopted_died(&mut self, token: u64) {
+        let Some(name) = self.adopted.remove(&token) else {
+            return;
+        };
+        if let Some(process) = self.containers.get(&name).and_then(|one| one.held.as_ref()) {
+            // It stays readable from now on.
+            let _ = epoll::delete(&self.epoll, process);
+        }
+        self.unexplained.insert(name, boottime_ns());
+        self.explain_deaths();
+        self.set_timer();
+    }
+
+    /// Asks the kernel how those ended that are dead.
+    pub(super) fn explain_deaths(&mut self) {
+        let now = boottime_ns();
+        let mut explained = Vec::new();
+        for (name, since) in &self.unexplained {
+            let Some(container) = self.containers.get(name) else {
+                explained.push((name.clone(), None));
+                continue;
+            };
+            let state = match how_ended(container) {
+                Some(ended) => Some(ended.into()),
+                // Its new parent may be reaping it this moment.
+                None if now.saturating_sub(*since) < PATIENCE_NS => None,
+                None => Some(ContainerState::Lost),
+            };
+            if state.is_some() {
+                explained.push((name.clone(), state));
+            }
+        }
+        for (name, state) in explained {
+            self.unexplained.remove(&name);
+            if let (Some(state), Some(container)) = (state, self.containers.get_mut(&name)) {
+                container.state = state;
+                container.held = None;
+                self.tell_end(&name);
+            }
+        }
+    }
+
+    pub(super) fn next_look_ns(&self, now_ns: u64) -> Option<u64> {
+        let waits = !self.unexplained.is_empty();
+        waits.then(|| now_ns.saturating_add(LOOK_NS))
+    }
+}
+
+/// How one ended that is dead, be it reaped by its new parent or not.
+fn how_ended(container: &Container) -> Option<Ended> {
+    let unreaped = identity(container)
+        .ok()
+        .and_then(|one| ended_unreaped(&one));
+    let process = container.held.as_ref();
+    unreaped.or_else(|| process.and_then(|process| process.ended().ok().flatten()))
+}
+
+fn identity(container: &Container) -> io::Result<ProcessIdentity> {
+    Ok(ProcessIdentity {
+        pid: container.pid,
+        start_time_ticks: container.start_ticks,
+        boot_id: boot_id()?,
+    })
+}
+
+/// A hold on the very process that an earlier shim started; `None` when it is gone.
+fn hold(container: &Container) -> io::Result<Option<PidFd>> {
+    if container.pid <= 0 || container.start_ticks == 0 {
+        return Ok(None);
+    }
+    match PidFd::open_verified(&identity(container)?) {
+        Ok(process) => Ok(Some(process)),
+        Err(error) if error.proves_death() => Ok(None),
+        // Without a hold it would never be known to have ended.
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Holds of a handover, by name.
+pub(super) fn held(control: &Control) -> impl Iterator<Item = (&String, &PidFd)> {
+    let all = control.containers.iter();
+    all.filter_map(|(name, one)| one.held.as_ref().map(|process| (name, process)))
+}

@@ -1,0 +1,104 @@
+//! Writing down what a later shim must know.
+
+use std::io;
+use std::path::PathBuf;
+
+use conman_linux::boot_id;
+
+use super::Control;
+use crate::launching::Pending;
+use crate::ledger::{LineRef, Record};
+
+impl Control {
+    /// Writes a line, and all of them anew when most are stale.
+    pub(super) fn note(&mut self, line: &LineRef<'_>) -> io::Result<()> {
+        self.ledger.append(line)?;
+        let containers = self.containers.len() + self.launching.pending.len();
+        if self.ledger.is_overgrown(containers)
+            && let Err(error) = self.rewrite_ledger()
+        {
+            tracing::error!(%error, "the shim's state cannot be written anew; it goes on growing");
+        }
+        Ok(())
+    }
+
+    /// Writes down what has changed of a container. It has happened, so a failure is only told.
+    pub(super) fn keep(&mut self, name: &str) {
+        let Some(container) = self.containers.get(name) else {
+            return;
+        };
+        if let Err(error) = self.ledger.append(&Record::Put { name, container }) {
+            tracing::error!(name, %error, "a later shim would not know of a change");
+        }
+    }
+
+    /// Writes down that a start is about to be ordered.
+    pub(super) fn keep_start(&mut self, start: &Pending) -> io::Result<()> {
+        let container = start.container();
+        self.note(&Record::Put {
+            name: &start.name,
+            container: &container,
+        })
+    }
+
+    /// Writes down that there is nothing to be known any more.
+    pub(super) fn forget(&mut self, name: &str) {
+        if let Err(error) = self.note(&Record::Drop { name }) {
+            tracing::error!(name, %error, "a later shim would not know that it is forgotten");
+        }
+    }
+
+    /// Remembers to remove what a start may have left.
+    pub(super) fn sweep_later(&mut self, cgroup: String, scratch: PathBuf) {
+        let line = Record::Sweep {
+            ticket: self.launching.sweep_later(cgroup.clone(), scratch.clone()),
+            cgroup,
+            scratch,
+        };
+        if let Err(error) = self.note(&line) {
+            tracing::error!(?line, %error, "a later shim would not remove what is left");
+        }
+    }
+
+    pub(super) fn swept(&mut self, ticket: u64) {
+        self.launching.swept(ticket);
+        if let Err(error) = self.note(&Record::Swept { ticket }) {
+            tracing::warn!(%error, "a later shim would remove again what is removed");
+        }
+    }
+
+    /// All that is known, and nothing else.
+    pub(super) fn rewrite_ledger(&mut self) -> io::Result<()> {
+        let deadline = Record::Deadline {
+            until_boottime_ns: self.fence.deadline(),
+        };
+        let begun = self.containers.iter();
+        let begun = begun.map(|(name, container)| Record::Put {
+            name: name.as_str(),
+            container,
+        });
+        let starting: Vec<_> = self
+            .launching
+            .pending
+            .values()
+            .filter(|start| self.containers.get(&start.name).is_none())
+            .map(|start| (start.name.as_str(), start.container()))
+            .collect();
+        let starting = starting.iter();
+        let starting = starting.map(|(name, container)| Record::Put {
+            name: *name,
+            container,
+        });
+        let sweeps = self.launching.sweeps();
+        let sweeps = sweeps.map(|(ticket, cgroup, scratch)| Record::Sweep {
+            ticket,
+            cgroup: cgroup.clone(),
+            scratch: scratch.clone(),
+        });
+        let lines = std::iter::once(deadline)
+            .chain(sweeps)
+            .chain(begun)
+            .chain(starting);
+        self.ledger.rewrite(&boot_id()?, lines)
+    }
+}

@@ -1,0 +1,367 @@
+//! What a shim leaves to the program that replaces it, in a sealed piece of memory.
+//!
+//! ```text
+//! old: seal a first handover ─▶ child: exec the new program to *check* it ─▶ says whether it can
+//! old: let no start be under way, stop the launcher, seal, exec the new program to *take* it
+//! ```
+//! Descriptors go by their numbers. Containers stay children, since the process stays the same.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use conman_linux::inherited_fd;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use serde::{Deserialize, Serialize};
+
+use crate::launching::Pending;
+use crate::ledger::Line;
+use crate::protocol::{decode, encode};
+use crate::seqpacket;
+
+/// Form of a handover. It grows when another shim would misunderstand; new fields with defaults
+/// leave it.
+pub(crate) const VERSION: u32 = 1;
+
+/// Names the descriptors of a handover to the program that is executed.
+pub(crate) const VARIABLE: &str = "CONMAN_SHIM_HANDOVER";
+
+/// First bytes, so that nothing else is taken for a handover.
+const MAGIC: &[u8; 8] = b"conshim\n";
+
+/// Magic, version, length of the text.
+const HEADER: usize = 8 + 4 + 8;
+
+/// Largest handover: 16,384 containers with long names, every start that may wait, and the
+/// screens of a thousand terminals.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Nobody can change it any more, the writer included.
+const SEALS: SealFlags = SealFlags::SEAL
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::WRITE);
+
+/// Everything but the bytes of [`Sealed::blobs`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Handover {
+    /// What the ledger says, too.
+    pub(crate) lines: Vec<Line>,
+    pub(crate) listener: RawFd,
+    pub(crate) lock: RawFd,
+    pub(crate) clients: Vec<KeptClient>,
+    pub(crate) next_client: u64,
+    /// Holds on containers that are no children.
+    pub(crate) adopted: Vec<(String, RawFd)>,
+    /// Children of no interest.
+    pub(crate) doomed: Vec<i32>,
+    /// Starts that no launcher has been told of.
+    pub(crate) starts: Vec<KeptStart>,
+    /// What a launcher that died may have left: ticket, cgroup, directory.
+    pub(crate) sweeps: Vec<(u64, String, PathBuf)>,
+    pub(crate) next_ticket: u64,
+    /// Who asked, and in which call.
+    pub(crate) asked_by: Option<(u64, u64)>,
+    /// How often the shim has been replaced.
+    pub(crate) replacements: u32,
+}
+
+/// A client's connection.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptClient {
+    pub(crate) token: u64,
+    pub(crate) fd: RawFd,
+    pub(crate) greeted: bool,
+    pub(crate) subscribed: bool,
+}
+
+/// An order that waits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptStart {
+    pub(crate) ticket: u64,
+    pub(crate) pending: Pending,
+    pub(crate) order: String,
+    pub(crate) fds: Vec<RawFd>,
+}
+
+/// What a program that was only asked whether it can says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Verdict {
+    pub(crate) version: u32,
+    pub(crate) containers: usize,
+    /// Why it cannot; `None` when it can.
+    pub(crate) refused: Option<String>,
+}
+
+/// What the program is asked by whoever executed it.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    Nothing,
+    /// To say on this socket whether it could take this.
+    Check(OwnedFd, OwnedFd),
+    Take(OwnedFd),
+}
+
+/// Reads what the variable says: `check MEMORY SOCKET` or `take MEMORY`.
+pub(crate) fn asked() -> io::Result<Asked> {
+    let Some(text) = std::env::var_os(VARIABLE) else {
+        return Ok(Asked::Nothing);
+    };
+    let malformed = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {text:?}"));
+    let words = text.to_str().ok_or_else(malformed)?;
+    let words: Vec<&str> = words.split(' ').collect();
+    let fd = |word: &str| inherited_fd(word.parse().map_err(|_| malformed())?);
+    match words[..] {
+        ["check", memory, socket] => Ok(Asked::Check(fd(memory)?, fd(socket)?)),
+        ["take", memory] => Ok(Asked::Take(fd(memory)?)),
+        _ => Err(malformed()),
+    }
+}
+
+/// Answers a check.
+pub(crate) fn check(memory: OwnedFd, socket: &OwnedFd) -> io::Result<()> {
+    let verdict = match Sealed::open(memory) {
+        Ok(sealed) => Verdict {
+            version: VERSION,
+            containers: sealed.handover.lines.len(),
+            refused: None,
+        },
+        Err(error) => Verdict {
+            version: VERSION,
+            containers: 0,
+            refused: Some(error.to_string()),
+        },
+    };
+    let bytes = encode(&verdict).map_err(io::Error::other)?;
+    seqpacket::send(socket, &bytes, &[])
+}
+
+/// Whether the answer to a check is that of a program that can.
+pub(crate) fn judge(bytes: &[u8]) -> Result<(), String> {
+    let verdict: Verdict =
+        decode(bytes).map_err(|_| "it does not answer as a shim does".to_owned())?;
+    if let Some(reason) = verdict.refused {
+        return Err(reason);
+    }
+    if verdict.version != VERSION {
+        return Err(format!(
+            "it takes handovers of version {}, not {VERSION}",
+            verdict.version
+        ));
+    }
+    Ok(())
+}
+
+/// A handover and the bytes beside it.
+#[derive(Debug, Default)]
+pub(crate) struct Sealed {
+    pub(crate) handover: Handover,
+    /// Raw bytes; who put them there knows where they lie.
+    pub(crate) blobs: Vec<u8>,
+}
+
+impl Sealed {
+    /// Into memory that nobody can change. It is close-on-exec.
+    pub(crate) fn write(&self) -> io::Result<OwnedFd> {
+        let text = serde_json::to_vec(&self.handover).map_err(io::Error::other)?;
+        let length = HEADER as u64 + text.len() as u64 + self.blobs.len() as u64;
+        if length > MAX_BYTES {
+            return Err(io::Error::other(format!(
+                "a handover of {length} bytes; at most {MAX_BYTES} are allowed"
+            )));
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = File::from(memfd_create("conman-shim-handover", flags)?);
+        file.write_all(MAGIC)?;
+        file.write_all(&VERSION.to_le_bytes())?;
+        file.write_all(&(text.len() as u64).to_le_bytes())?;
+        file.write_all(&text)?;
+        file.write_all(&self.blobs)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok(file.into())
+    }
+
+    /// From memory that came from another program; nothing about it is taken on trust.
+    pub(crate) fn open(memory: OwnedFd) -> io::Result<Self> {
+        let seals = fcntl_get_seals(&memory)?;
+        if !seals.contains(SEALS) {
+            return Err(bad("the handover is not sealed"));
+        }
+        let file = File::from(memory);
+        let length = file.metadata()?.len();
+        if length > MAX_BYTES {
+            return Err(bad("the handover is too long"));
+        }
+        let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+        let mut reader = AtStart { file: &file, at: 0 };
+        reader.by_ref().take(MAX_BYTES).read_to_end(&mut bytes)?;
+        Self::parse(&bytes)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> io::Result<Self> {
+        let (magic, rest) = split(bytes, MAGIC.len())?;
+        if magic != MAGIC {
+            return Err(bad("it is no handover"));
+        }
+        let (version, rest) = split(rest, 4)?;
+        let version = u32::from_le_bytes(version.try_into().unwrap_or_default());
+        if version != VERSION {
+            return Err(bad(&format!(
+                "a handover of version {version}, not {VERSION}"
+            )));
+        }
+        let (length, rest) = split(rest, 8)?;
+        let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+        let length = usize::try_from(length).map_err(|_| bad("the handover is cut"))?;
+        let (text, blobs) = split(rest, length)?;
+        let handover: Handover = serde_json::from_slice(text)
+            .map_err(|error| bad(&format!("the handover is malformed: {error}")))?;
+        handover.check()?;
+        Ok(Self {
+            handover,
+            blobs: blobs.to_vec(),
+        })
+    }
+}
+
+impl Handover {
+    /// No descriptor has two owners.
+    fn check(&self) -> io::Result<()> {
+        let mut seen = BTreeSet::new();
+        if self.fds().all(|fd| seen.insert(fd)) {
+            return Ok(());
+        }
+        Err(bad("the handover names a descriptor twice"))
+    }
+
+    /// All that it names.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
+        let starts = self.starts.iter().flat_map(|start| start.fds.iter());
+        [self.listener, self.lock]
+            .into_iter()
+            .chain(self.clients.iter().map(|client| client.fd))
+            .chain(self.adopted.iter().map(|(_, fd)| *fd))
+            .chain(starts.copied())
+    }
+}
+
+/// Reads from the beginning, wherever the description's position is.
+struct AtStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for AtStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// The number of a descriptor, to be named in a handover.
+pub(crate) fn number(fd: impl AsFd) -> RawFd {
+    fd.as_fd().as_raw_fd()
+}
+
+fn split(bytes: &[u8], at: usize) -> io::Result<(&[u8], &[u8])> {
+    bytes
+        .split_at_checked(at)
+        .ok_or_else(|| bad("the handover is cut"))
+}
+
+fn bad(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sealed() -> Sealed {
+        let handover = Handover {
+            listener: 3,
+            lock: 4,
+            clients: vec![KeptClient {
+                token: 16,
+                fd: 5,
+                greeted: true,
+                subscribed: false,
+            }],
+            doomed: vec![77],
+            replacements: 2,
+            ..Handover::default()
+        };
+        Sealed {
+            handover,
+            blobs: b"screen".to_vec(),
+        }
+    }
+
+    fn bytes() -> Vec<u8> {
+        let mut file = File::from(sealed().write().expect("written"));
+        let mut bytes = Vec::new();
+        io::Seek::rewind(&mut file).expect("rewound");
+        file.read_to_end(&mut bytes).expect("read");
+        bytes
+    }
+
+    #[test]
+    fn what_was_sealed_is_opened_and_cannot_be_changed() {
+        let memory = sealed().write().expect("written");
+        assert!(rustix::io::write(&memory, b"x").is_err());
+        let opened = Sealed::open(memory).expect("opened");
+        assert_eq!(opened.handover.doomed, [77]);
+        assert_eq!(opened.blobs, b"screen");
+    }
+
+    #[test]
+    fn memory_that_is_not_sealed_is_refused() {
+        let memory = memfd_create("x", MemfdFlags::ALLOW_SEALING).expect("made");
+        rustix::io::write(&memory, &bytes()).expect("written");
+        let error = Sealed::open(memory).expect_err("open to changes");
+        assert!(error.to_string().contains("not sealed"), "{error}");
+    }
+
+    #[test]
+    fn another_version_and_a_descriptor_with_two_owners_are_refused() {
+        let mut other = bytes();
+        other[8] = 99;
+        let error = Sealed::parse(&other).expect_err("another version");
+        assert!(error.to_string().contains("version 99"), "{error}");
+        let mut twice = sealed();
+        twice.handover.clients[0].fd = 4;
+        let memory = twice.write().expect("written");
+        let error = Sealed::open(memory).expect_err("twice");
+        assert!(error.to_string().contains("twice"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_no_shim_gives_is_no_consent() {
+        assert!(judge(b"").is_err());
+        assert!(judge(b"{\"version\":1}").is_err());
+        assert!(judge(br#"{"version":99,"containers":0,"refused":null}"#).is_err());
+        assert!(judge(br#"{"version":1,"containers":0,"refused":"no"}"#).is_err());
+        assert!(judge(br#"{"version":1,"containers":0,"refused":null}"#).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_change_of_a_handover_panics(
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = bytes();
+            let index = at.index(bytes.len());
+            bytes[index] = byte;
+            bytes.truncate(cut.index(bytes.len()) + 1);
+            let _ = Sealed::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! What a later shim must know, in a file that is in memory.
+//!
+//! A journal of lines of JSON: each names a container and all there is to know of it, or says that
+//! it is forgotten; the last line of a name counts. A line is written before what it says is relied
+//! on. When most lines are stale the file is written anew and renamed into place. A line that was
+//! cut by the writer's death is passed over.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::containers::Container;
+
+/// Form of the file. It grows when an older shim would misunderstand.
+const VERSION: u32 = 1;
+
+/// Largest file that is read: four times what 16,384 containers with long names take.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Stale lines that are put up with, beside as many as there are containers.
+const SLACK: usize = 4_096;
+
+/// Filesystems in memory, by their magic numbers: tmpfs and ramfs.
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Record<Name, Whole> {
+    /// Comes first.
+    Head { version: u32, boot_id: String },
+    /// All that is known of a container or command.
+    Put { name: Name, container: Whole },
+    /// It is forgotten.
+    Drop { name: Name },
+    /// What an interrupted start may have left, to be removed.
+    Sweep {
+        ticket: u64,
+        cgroup: String,
+        scratch: PathBuf,
+    },
+    /// It is removed.
+    Swept { ticket: u64 },
+    /// The fence's deadline; `None` when it has none.
+    Deadline { until_boottime_ns: Option<u64> },
+}
+
+/// A line as it is read.
+pub(crate) type Line = Record<String, Container>;
+
+/// A line as it is written.
+pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
+
+/// What the lines say together.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) containers: BTreeMap<String, Container>,
+    pub(crate) sweeps: BTreeMap<u64, (String, PathBuf)>,
+    pub(crate) until_boottime_ns: Option<u64>,
+}
+
+impl Kept {
+    pub(crate) fn take(&mut self, line: Line) {
+        match line {
+            Record::Head { .. } => {}
+            Record::Put { name, container } => {
+                self.containers.insert(name, container);
+            }
+            Record::Drop { name } => {
+                self.containers.remove(&name);
+            }
+            Record::Sweep {
+                ticket,
+                cgroup,
+                scratch,
+            } => {
+                self.sweeps.insert(ticket, (cgroup, scratch));
+            }
+            Record::Swept { ticket } => {
+                self.sweeps.remove(&ticket);
+            }
+            Record::Deadline { until_boottime_ns } => self.until_boottime_ns = until_boottime_ns,
+        }
+    }
+}
+
+/// The file.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    path: PathBuf,
+    /// `None` before it was written by this program: what an earlier one wrote stays until then.
+    file: Option<File>,
+    lines: usize,
+    /// The last line may be cut: the next one begins with a line's end.
+    torn: bool,
+}
+
+impl Ledger {
+    /// Makes sure that one shim at a time uses the file. The lock goes with the descriptor.
+    pub(crate) fn lock(path: &Path) -> io::Result<File> {
+        let path = path.with_extension("lock");
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                format!(
+                    "another shim uses {}; end it first, or ask it to replace itself",
+                    path.display()
+                ),
+            )),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What an earlier shim of this boot left; nothing where there was none.
+    pub(crate) fn read(path: &Path, boot_id: &str) -> io::Result<Kept> {
+        let mut text = Vec::new();
+        match File::open(path) {
+            Ok(file) => file.take(MAX_BYTES + 1).read_to_end(&mut text)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            Err(error) => return Err(error),
+        };
+        if text.len() as u64 > MAX_BYTES {
+            return Err(refused(path, "is larger than a shim writes it"));
+        }
+        parse(&text, boot_id).map_err(|reason| refused(path, reason))
+    }
+
+    /// To be written before anything is added.
+    pub(crate) fn at(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            file: None,
+            lines: 0,
+            torn: false,
+        }
+    }
+
+    /// Writes the file anew.
+    pub(crate) fn rewrite<'a>(
+        &mut self,
+        boot_id: &str,
+        lines: impl Iterator<Item = LineRef<'a>>,
+    ) -> io::Result<()> {
+        let fresh = self.path.with_extension("new");
+        let mut bytes = Vec::new();
+        let head: LineRef<'_> = Record::Head {
+            version: VERSION,
+            boot_id: boot_id.to_owned(),
+        };
+        let mut count = 0;
+        for line in std::iter::once(head).chain(lines) {
+            write_line(&mut bytes, &line)?;
+            count += 1;
+        }
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::options()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&fresh)?;
+        if !is_in_memory(&file) {
+            tracing::warn!(
+                path = %self.path.display(),
+                "the shim's state is not in memory, where a disk may hold up the fence; put it \
+                 below /run"
+            );
+        }
+        file.write_all(&bytes)?;
+        std::fs::rename(&fresh, &self.path)?;
+        self.file = Some(file);
+        self.lines = count;
+        self.torn = false;
+        Ok(())
+    }
+
+    /// Adds a line.
+    pub(crate) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if self.torn {
+            bytes.push(b'\n');
+        }
+        write_line(&mut bytes, line)?;
+        // Until it is known to be whole.
+        self.torn = true;
+        let file = self.file.as_mut();
+        let file = file.ok_or_else(|| io::Error::other("the state was not written yet"))?;
+        file.write_all(&bytes)?;
+        self.torn = false;
+        self.lines += 1;
+        Ok(())
+    }
+
+    /// Whether it should be written anew, with this many containers.
+    pub(crate) fn is_overgrown(&self, containers: usize) -> bool {
+        self.lines > 2 * containers + SLACK
+    }
+}
+
+fn write_line(bytes: &mut Vec<u8>, line: &LineRef<'_>) -> io::Result<()> {
+    serde_json::to_writer(&mut *bytes, line).map_err(io::Error::other)?;
+    bytes.push(b'\n');
+    Ok(())
+}
+
+fn parse(text: &[u8], boot_id: &str) -> Result<Kept, &'static str> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let head = lines.next().unwrap_or_default();
+    match serde_json::from_slice::<Line>(head) {
+        Ok(Record::Head { version, .. }) if version > VERSION => {
+            return Err("is of a later version than this shim can read");
+        }
+        // Nothing of an earlier boot lives.
+        Ok(Record::Head { boot_id: of, .. }) if of != boot_id => return Ok(Kept::default()),
+        Ok(Record::Head { .. }) => {}
+        _ => return Err("does not begin as a shim writes it"),
+    }
+    let mut kept = Kept::default();
+    for line in lines.filter(|line| !line.is_empty()) {
+        match serde_json::from_slice(line) {
+            Ok(line) => kept.take(line),
+            Err(error) => tracing::warn!(%error, "a line of the shim's state is unreadable"),
+        }
+    }
+    Ok(kept)
+}
+
+fn refused(path: &Path, reason: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!(
+            "{} {reason}; it names what runs: remove it only when no container is left",
+            path.display()
+        ),
+    )
+}
+
+fn is_in_memory(file: &File) -> bool {
+    #[allow(clippy::unnecessary_cast, reason = "its width differs between targets")]
+    rustix::fs::fstatfs(file).is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as i64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::protocol::ContainerState;
+
+    fn container(pid: i32) -> Container {
+        Container::starting("/conman-x/a", Some(0x4000_0000), None, None).begun(pid, 7)
+    }
+
+    fn written(path: &Path) -> Ledger {
+        let one = container(1);
+        let line = Record::Put {
+            name: "a",
+            container: &one,
+        };
+        let mut ledger = Ledger::at(path);
+        ledger
+            .rewrite("boot", std::iter::once(line))
+            .expect("written");
+        ledger
+    }
+
+    #[test]
+    fn the_last_line_of_a_name_counts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let mut ledger = written(&path);
+        let (one, mut two) = (container(1), container(2));
+        two.state = ContainerState::Exited { code: 3 };
+        for (name, container) in [("b", &one), ("b", &two), ("c", &one)] {
+            let line = Record::Put { name, container };
+            ledger.append(&line).expect("written");
+        }
+        ledger.append(&Record::Drop { name: "c" }).expect("written");
+        let kept = Ledger::read(&path, "boot").expect("read");
+        let names: Vec<_> = kept.containers.keys().map(String::as_str).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(
+            kept.containers["b"].state,
+            ContainerState::Exited { code: 3 }
+        );
+        assert_eq!(kept.containers["a"].start_ticks, 7);
+    }
+
+    #[test]
+    fn a_cut_line_costs_only_itself_and_another_boot_everything() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let mut ledger = written(&path);
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(b"{\"put\":{\"name\":\"x"))
+            .expect("cut");
+        ledger.torn = true;
+        let one = container(1);
+        let line = Record::Put {
+            name: "b",
+            container: &one,
+        };
+        ledger.append(&line).expect("written");
+        let kept = Ledger::read(&path, "boot").expect("read");
+        assert_eq!(kept.containers.len(), 2);
+        let kept = Ledger::read(&path, "another").expect("read");
+        assert!(kept.containers.is_empty());
+    }
+
+    #[test]
+    fn a_later_form_is_refused_rather_than_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        std::fs::write(&path, "{\"head\":{\"version\":99,\"boot_id\":\"boot\"}}\n")
+            .expect("written");
+        let error = Ledger::read(&path, "boot").expect_err("too new");
+        assert!(error.to_string().contains("later version"), "{error}");
+    }
+
+    #[test]
+    fn two_shims_do_not_share_a_state() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let lock = Ledger::lock(&path).expect("the first");
+        let error = Ledger::lock(&path).expect_err("the second");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(lock);
+        Ledger::lock(&path).expect("after the first");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..500)) {
+            let _ = parse(&bytes, "boot");
+            let mut text = b"{\"head\":{\"version\":1,\"boot_id\":\"boot\"}}\n".to_vec();
+            text.extend(bytes);
+            prop_assert!(parse(&text, "boot").is_ok());
+        }
+    }
+}
