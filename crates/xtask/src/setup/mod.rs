@@ -3,6 +3,7 @@
 mod docker;
 mod images;
 mod packages;
+mod worker_vm;
 
 use anyhow::{Result, bail};
 
@@ -28,7 +29,7 @@ pub(crate) fn for_demo() -> Result<Machine> {
 
 /// What the test suite needs.
 pub(crate) fn for_tests() -> Result<Machine> {
-    prepare(&[
+    let machine = prepare(&[
         "curl",
         "python3",
         "python3-venv",
@@ -37,7 +38,9 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "docker-registry",
         "iproute2",
         "util-linux",
-    ])
+    ])?;
+    worker_vm::make()?;
+    Ok(machine)
 }
 
 fn prepare(packages: &[&str]) -> Result<Machine> {
