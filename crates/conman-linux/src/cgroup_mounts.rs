@@ -1,7 +1,58 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The cgroup hierarchies to use: what is mounted, or a part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupLayout {
+    hierarchies: Vec<Hierarchy>,
+}
+
+/// Which of the mounted hierarchies to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CgroupPart {
+    #[default]
+    All,
+    /// As if the host had v1 alone.
+    V1,
+    /// As if the host had v2 alone.
+    Unified,
+}
+
+impl CgroupLayout {
+    /// Finds what is mounted, which may be nothing. Later mounts are not noticed.
+    pub fn detect() -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read("/proc/self/mountinfo")?))
+    }
+
+    /// What the text of a `/proc/PID/mountinfo` describes.
+    #[must_use]
+    pub fn parse(mountinfo: &[u8]) -> Self {
+        Self {
+            hierarchies: parse_mountinfo(mountinfo),
+        }
+    }
+
+    /// A part of it.
+    #[must_use]
+    pub fn part(mut self, part: CgroupPart) -> Self {
+        self.hierarchies.retain(|hierarchy| match part {
+            CgroupPart::All => true,
+            CgroupPart::V1 => !hierarchy.unified,
+            CgroupPart::Unified => hierarchy.unified,
+        });
+        self
+    }
+
+    pub(crate) fn hierarchies(&self) -> &[Hierarchy] {
+        &self.hierarchies
+    }
+}
 
 /// One mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +87,7 @@ impl Hierarchy {
 }
 
 /// The cgroup hierarchies in the text of `/proc/PID/mountinfo`, each once.
-pub(crate) fn parse_mountinfo(text: &[u8]) -> Vec<Hierarchy> {
+fn parse_mountinfo(text: &[u8]) -> Vec<Hierarchy> {
     let mut seen = BTreeSet::new();
     text.split(|&byte| byte == b'\n')
         .filter_map(parse_line)

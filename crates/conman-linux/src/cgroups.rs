@@ -1,10 +1,11 @@
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::cgroup_mounts::{Hierarchy, parse_mountinfo};
+use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::pidfd::is_gone;
 
 /// First characters of every cgroup that may be removed.
@@ -27,6 +28,9 @@ pub enum CgroupError {
     },
 }
 
+/// Most memory that is taken from a cgroup before it is removed.
+const LAST_PAGES_BYTES: u64 = 1 << 20;
+
 /// The cgroup hierarchies of this host: v1, v2 or both.
 ///
 /// A `path` is what `/proc/PID/cgroup` shows: absolute within the hierarchy, for example
@@ -39,14 +43,22 @@ pub struct Cgroups {
 impl Cgroups {
     /// Finds what is mounted. Later mounts are not noticed.
     pub fn detect() -> io::Result<Self> {
-        let hierarchies = parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?);
-        if hierarchies.is_empty() {
+        let layout = CgroupLayout::detect()?;
+        if layout.hierarchies().is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
                 "no cgroup hierarchy is mounted (looked in /proc/self/mountinfo)",
             ));
         }
-        Ok(Self { hierarchies })
+        Ok(Self::of(&layout))
+    }
+
+    /// Of these hierarchies alone.
+    #[must_use]
+    pub fn of(layout: &CgroupLayout) -> Self {
+        Self {
+            hierarchies: layout.hierarchies().to_vec(),
+        }
     }
 
     /// Whether there is a unified hierarchy (v2), alone or beside v1 ones.
@@ -98,6 +110,9 @@ impl Cgroups {
     /// an error and returns all of them; what is gone already is no error.
     ///
     /// Only for paths that begin with `/conman`: everything else is refused untouched.
+    ///
+    /// The last pages of files that are charged to it are dropped first, for which dirty ones are
+    /// written back: remove its files before, and wait for this nowhere that must not wait.
     #[must_use = "a cgroup that still has processes stays"]
     pub fn remove_tree(&self, path: &str) -> Vec<CgroupError> {
         if !is_plain(path) || !path.starts_with(REMOVABLE_PREFIX) {
@@ -106,9 +121,12 @@ impl Cgroups {
             }];
         }
         let mut errors = Vec::new();
-        for directory in self.directories(path) {
+        for (directory, accounts) in self.placed(path) {
             // A parent stands before its children in the list.
             for cgroup in tree(directory).into_iter().rev() {
+                if accounts {
+                    drop_last_pages(&cgroup);
+                }
                 if let Err(source) = std::fs::remove_dir(&cgroup)
                     && !is_gone(&source)
                     && !is_no_device(&source)
@@ -127,10 +145,44 @@ impl Cgroups {
         if !is_plain(path) {
             return Vec::new();
         }
-        self.hierarchies
-            .iter()
-            .filter_map(|hierarchy| hierarchy.directory(path))
-            .collect()
+        let placed = self.placed(path);
+        placed.map(|(directory, _)| directory).collect()
+    }
+
+    /// Its directories, and whether memory is charged there.
+    fn placed(&self, path: &str) -> impl Iterator<Item = (PathBuf, bool)> {
+        self.hierarchies.iter().filter_map(|hierarchy| {
+            let accounts = hierarchy.unified || hierarchy.controls("memory");
+            Some((hierarchy.directory(path)?, accounts))
+        })
+    }
+}
+
+/// A removed memory cgroup lives on, with everything that the kernel keeps for it (half a megabyte
+/// where there are ten thousand), as long as one page is charged to it; a busy host then gathers
+/// thousands. What is charged beyond [`LAST_PAGES_BYTES`] is left: it is files of an image that the
+/// next session needs again, and goes when memory is short.
+///
+/// Whatever fails, fails: this is for the host's comfort.
+fn drop_last_pages(cgroup: &Path) {
+    let read = |file: &str| std::fs::read_to_string(cgroup.join(file)).ok();
+    if read("cgroup.procs").is_none_or(|pids| !pids.is_empty()) {
+        return;
+    }
+    let ways = [
+        ("memory.usage_in_bytes", "memory.force_empty"),
+        // Linux 5.19.
+        ("memory.current", "memory.reclaim"),
+    ];
+    for (usage, order) in ways {
+        let Some(bytes) = read(usage).and_then(|text| text.trim().parse::<u64>().ok()) else {
+            continue;
+        };
+        if (1..=LAST_PAGES_BYTES).contains(&bytes)
+            && let Ok(mut file) = File::options().write(true).open(cgroup.join(order))
+        {
+            let _ = file.write_all(bytes.to_string().as_bytes());
+        }
     }
 }
 
@@ -187,4 +239,47 @@ fn child_directories(directory: &Path) -> Vec<PathBuf> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cgroup_with(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).expect("written");
+        }
+        directory
+    }
+
+    #[test]
+    fn the_last_pages_of_an_empty_cgroup_are_dropped_and_those_of_an_image_kept() {
+        let cases = [
+            (
+                "memory.usage_in_bytes",
+                "memory.force_empty",
+                "",
+                "4096\n",
+                "4096",
+            ),
+            ("memory.current", "memory.reclaim", "", "4096\n", "4096"),
+            // A process is in it.
+            (
+                "memory.usage_in_bytes",
+                "memory.force_empty",
+                "17\n",
+                "4096\n",
+                "",
+            ),
+            ("memory.current", "memory.reclaim", "", "200000000\n", ""),
+            ("memory.current", "memory.reclaim", "", "0\n", ""),
+        ];
+        for (usage, order, pids, bytes, expected) in cases {
+            let cgroup = cgroup_with(&[("cgroup.procs", pids), (usage, bytes), (order, "")]);
+            drop_last_pages(cgroup.path());
+            let ordered = std::fs::read_to_string(cgroup.path().join(order)).expect("readable");
+            assert_eq!(ordered, expected, "{usage} {bytes} {pids}");
+        }
+    }
 }

@@ -21,7 +21,11 @@ pub struct Features {
     pub mount_attributes: bool,
     /// The unified cgroup hierarchy, alone or beside v1.
     pub unified_cgroups: bool,
-    /// `cgroup.kill` (5.14).
+    /// Processes are born in their cgroup of the unified hierarchy (clone3(2), 5.7); otherwise they
+    /// join it before they do anything.
+    #[serde(default)]
+    pub birth_in_cgroup: bool,
+    /// `cgroup.kill` (5.14); otherwise processes are killed one by one.
     pub cgroup_kill: bool,
     /// A non-child's exit status through its pidfd (6.15).
     pub exit_status_by_pidfd: bool,
@@ -29,7 +33,70 @@ pub struct Features {
     pub user_namespaces: bool,
 }
 
+/// A newer kernel interface, by the field of [`Features`] that tells of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interface {
+    OverlayFdLayers,
+    MappedLayers,
+    MountAttributes,
+    BirthInCgroup,
+    CgroupKill,
+    ExitStatusByPidfd,
+}
+
+impl Interface {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::OverlayFdLayers,
+        Self::MappedLayers,
+        Self::MountAttributes,
+        Self::BirthInCgroup,
+        Self::CgroupKill,
+        Self::ExitStatusByPidfd,
+    ];
+
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OverlayFdLayers => "overlay_fd_layers",
+            Self::MappedLayers => "mapped_layers",
+            Self::MountAttributes => "mount_attributes",
+            Self::BirthInCgroup => "birth_in_cgroup",
+            Self::CgroupKill => "cgroup_kill",
+            Self::ExitStatusByPidfd => "exit_status_by_pidfd",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
 impl Features {
+    /// The same host, as if its kernel lacked these; to try the other ways where there are these.
+    #[must_use]
+    pub fn without(mut self, lacking: &[Interface]) -> Self {
+        for interface in lacking {
+            match interface {
+                Interface::OverlayFdLayers => self.overlay_fd_layers = false,
+                Interface::MappedLayers => self.mapped_layers = false,
+                Interface::MountAttributes => {
+                    // What maps owners is the same call.
+                    self.mount_attributes = false;
+                    self.mapped_layers = false;
+                }
+                Interface::BirthInCgroup => self.birth_in_cgroup = false,
+                Interface::CgroupKill => self.cgroup_kill = false,
+                Interface::ExitStatusByPidfd => self.exit_status_by_pidfd = false,
+            }
+        }
+        self
+    }
+
     /// Asks the kernel. Makes nothing that stays; needs root for most answers.
     pub fn probe() -> io::Result<Self> {
         let release = rustix::system::uname()
@@ -47,6 +114,7 @@ impl Features {
             mapped_layers: mount_attributes && version >= (5, 19),
             mount_attributes,
             unified_cgroups,
+            birth_in_cgroup: unified_cgroups && version >= (5, 7),
             cgroup_kill: unified_cgroups && version >= (5, 14),
             exit_status_by_pidfd: version >= (6, 15),
             user_namespaces: std::fs::read_to_string("/proc/sys/user/max_user_namespaces")

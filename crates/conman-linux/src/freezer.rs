@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::cgroup_mounts::{Hierarchy, parse_mountinfo};
+use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroups::is_plain;
 use crate::{Cgroups, PidFd};
 
@@ -24,12 +24,19 @@ const V1_LOOK: Duration = Duration::from_micros(500);
 pub struct Freezer {
     hierarchy: Hierarchy,
     cgroups: Cgroups,
+    /// Whether `cgroup.kill` is tried.
+    kills_at_once: bool,
 }
 
 impl Freezer {
     /// Finds what is mounted. `NotFound` when this host cannot freeze.
     pub fn detect() -> io::Result<Self> {
-        let found = parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?);
+        Self::of(&CgroupLayout::detect()?)
+    }
+
+    /// Freezes by these hierarchies alone. `NotFound` when none of them can.
+    pub fn of(layout: &CgroupLayout) -> io::Result<Self> {
+        let found = layout.hierarchies();
         let hierarchy = found
             .iter()
             .find(|hierarchy| hierarchy.unified)
@@ -42,8 +49,19 @@ impl Freezer {
         })?;
         Ok(Self {
             hierarchy,
-            cgroups: Cgroups::detect()?,
+            cgroups: Cgroups::of(layout),
+            kills_at_once: true,
         })
+    }
+
+    /// Kills process by process even where the kernel kills whole cgroups, as it does from Linux
+    /// 5.14 on; to try the one where there is the other.
+    #[must_use]
+    pub fn killing_one_by_one(self) -> Self {
+        Self {
+            kills_at_once: false,
+            ..self
+        }
     }
 
     /// Makes the cgroup where it is missing, so that there is something to freeze.
@@ -121,7 +139,7 @@ impl Freezer {
     /// Sends SIGKILL to every process of the cgroup and below, frozen or not, such that none of
     /// them runs another instruction of its own where it was frozen. Returns once it is sent.
     pub fn kill(&self, path: &str) -> io::Result<()> {
-        if self.hierarchy.unified {
+        if self.hierarchy.unified && self.kills_at_once {
             match self.write(path, "cgroup.kill", "1") {
                 // Before Linux 5.14.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}

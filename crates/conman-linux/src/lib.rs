@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod beneath;
+mod cgroup_limits;
 mod cgroup_mounts;
 mod cgroups;
 mod clone_process;
@@ -36,6 +37,8 @@ mod session_cgroup;
 mod signal_name;
 
 pub use beneath::{create_dir_beneath, open_beneath};
+pub use cgroup_limits::CgroupLimits;
+pub use cgroup_mounts::{CgroupLayout, CgroupPart};
 pub use cgroups::{CgroupError, Cgroups};
 pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
@@ -43,7 +46,7 @@ pub use clone_process::{
 };
 pub use death_watch::DeathWatch;
 pub use exit_info::{Ended, ended_unreaped};
-pub use features::Features;
+pub use features::{Features, Interface};
 pub use freezer::Freezer;
 pub use identity::{ProcessIdentity, boot_id};
 pub use inherited::inherited_fd;
@@ -56,5 +59,5 @@ pub use privileges::{
 };
 pub use process_facts::{Lineage, pid_namespace, raise_nofile, resident_bytes};
 pub use rustix::process::Signal;
-pub use session_cgroup::{CgroupLimits, CgroupMaker, MakeCgroupError, SessionCgroup};
+pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};

@@ -2,53 +2,21 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
-use crate::cgroup_mounts::{Hierarchy, parse_mountinfo};
+use crate::cgroup_limits::{CgroupLimits, Limited};
+use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroups::is_plain;
 
 /// First characters of every cgroup that is made here.
 const PREFIX: &str = "/conman";
 
-/// Period of the cpu limit, in microseconds; the kernel's own default.
-const CPU_PERIOD_US: u64 = 100_000;
-
-/// Smallest time in a period that the kernel accepts, in microseconds.
-const CPU_QUOTA_MIN_US: u64 = 1_000;
-
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
-/// What a container may use; `None` is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CgroupLimits {
-    /// Memory with the page cache of its files and what the kernel holds for it.
-    #[serde(default)]
-    pub memory_bytes: Option<u64>,
-    /// Processes and threads at a time.
-    #[serde(default)]
-    pub pids: Option<u64>,
-    /// Thousandths of a processor.
-    #[serde(default)]
-    pub cpu_millis: Option<u64>,
-}
-
-impl CgroupLimits {
-    /// Whether a limit is set that this v1 hierarchy enforces.
-    fn need(&self, hierarchy: &Hierarchy) -> bool {
-        let limited = [
-            ("memory", self.memory_bytes.is_some()),
-            ("pids", self.pids.is_some()),
-            ("cpu", self.cpu_millis.is_some()),
-        ];
-        limited
-            .iter()
-            .any(|(controller, limited)| *limited && hierarchy.controls(controller))
-    }
-}
+/// The v1 controller that freezes where there is no unified hierarchy.
+const FREEZER: &str = "freezer";
 
 /// Why a cgroup could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +44,17 @@ pub enum MakeCgroupError {
 /// (it freezes, kills, and holds processes from birth), the v1 ones whose controllers are to limit
 /// something, and the v1 freezer where there is no unified one. In the other v1 hierarchies a
 /// container stays where the launcher is.
+///
+/// It is made in three steps, so that a start can do other things meanwhile: [`CgroupMaker::begin`]
+/// makes what a process is born in, [`CgroupMaker::limit`] makes the rest and sets the limits, and
+/// [`SessionCgroup::limit_cpu`] sets the one for which the kernel visits every cgroup of the host.
 #[derive(Debug)]
 pub struct CgroupMaker {
     unified: Option<Hierarchy>,
     /// v1 hierarchies to join, each once.
     joined: Vec<Hierarchy>,
+    /// Whether processes are born in the unified hierarchy instead of joining it.
+    birth: bool,
     /// Parents that are known to be ready.
     ready: RefCell<BTreeSet<PathBuf>>,
 }
@@ -90,8 +64,10 @@ pub struct CgroupMaker {
 pub struct SessionCgroup {
     path: String,
     unified: Option<File>,
-    /// The v1 hierarchies' `tasks`.
-    tasks: Vec<File>,
+    /// What a process writes its own id to, one for each hierarchy to join.
+    entrances: Vec<File>,
+    /// The limit of processor time, to be written where and as it says.
+    quota: Option<(PathBuf, String)>,
     /// What was made, to be taken back.
     made: Vec<PathBuf>,
 }
@@ -99,21 +75,35 @@ pub struct SessionCgroup {
 impl CgroupMaker {
     /// Finds what is mounted. Later mounts are not noticed.
     pub fn detect() -> io::Result<Self> {
-        let found = parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?);
+        Ok(Self::of(&CgroupLayout::detect()?))
+    }
+
+    /// Makes them in these hierarchies alone.
+    #[must_use]
+    pub fn of(layout: &CgroupLayout) -> Self {
+        let found = layout.hierarchies();
         let unified = found.iter().find(|hierarchy| hierarchy.unified).cloned();
         let freezes = unified.is_some();
-        let joined = found
-            .into_iter()
-            .filter(|hierarchy| {
-                CONTROLLERS.iter().any(|name| hierarchy.controls(name))
-                    || (!freezes && hierarchy.controls("freezer"))
-            })
-            .collect();
-        Ok(Self {
+        let wanted = |hierarchy: &&Hierarchy| {
+            CONTROLLERS.iter().any(|name| hierarchy.controls(name))
+                || (!freezes && hierarchy.controls(FREEZER))
+        };
+        Self {
             unified,
-            joined,
+            joined: found.iter().filter(wanted).cloned().collect(),
+            birth: true,
             ready: RefCell::default(),
-        })
+        }
+    }
+
+    /// Lets processes join the unified hierarchy instead of being born there; to try the one where
+    /// there is the other.
+    #[must_use]
+    pub fn without_birth(self) -> Self {
+        Self {
+            birth: false,
+            ..self
+        }
     }
 
     /// Makes a fresh cgroup with its limits, and its parents where they are missing. On an error
@@ -123,18 +113,9 @@ impl CgroupMaker {
         path: &str,
         limits: &CgroupLimits,
     ) -> Result<SessionCgroup, MakeCgroupError> {
-        if !is_plain(path) || !path.starts_with(PREFIX) {
-            return Err(MakeCgroupError::Refused {
-                path: path.to_owned(),
-            });
-        }
-        let mut cgroup = SessionCgroup {
-            path: path.to_owned(),
-            unified: None,
-            tasks: Vec::new(),
-            made: Vec::new(),
-        };
-        match self.fill(&mut cgroup, limits) {
+        let mut cgroup = self.begin(path)?;
+        let limited = self.limit(&mut cgroup, limits);
+        match limited.and_then(|()| cgroup.limit_cpu()) {
             Ok(()) => Ok(cgroup),
             Err(error) => {
                 cgroup.take_back();
@@ -143,57 +124,89 @@ impl CgroupMaker {
         }
     }
 
-    /// A cgroup that was made before, to be entered by one more process.
-    pub fn existing(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
-        if !is_plain(path) || !path.starts_with(PREFIX) {
-            return Err(MakeCgroupError::Refused {
-                path: path.to_owned(),
-            });
-        }
-        let mut cgroup = SessionCgroup {
-            path: path.to_owned(),
-            unified: None,
-            tasks: Vec::new(),
-            made: Vec::new(),
-        };
-        for hierarchy in self.joined.iter().chain(&self.unified) {
-            let Some(directory) = hierarchy.directory(path).filter(|path| path.is_dir()) else {
-                continue;
-            };
-            if hierarchy.unified {
-                cgroup.unified = Some(open(&directory, false)?);
-            } else {
-                cgroup.tasks.push(open(&directory.join("tasks"), true)?);
+    /// Makes a fresh cgroup, without limits yet, where its processes are frozen and killed. On an
+    /// error what was made of it is taken back.
+    pub fn begin(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
+        let mut cgroup = SessionCgroup::empty(path)?;
+        let freezers = self.joined.iter().filter(|one| one.controls(FREEZER));
+        for hierarchy in freezers.chain(&self.unified) {
+            if let Err(error) = self.make_in(hierarchy, &mut cgroup) {
+                cgroup.take_back();
+                return Err(error);
             }
         }
         Ok(cgroup)
     }
 
-    fn fill(
+    /// Makes it in the hierarchies that limit something, and sets all limits but the processor's.
+    /// After an error it is to be taken back.
+    pub fn limit(
         &self,
         cgroup: &mut SessionCgroup,
         limits: &CgroupLimits,
     ) -> Result<(), MakeCgroupError> {
         let mut limited = Limited::default();
-        let needed = self.joined.iter().filter(|hierarchy| {
-            // Each cgroup costs a start time and the host memory.
-            hierarchy.controls("freezer") || limits.need(hierarchy)
-        });
+        // Each cgroup costs a start time and the host memory.
+        let needed = self.joined.iter().filter(|one| limits.need(one));
         for hierarchy in needed.chain(&self.unified) {
-            let Some(directory) = hierarchy.directory(&cgroup.path) else {
-                continue;
-            };
-            self.ready_parents(hierarchy, &directory)?;
-            make_directory(&directory)?;
-            cgroup.made.push(directory.clone());
-            limited.set(hierarchy, &directory, limits)?;
-            if hierarchy.unified {
-                cgroup.unified = Some(open(&directory, false)?);
-            } else {
-                cgroup.tasks.push(open(&directory.join("tasks"), true)?);
+            self.make_in(hierarchy, cgroup)?;
+            if let Some(directory) = hierarchy.directory(&cgroup.path) {
+                limited.set(hierarchy, &directory, limits)?;
             }
         }
-        limited.check(limits)
+        limited.check(limits)?;
+        cgroup.quota = limited.quota;
+        Ok(())
+    }
+
+    /// A cgroup that was made before, to be entered by one more process.
+    pub fn existing(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
+        let mut cgroup = SessionCgroup::empty(path)?;
+        for hierarchy in self.joined.iter().chain(&self.unified) {
+            if let Some(directory) = hierarchy.directory(path).filter(|path| path.is_dir()) {
+                self.open_in(hierarchy, &directory, &mut cgroup)?;
+            }
+        }
+        Ok(cgroup)
+    }
+
+    /// Makes it in one hierarchy, if it is not there yet.
+    fn make_in(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &mut SessionCgroup,
+    ) -> Result<(), MakeCgroupError> {
+        let Some(directory) = hierarchy.directory(&cgroup.path) else {
+            return Ok(());
+        };
+        if cgroup.made.contains(&directory) {
+            return Ok(());
+        }
+        self.ready_parents(hierarchy, &directory)?;
+        make_directory(&directory)?;
+        cgroup.made.push(directory.clone());
+        self.open_in(hierarchy, &directory, cgroup)
+    }
+
+    fn open_in(
+        &self,
+        hierarchy: &Hierarchy,
+        directory: &Path,
+        cgroup: &mut SessionCgroup,
+    ) -> Result<(), MakeCgroupError> {
+        if hierarchy.unified && self.birth {
+            cgroup.unified = Some(open(directory, false)?);
+            return Ok(());
+        }
+        let entrance = if hierarchy.unified {
+            "cgroup.procs"
+        } else {
+            "tasks"
+        };
+        cgroup
+            .entrances
+            .push(open(&directory.join(entrance), true)?);
+        Ok(())
     }
 
     /// Makes the cgroups above `directory`; in the unified hierarchy they hand the controllers on.
@@ -235,98 +248,35 @@ fn hand_on_controllers(cgroup: &Path) -> Result<(), MakeCgroupError> {
     if wanted.is_empty() {
         return Ok(());
     }
-    write(&cgroup.join("cgroup.subtree_control"), &wanted.join(" "))
-}
-
-/// Which limits have been set in some hierarchy.
-#[derive(Debug, Default)]
-struct Limited {
-    memory: bool,
-    pids: bool,
-    cpu: bool,
-}
-
-impl Limited {
-    fn set(
-        &mut self,
-        hierarchy: &Hierarchy,
-        directory: &Path,
-        limits: &CgroupLimits,
-    ) -> Result<(), MakeCgroupError> {
-        let has = |controller: &str, file: &str| {
-            if hierarchy.unified {
-                directory.join(file).exists()
-            } else {
-                hierarchy.controls(controller)
-            }
-        };
-        if let Some(bytes) = limits.memory_bytes
-            && has("memory", "memory.max")
-        {
-            self.memory = true;
-            set_memory(hierarchy.unified, directory, bytes)?;
-        }
-        if let Some(pids) = limits.pids
-            && has("pids", "pids.max")
-        {
-            self.pids = true;
-            write(&directory.join("pids.max"), &pids.to_string())?;
-        }
-        if let Some(millis) = limits.cpu_millis
-            && has("cpu", "cpu.max")
-        {
-            self.cpu = true;
-            let quota = (millis.saturating_mul(CPU_PERIOD_US) / 1_000).max(CPU_QUOTA_MIN_US);
-            if hierarchy.unified {
-                write(
-                    &directory.join("cpu.max"),
-                    &format!("{quota} {CPU_PERIOD_US}"),
-                )?;
-            } else {
-                // The period is the kernel's default already.
-                write(&directory.join("cpu.cfs_quota_us"), &quota.to_string())?;
-            }
-        }
-        Ok(())
+    let control = cgroup.join("cgroup.subtree_control");
+    if write(&control, &wanted.join(" ")).is_ok() {
+        return Ok(());
     }
-
-    fn check(&self, limits: &CgroupLimits) -> Result<(), MakeCgroupError> {
-        let missing = [
-            (limits.memory_bytes.is_some() && !self.memory, "memory"),
-            (limits.pids.is_some() && !self.pids, "pids"),
-            (limits.cpu_millis.is_some() && !self.cpu, "cpu"),
-        ];
-        match missing.iter().find(|(missing, _)| *missing) {
-            Some((_, controller)) => Err(MakeCgroupError::NoController { controller }),
-            None => Ok(()),
+    // The kernel takes all or none. A limit whose controller stays out is refused when it is set.
+    for one in wanted {
+        if let Err(error) = write(&control, &one) {
+            tracing::warn!(%error, controller = one, "a cgroup controller is not handed on");
         }
-    }
-}
-
-fn set_memory(unified: bool, directory: &Path, bytes: u64) -> Result<(), MakeCgroupError> {
-    let bytes = bytes.to_string();
-    let (limit, swap, no_swap) = if unified {
-        ("memory.max", "memory.swap.max", "0")
-    } else {
-        (
-            "memory.limit_in_bytes",
-            "memory.memsw.limit_in_bytes",
-            bytes.as_str(),
-        )
-    };
-    write(&directory.join(limit), &bytes)?;
-    let swap = directory.join(swap);
-    if swap.exists() {
-        write(&swap, no_swap)?;
-    }
-    if unified {
-        // A program half of whose processes are gone serves nobody.
-        write(&directory.join("memory.oom.group"), "1")?;
     }
     Ok(())
 }
 
 impl SessionCgroup {
+    fn empty(path: &str) -> Result<Self, MakeCgroupError> {
+        if !is_plain(path) || !path.starts_with(PREFIX) {
+            return Err(MakeCgroupError::Refused {
+                path: path.to_owned(),
+            });
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            unified: None,
+            entrances: Vec::new(),
+            quota: None,
+            made: Vec::new(),
+        })
+    }
+
     /// Its path, the same in every hierarchy.
     #[must_use]
     pub fn path(&self) -> &str {
@@ -339,13 +289,23 @@ impl SessionCgroup {
         self.unified.as_ref().map(AsFd::as_fd)
     }
 
-    /// Moves the calling thread, the only one of its process, into the v1 hierarchies.
-    ///
-    /// A thread that moves itself takes no lock that all processes of the host contend for.
-    pub fn join_v1(&self) -> io::Result<()> {
-        self.tasks
-            .iter()
-            .try_for_each(|mut tasks| tasks.write_all(b"0"))
+    /// What [`join_cgroups`] takes, to be handed to another process.
+    pub fn entrances(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.entrances.iter().map(AsFd::as_fd)
+    }
+
+    /// Moves the calling thread, the only one of its process, into it, except where it was born.
+    pub fn join(&self) -> io::Result<()> {
+        self.entrances.iter().try_for_each(enter)
+    }
+
+    /// Limits the processor time, if it is to be. The kernel visits every cgroup of the host for
+    /// it, so this is best done while something else is waited for.
+    pub fn limit_cpu(&self) -> Result<(), MakeCgroupError> {
+        match &self.quota {
+            Some((file, quota)) => write(file, quota),
+            None => Ok(()),
+        }
     }
 
     /// Removes it again; it must be empty. What cannot be removed is left to whoever sweeps.
@@ -355,6 +315,19 @@ impl SessionCgroup {
             let _ = std::fs::remove_dir(directory);
         }
     }
+}
+
+/// Moves the calling thread, the only one of its process, into a cgroup by what
+/// [`SessionCgroup::entrances`] gave.
+pub fn join_cgroups(entrances: Vec<OwnedFd>) -> io::Result<()> {
+    entrances
+        .into_iter()
+        .try_for_each(|entrance| enter(&File::from(entrance)))
+}
+
+/// A thread that moves itself takes no lock that all processes of the host contend for.
+fn enter(mut entrance: &File) -> io::Result<()> {
+    entrance.write_all(b"0")
 }
 
 fn make_directory(directory: &Path) -> Result<(), MakeCgroupError> {
@@ -374,7 +347,7 @@ fn open(path: &Path, write: bool) -> Result<File, MakeCgroupError> {
         .map_err(io_error("open", path))
 }
 
-fn write(path: &Path, text: &str) -> Result<(), MakeCgroupError> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), MakeCgroupError> {
     std::fs::write(path, text).map_err(io_error("write", path))
 }
 

@@ -1,9 +1,12 @@
-//! How long starts take, by phase, at the beginning and with many alive:
-//! `cargo run -p conman-shim --example launch_times -- N`.
+//! How long starts take, by phase, and what containers cost, while there are more and more:
+//! `cargo run --release -p conman-shim --example launch_times -- [N] [--at-once K] [--without NAME]`.
 //!
-//! Starts N containers of busybox one after the other, prints the median of each phase over the
-//! first and the last hundred and the least of all, kills all, and leaves nothing behind. The shim is this same program
-//! once more.
+//! Starts N hardened containers of busybox's web server, with limits and logs, K orders under way
+//! at a time; for every thousand prints the median of each phase, its 99th percentile and its 10th, to
+//! which a busy machine adds the least, then the
+//! kernel's memory for each container, the shim's and the launcher's. Kills all and leaves nothing
+//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp` or `masks`, to see
+//! what each costs. The shim is this same program once more.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
 use std::error::Error;
@@ -11,9 +14,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use conman_linux::{CgroupLimits, Cgroups, PidFd, resident_bytes};
+use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile, resident_bytes};
 use conman_shim::{
     Client, Hardening, LaunchSpec, Phases, ProgramSpec, Request, RootSpec, ShimOptions, run,
 };
@@ -23,10 +28,54 @@ const BUSYBOX: &str = "/usr/bin/busybox";
 /// Bound on every call and on every death.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts that one median is taken over.
-const WINDOW: usize = 100;
+/// Starts that one row is taken over.
+const WINDOW: usize = 1_000;
 
-type Failure = Box<dyn Error>;
+/// Starts at the beginning and at the end that are compared.
+const EDGE: usize = 500;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+struct Plan {
+    count: usize,
+    at_once: usize,
+    without: Vec<String>,
+}
+
+impl Plan {
+    fn parse(arguments: &[String]) -> Result<Self, Failure> {
+        let mut plan = Self {
+            count: 200,
+            at_once: 1,
+            without: Vec::new(),
+        };
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or(format!("{word} wants a value"));
+            match word.as_str() {
+                "--at-once" => plan.at_once = value()?.parse()?,
+                "--without" => plan.without.push(value()?.clone()),
+                number => plan.count = number.parse()?,
+            }
+        }
+        Ok(plan)
+    }
+
+    fn has(&self, part: &str) -> bool {
+        !self.without.iter().any(|word| word == part)
+    }
+}
+
+/// One start.
+#[derive(Debug)]
+struct Start {
+    number: usize,
+    phases: Phases,
+    call: Duration,
+    process: PidFd,
+}
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,17 +84,20 @@ fn main() -> Result<(), Failure> {
             socket: Path::new(directory).join("shim.sock"),
             roots: vec![PathBuf::from(directory)],
             state_file: Path::new(directory).join("shim.state"),
-            layers_by_path: false,
+            do_without: Vec::new(),
+            cgroups: CgroupPart::All,
             fence_cgroup: cgroup.to_owned(),
             freeze_patience: Duration::from_secs(1),
         })?),
-        [] => measure(200),
-        [count] => measure(count.parse()?),
-        _ => Err("usage: launch_times [N]".into()),
+        _ => measure(&Plan::parse(&arguments)?),
     }
 }
 
-fn measure(count: usize) -> Result<(), Failure> {
+fn measure(plan: &Plan) -> Result<(), Failure> {
+    let (descriptors, _) = raise_nofile()?;
+    if descriptors < plan.count as u64 + 100 {
+        return Err(format!("{descriptors} descriptors are not enough (ulimit -n)").into());
+    }
     let directory = tempfile::tempdir()?;
     make_root(&directory.path().join("store/base"))?;
     for name in ["scratch", "logs"] {
@@ -55,47 +107,42 @@ fn measure(count: usize) -> Result<(), Failure> {
     let mut shim = Command::new(std::env::current_exe()?)
         .args(["shim", &directory.path().to_string_lossy(), &cgroup])
         .spawn()?;
-    let outcome = measure_with(directory.path(), &cgroup, count, &shim);
+    let before = memory_cgroups();
+    let outcome = measure_with(directory.path(), &cgroup, plan, &shim);
     end(&mut shim, &cgroup);
+    drop(directory);
+    println!("memory cgroups before {before}, after {}", memory_cgroups());
     outcome
 }
 
-fn measure_with(directory: &Path, cgroup: &str, count: usize, shim: &Child) -> Result<(), Failure> {
-    let mut client = connect(&directory.join("shim.sock"))?;
-    let before = available_bytes()?;
-    let mut times = Vec::with_capacity(count);
-    let mut held = Vec::with_capacity(count);
+fn measure_with(directory: &Path, cgroup: &str, plan: &Plan, shim: &Child) -> Result<(), Failure> {
+    let socket = directory.join("shim.sock");
+    let mut client = connect(&socket)?;
+    let before = Memory::now()?;
     let begin = Instant::now();
-    for number in 0..count {
-        let asked = Instant::now();
-        let launched = client.launch(spec(directory, cgroup, number))?;
-        times.push((launched.phases, asked.elapsed()));
-        held.push(launched.process.ok_or("a container ended at once")?);
-    }
+    let starts = start_all(&socket, plan, |number| {
+        spec(directory, cgroup, number, plan)
+    })?;
     let seconds = begin.elapsed().as_secs_f64();
+    let used = Memory::now()?.since(&before);
     println!(
-        "{count} started in {seconds:.2} s, {:.0} a second",
-        count as f64 / seconds
+        "{} started in {seconds:.2} s, {:.0} a second",
+        plan.count,
+        plan.count as f64 / seconds
     );
-    let window = WINDOW.min(count);
-    print_row("", &HEADINGS.map(str::to_owned));
-    print_window("first", &times[..window], middle);
-    print_window("last", &times[count - window..], middle);
-    // What a busy machine adds to the others.
-    print_window("least", &times, |values| values.first().copied());
-    let used = before.saturating_sub(available_bytes()?);
-    println!(
-        "memory a container: {} KiB",
-        used / 1_024 / count.max(1) as u64
-    );
-    let shim_bytes = resident_bytes(i32::try_from(shim.id())?)?;
-    println!("memory of the shim: {} KiB", shim_bytes / 1_024);
+    tell_edges(&starts);
+    used.tell(plan.count);
+    for pid in own_processes(shim.id()) {
+        let resident = resident_bytes(pid)? / 1_024;
+        let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        println!("process {pid} of the shim's: {resident} KiB resident, {open} descriptors");
+    }
 
     let begin = Instant::now();
     client.ask(Request::KillAll)?;
-    for process in &held {
-        if !process.wait_dead(PATIENCE)? {
-            return Err(format!("process {} does not die", process.pid()).into());
+    for start in &starts {
+        if !start.process.wait_dead(PATIENCE)? {
+            return Err(format!("process {} does not die", start.process.pid()).into());
         }
     }
     println!(
@@ -105,48 +152,190 @@ fn measure_with(directory: &Path, cgroup: &str, count: usize, shim: &Child) -> R
     Ok(())
 }
 
-const HEADINGS: [&str; 9] = [
-    "cgroup", "files", "clone", "root", "setup", "(mounts)", "(harden)", "total", "call",
+/// All starts in their order; prints a row as soon as it is complete.
+fn start_all(
+    socket: &Path,
+    plan: &Plan,
+    spec: impl Fn(usize) -> LaunchSpec + Sync,
+) -> Result<Vec<Start>, Failure> {
+    print_row("", &HEADINGS.map(str::to_owned));
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(plan.count));
+    let work = || -> Result<(), Failure> {
+        let mut client = connect(socket)?;
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= plan.count {
+                return Ok(());
+            }
+            let asked = Instant::now();
+            let launched = client.launch(spec(number))?;
+            let start = Start {
+                number,
+                phases: launched.phases,
+                call: asked.elapsed(),
+                process: launched.process.ok_or("a container ended at once")?,
+            };
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.push(start);
+            if done.len() % WINDOW == 0 || done.len() == plan.count {
+                let from = (done.len() - 1) / WINDOW * WINDOW;
+                tell_window(done.len(), &done[from..]);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..plan.at_once).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| {
+            let ended = worker.join();
+            ended.unwrap_or_else(|_| Err("a worker panicked".into()))
+        })
+    })?;
+    let mut starts = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    starts.sort_by_key(|start: &Start| start.number);
+    Ok(starts)
+}
+
+const HEADINGS: [&str; 11] = [
+    "cgroup",
+    "files",
+    "clone",
+    "root",
+    "(network)",
+    "setup",
+    "(quota)",
+    "(mounts)",
+    "(harden)",
+    "total",
+    "call",
 ];
 
-fn middle(sorted: &[u64]) -> Option<u64> {
-    sorted.get(sorted.len() / 2).copied()
+/// The value below which `share` hundredths of them lie.
+fn percentile(starts: &[Start], share: usize, pick: impl Fn(&Start) -> u64) -> u64 {
+    let mut values: Vec<u64> = starts.iter().map(pick).collect();
+    values.sort_unstable();
+    let at = (values.len() * share / 100).min(values.len().saturating_sub(1));
+    values.get(at).copied().unwrap_or(0)
 }
 
-fn print_window(name: &str, times: &[(Phases, Duration)], choose: impl Fn(&[u64]) -> Option<u64>) {
-    let column = |pick: &dyn Fn(&(Phases, Duration)) -> u64| {
-        let mut values: Vec<u64> = times.iter().map(pick).collect();
-        values.sort_unstable();
-        choose(&values).unwrap_or(0).to_string()
-    };
-    let row = [
-        column(&|(phases, _)| phases.cgroup_us),
-        column(&|(phases, _)| phases.files_us),
-        column(&|(phases, _)| phases.clone_us),
-        column(&|(phases, _)| phases.root_us),
-        column(&|(phases, _)| phases.setup_us),
-        column(&|(phases, _)| phases.mounts_us),
-        column(&|(phases, _)| phases.harden_us),
-        column(&|(phases, _)| phases.total_us),
-        column(&|(_, call)| u64::try_from(call.as_micros()).unwrap_or(u64::MAX)),
+fn call_us(start: &Start) -> u64 {
+    u64::try_from(start.call.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Microseconds.
+fn tell_window(alive: usize, starts: &[Start]) {
+    let picks: [fn(&Start) -> u64; 11] = [
+        |start| start.phases.cgroup_us,
+        |start| start.phases.files_us,
+        |start| start.phases.clone_us,
+        |start| start.phases.root_us,
+        |start| start.phases.network_us,
+        |start| start.phases.setup_us,
+        |start| start.phases.quota_us,
+        |start| start.phases.mounts_us,
+        |start| start.phases.harden_us,
+        |start| start.phases.total_us,
+        call_us,
     ];
-    print_row(name, &row);
+    for (name, share) in [("p10", 10), ("p50", 50), ("p99", 99)] {
+        let row = picks.map(|pick| percentile(starts, share, pick).to_string());
+        print_row(&format!("{alive} {name}"), &row);
+    }
 }
 
-/// Medians in microseconds.
+fn tell_edges(starts: &[Start]) {
+    let edge = EDGE.min(starts.len());
+    let first = percentile(&starts[..edge], 50, call_us);
+    let last = percentile(&starts[starts.len() - edge..], 50, call_us);
+    println!(
+        "p50 of the first {edge}: {first} us, of the last: {last} us, {:.2} times",
+        last as f64 / first.max(1) as f64
+    );
+}
+
 fn print_row(name: &str, columns: &[String]) {
     let columns: String = columns.iter().map(|text| format!("{text:>10}")).collect();
-    println!("{name:>6}{columns}");
+    println!("{name:>10}{columns}");
 }
 
-fn spec(directory: &Path, cgroup: &str, number: usize) -> LaunchSpec {
+/// What the whole machine uses, in KiB; other programs' changes are in it.
+#[derive(Debug)]
+struct Memory {
+    values: Vec<(&'static str, i64)>,
+}
+
+impl Memory {
+    /// Lines of /proc/meminfo. What is available comes first, and falls.
+    const LINES: [&str; 6] = [
+        "MemAvailable",
+        "SUnreclaim",
+        "SReclaimable",
+        "Percpu",
+        "KernelStack",
+        "AnonPages",
+    ];
+
+    fn now() -> Result<Self, Failure> {
+        let text = fs::read_to_string("/proc/meminfo")?;
+        let value = |name: &'static str| -> Result<(&'static str, i64), Failure> {
+            let line = text.lines().find_map(|line| {
+                let rest = line.strip_prefix(name)?.strip_prefix(':')?;
+                rest.split_ascii_whitespace().next()
+            });
+            Ok((name, line.ok_or(format!("no {name}"))?.parse()?))
+        };
+        let values: Result<_, Failure> = Self::LINES.iter().map(|name| value(name)).collect();
+        Ok(Self { values: values? })
+    }
+
+    fn since(mut self, before: &Self) -> Self {
+        for ((name, value), (_, old)) in self.values.iter_mut().zip(&before.values) {
+            let falls = *name == "MemAvailable";
+            *value = if falls { old - *value } else { *value - old };
+        }
+        self
+    }
+
+    fn tell(&self, containers: usize) {
+        let each = |value: i64| value as f64 / containers.max(1) as f64;
+        let parts: Vec<String> = self
+            .values
+            .iter()
+            .map(|(name, value)| format!("{name} {:.0}", each(*value)))
+            .collect();
+        println!("KiB a container: {}", parts.join(", "));
+    }
+}
+
+/// The shim and its launchers: its children that run the same program.
+fn own_processes(shim: u32) -> Vec<i32> {
+    let comm = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    let own = comm(&shim.to_string());
+    let children = fs::read_to_string(format!("/proc/{shim}/task/{shim}/children"));
+    let children = children.unwrap_or_default();
+    let same = children
+        .split_ascii_whitespace()
+        .filter(|pid| comm(pid) == own);
+    let pids = same.filter_map(|pid| pid.parse().ok());
+    i32::try_from(shim).into_iter().chain(pids).collect()
+}
+
+/// Those of v1 hierarchies with the dying ones; 0 where there is no v1 memory controller.
+fn memory_cgroups() -> u64 {
+    let text = fs::read_to_string("/proc/cgroups").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("memory\t"));
+    let number = line.and_then(|line| line.split('\t').nth(2)?.parse().ok());
+    number.unwrap_or(0)
+}
+
+fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpec {
     let name = format!("c{number}.1");
     LaunchSpec {
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {
-            memory_bytes: Some(64 << 20),
-            pids: Some(64),
-            cpu_millis: None,
+            memory_bytes: plan.has("memory").then_some(64 << 20),
+            pids: plan.has("pids").then_some(64),
+            cpu_millis: plan.has("cpu").then_some(500),
         },
         root: RootSpec {
             store: directory.join("store"),
@@ -169,7 +358,11 @@ fn spec(directory: &Path, cgroup: &str, number: usize) -> LaunchSpec {
         log: directory.join("logs").join(&name),
         files: Vec::new(),
         binds: Vec::new(),
-        hardening: Hardening::default(),
+        hardening: Hardening {
+            seccomp: plan.has("seccomp"),
+            masked_proc: plan.has("masks"),
+            ..Hardening::default()
+        },
         name,
     }
 }
@@ -193,14 +386,6 @@ fn connect(socket: &Path) -> Result<Client, Failure> {
             Err(_) => pause(),
         }
     }
-}
-
-/// What the whole machine has left; other programs' changes are in it.
-fn available_bytes() -> Result<u64, Failure> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
-    let kibibytes = line.and_then(|line| line.split_ascii_whitespace().nth(1));
-    Ok(kibibytes.ok_or("no MemAvailable")?.parse::<u64>()? * 1_024)
 }
 
 /// Whatever happened before, nothing stays.

@@ -18,7 +18,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use conman_linux::{Capabilities, Ended, Freezer, SoleThread, boot_id, inherited_fd};
+use conman_linux::{
+    Capabilities, CgroupLayout, Ended, Freezer, Interface, SoleThread, boot_id, inherited_fd,
+};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -146,7 +148,12 @@ impl Control {
             TimerfdClockId::Boottime,
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
-        let freezer = Freezer::detect()?;
+        let freezer = Freezer::of(&CgroupLayout::detect()?.part(options.cgroups))?;
+        let freezer = if options.do_without.contains(&Interface::CgroupKill) {
+            freezer.killing_one_by_one()
+        } else {
+            freezer
+        };
         freezer.ensure(&options.fence_cgroup)?;
         let ledger = Ledger::at(&options.state_file);
         Ok(Self {

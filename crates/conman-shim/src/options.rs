@@ -1,6 +1,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use conman_linux::{CgroupPart, Interface};
+
 /// What the shim is told at its start.
 #[derive(Debug, Clone)]
 pub struct ShimOptions {
@@ -13,9 +15,10 @@ pub struct ShimOptions {
     /// Where what a later shim must know is kept: containers, their ids, the fence's deadline. In
     /// memory (below /run), since a write to a disk may wait.
     pub state_file: PathBuf,
-    /// Gives layers to overlays by path even where the kernel takes descriptors, as it does from
-    /// about 6.13 on; to try the one where there is the other.
-    pub layers_by_path: bool,
+    /// Newer kernel interfaces to do without although the kernel has them.
+    pub do_without: Vec<Interface>,
+    /// The cgroup hierarchies to use.
+    pub cgroups: CgroupPart,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
 }

@@ -232,13 +232,17 @@ pub struct Phases {
     pub cgroup_us: u64,
     /// Directories and log made.
     pub files_us: u64,
-    /// Process and namespaces made.
+    /// Process and namespaces made, but for the network's.
     pub clone_us: u64,
     /// Ids mapped, layers mapped, overlay made.
     pub root_us: u64,
     /// Inside: from the order to go on to the program's exec.
     pub setup_us: u64,
-    /// Of it: mounts.
+    /// Beside `cgroup_us`, `files_us` and `root_us`: the child's network namespace and procfs.
+    pub network_us: u64,
+    /// Beside `setup_us`: the limit of processor time set.
+    pub quota_us: u64,
+    /// Of `setup_us`: cgroups joined, mounts.
     pub mounts_us: u64,
     /// Of it: privileges, system call filter.
     pub harden_us: u64,

@@ -10,8 +10,11 @@ use rustix::net::{
 
 use crate::protocol::MAX_MESSAGE_BYTES;
 
-/// Descriptors in one message: binds, a root and a log. The kernel takes 253.
-pub(crate) const MAX_FDS: usize = crate::spec::MAX_BINDS + 2;
+/// Cgroup hierarchies that a process joins: memory, pids, cpu, freezer or the unified one.
+const MAX_HIERARCHIES: usize = 4;
+
+/// Descriptors in one message: binds, a root, a log and cgroups. The kernel takes 253.
+pub(crate) const MAX_FDS: usize = crate::spec::MAX_BINDS + 2 + MAX_HIERARCHIES;
 
 /// What came in one message.
 #[derive(Debug)]

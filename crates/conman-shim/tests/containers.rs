@@ -493,7 +493,7 @@ fn a_kernel_whose_overlays_take_only_paths_serves_as_well() {
     if !available() {
         return;
     }
-    let shim = Shim::start_with(&["--layers-by-path"]);
+    let shim = Shim::start_with(&["--without", "overlay_fd_layers"]);
     let mut client = shim.client();
     for name in ["one.1", "two.1"] {
         let script = "cat /www/index.html; echo x > /tmp/x; stat -c %u /www /tmp/x";

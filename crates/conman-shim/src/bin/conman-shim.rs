@@ -1,35 +1,56 @@
-//! The shim as a program of its own, for tests: `conman-shim SOCKET FENCE-CGROUP [--layers-by-path] ROOT…`.
+//! The shim as a program of its own, for tests:
+//! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use conman_linux::{CgroupPart, Interface};
 use conman_shim::ShimOptions;
 
 /// The design's K.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 
 #[expect(clippy::print_stderr, reason = "a program tells its user there")]
+fn usage() -> ExitCode {
+    eprintln!(
+        "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] ROOT..."
+    );
+    ExitCode::from(2)
+}
+
+#[expect(clippy::print_stderr, reason = "a program tells its user there")]
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(socket), Some(cgroup)) = (arguments.next(), arguments.next()) else {
-        eprintln!("usage: conman-shim SOCKET FENCE-CGROUP [--layers-by-path] ROOT...");
-        return ExitCode::from(2);
+        return usage();
     };
     let socket = PathBuf::from(socket);
-    let mut arguments = arguments.peekable();
-    let layers_by_path = arguments
-        .next_if(|word| word == "--layers-by-path")
-        .is_some();
-    let options = ShimOptions {
+    let mut options = ShimOptions {
         state_file: socket.with_extension("state"),
         socket,
-        roots: arguments.map(PathBuf::from).collect(),
-        layers_by_path,
+        roots: Vec::new(),
+        do_without: Vec::new(),
+        cgroups: CgroupPart::All,
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,
     };
+    while let Some(word) = arguments.next() {
+        let mut value = || arguments.next()?.into_string().ok();
+        match word.to_str() {
+            Some("--without") => match value().and_then(|name| Interface::from_name(&name)) {
+                Some(interface) => options.do_without.push(interface),
+                None => return usage(),
+            },
+            Some("--cgroups") => match value().as_deref() {
+                Some("v1") => options.cgroups = CgroupPart::V1,
+                Some("unified") => options.cgroups = CgroupPart::Unified,
+                _ => return usage(),
+            },
+            _ => options.roots.push(PathBuf::from(word)),
+        }
+    }
     match conman_shim::run(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

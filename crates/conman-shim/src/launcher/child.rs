@@ -11,8 +11,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use conman_linux::{
-    Capabilities, Mount, MountAttributes, Namespaces, NewFilesystem, SessionCgroup, become_user,
-    bound_capabilities, bring_loopback_up, close_on_exec_from, limit_capabilities,
+    Capabilities, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
+    bound_capabilities, bring_loopback_up, close_on_exec_from, join_cgroups, limit_capabilities,
     no_new_privileges, unshare_namespaces,
 };
 use rustix::fs::{CWD, Mode, OFlags};
@@ -56,14 +56,19 @@ const FIRST_OTHER_FD: u32 = 3;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ChildReport {
     /// The next thing is exec.
-    Executing { mounts_us: u64, harden_us: u64 },
+    Executing {
+        network_us: u64,
+        mounts_us: u64,
+        harden_us: u64,
+    },
     /// The command's process, seen from outside; it waits for [`GO`].
     Entered { pid: i32 },
     /// It ends.
     Failed { error: LaunchError },
 }
 
-/// The order to go on; it carries the overlay and the log.
+/// The order to go on; it carries the overlay, the log, a mount for each bind and the entrances of
+/// the cgroups, in this order.
 pub(super) const GO: &[u8] = b"go";
 
 /// Which of the paths in /proc this kernel has.
@@ -96,11 +101,40 @@ impl ProcPaths {
 #[derive(Debug)]
 pub(super) struct Child<'a> {
     pub(super) spec: &'a LaunchSpec,
-    pub(super) cgroup: &'a SessionCgroup,
     pub(super) capabilities: Capabilities,
     pub(super) filter: &'a Filter,
     pub(super) proc_paths: &'a ProcPaths,
     pub(super) socket: &'a OwnedFd,
+}
+
+/// What the child takes along from the launchpad.
+#[derive(Debug)]
+struct Taken {
+    proc: Mount,
+    dev: Mount,
+    null: OwnedFd,
+    empty: OwnedFd,
+}
+
+impl Taken {
+    fn take() -> Result<Self, LaunchError> {
+        let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
+        Ok(Self {
+            proc: proc.map_err(step("make procfs"))?,
+            dev: Mount::copy_of(CWD, Path::new("/dev")).map_err(step("take the shared /dev"))?,
+            null: hold("/dev/null").map_err(step("hold /dev/null"))?,
+            empty: hold(EMPTY).map_err(step("hold an empty directory"))?,
+        })
+    }
+}
+
+/// What the launcher sends.
+#[derive(Debug)]
+struct Handed {
+    overlay: Mount,
+    log: OwnedFd,
+    binds: Vec<Mount>,
+    entrances: Vec<OwnedFd>,
 }
 
 pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
@@ -121,15 +155,25 @@ impl Child<'_> {
     }
 
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
-        self.cgroup.join_v1().map_err(step("join the cgroups"))?;
-        unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
+        let begin = Instant::now();
+        unshare_namespaces(Namespaces::NEWNET).map_err(step("make a network namespace"))?;
         bring_loopback_up().map_err(step("bring the loopback interface up"))?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
-        let (overlay, log, binds) = self.wait_for_root()?;
+        let taken = Taken::take()?;
+        let network_us = micros(begin, Instant::now());
+        let Handed {
+            overlay,
+            log,
+            binds,
+            entrances,
+        } = self.wait_for_root()?;
         let begin = Instant::now();
+        join_cgroups(entrances).map_err(step("join the cgroups"))?;
+        unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        self.mount_all(&overlay)?;
+        self.mount_all(&overlay, &taken)?;
+        drop(taken);
         self.mount_binds(&binds)?;
         self.write_files()?;
         make_directories(&self.spec.program.workdir)
@@ -152,6 +196,7 @@ impl Child<'_> {
         }
         .apply()?;
         let report = ChildReport::Executing {
+            network_us,
             mounts_us: micros(begin, mounted),
             harden_us: micros(mounted, Instant::now()),
         };
@@ -160,42 +205,48 @@ impl Child<'_> {
         Err(execute(&self.spec.program))
     }
 
-    fn wait_for_root(&self) -> Result<(Mount, OwnedFd, Vec<Mount>), LaunchError> {
+    fn wait_for_root(&self) -> Result<Handed, LaunchError> {
         let mut buffer = [0_u8; 16];
         let received =
             seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
         let received = received.ok_or(LaunchError::LauncherDied)?;
         let mut fds = received.fds.into_iter();
         match (received.bytes, fds.next(), fds.next()) {
-            (GO, Some(overlay), Some(log)) => {
-                let binds = fds.map(Mount::from_fd).collect();
-                Ok((Mount::from_fd(overlay), log, binds))
-            }
+            (GO, Some(overlay), Some(log)) => Ok(Handed {
+                overlay: Mount::from_fd(overlay),
+                log,
+                binds: fds
+                    .by_ref()
+                    .take(self.spec.binds.len())
+                    .map(Mount::from_fd)
+                    .collect(),
+                entrances: fds.collect(),
+            }),
             _ => Err(LaunchError::LauncherDied),
         }
     }
 
-    fn mount_all(&self, overlay: &Mount) -> Result<(), LaunchError> {
-        let proc = NewFilesystem::open("proc")
-            .and_then(|proc| proc.mount(no_programs()))
-            .map_err(step("mount procfs"))?;
-        let dev = Mount::copy_of(CWD, Path::new("/dev")).map_err(step("take the shared /dev"))?;
-        let null = hold("/dev/null").map_err(step("hold /dev/null"))?;
-        let empty = hold(EMPTY).map_err(step("hold an empty directory"))?;
+    fn mount_all(&self, overlay: &Mount, taken: &Taken) -> Result<(), LaunchError> {
+        let Taken {
+            proc,
+            dev,
+            null,
+            empty,
+        } = taken;
         overlay.attach(CWD, c"/").map_err(step("mount the root"))?;
         fchdir(overlay.as_fd())
             .and_then(|()| chroot("."))
             .map_err(|errno| step("enter the root")(errno.into()))?;
         let shm = shared_memory().map_err(step("make /dev/shm"))?;
-        attach_at(&dev, "/dev").map_err(step("mount /dev"))?;
+        attach_at(dev, "/dev").map_err(step("mount /dev"))?;
         attach_at(&shm, "/dev/shm").map_err(step("mount /dev/shm"))?;
-        attach_at(&proc, "/proc").map_err(step("mount /proc"))?;
+        attach_at(proc, "/proc").map_err(step("mount /proc"))?;
         if self.spec.program.uid != 0 {
             // Root has the capability; others would have to know which ports are whose.
             std::fs::write(UNPRIVILEGED_PORTS, "0").map_err(step("open all ports to its user"))?;
         }
         if self.spec.hardening.masked_proc {
-            self.mask(&proc, &null, &empty)
+            self.mask(proc, null, empty)
                 .map_err(step("mask paths in /proc"))?;
         }
         Ok(())

@@ -155,7 +155,7 @@ impl Inside<'_> {
 
     fn enter(&self) -> Result<PidFd, LaunchError> {
         self.wait_for_word()?;
-        self.cgroup.join_v1().map_err(step("join the cgroups"))?;
+        self.cgroup.join().map_err(step("join the cgroups"))?;
         // By the pidfd, so that it is this container or none.
         move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
             .map_err(|errno| step("enter the container")(errno.into()))?;
@@ -188,6 +188,7 @@ impl Inside<'_> {
             .map_err(step("connect the standard streams"))?;
         self.privileges.apply()?;
         self.say(&ChildReport::Executing {
+            network_us: 0,
             mounts_us: 0,
             harden_us: 0,
         });

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, MountAttributes,
-    Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
+    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount,
+    MountAttributes, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -38,11 +38,11 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 const SWEEP_TRIES: u32 = 50;
 const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
-/// Namespaces of a container. The cgroup namespace it makes itself, once it is in its cgroup.
+/// Namespaces that a container is born in. The network namespace, which takes longest, it makes
+/// itself while the launcher goes on, and the cgroup namespace once it is in its cgroups.
 const NAMESPACES: Namespaces = Namespaces::NEWUSER
     .union(Namespaces::NEWPID)
     .union(Namespaces::NEWNS)
-    .union(Namespaces::NEWNET)
     .union(Namespaces::NEWUTS)
     .union(Namespaces::NEWIPC);
 
@@ -51,6 +51,7 @@ const NAMESPACES: Namespaces = Namespaces::NEWUSER
 pub(super) struct Launcher {
     pub(super) sole: SoleThread,
     features: Features,
+    layout: CgroupLayout,
     pub(super) cgroups: CgroupMaker,
     places: Places,
     pub(super) filter: Filter,
@@ -89,14 +90,22 @@ impl Made {
 impl Launcher {
     pub(super) fn new(sole: SoleThread, options: &ShimOptions) -> Result<Self, LaunchError> {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
-        let mut features = Features::probe().map_err(step("probe the kernel"))?;
-        features.overlay_fd_layers &= !options.layers_by_path;
+        let features = Features::probe().map_err(step("probe the kernel"))?;
+        let features = features.without(&options.do_without);
         let proc_paths = ProcPaths::probe();
         let filter = Filter::compile();
         let places = Places::make(&sole, &options.roots)?;
+        // Only now: paths of cgroups are those of the workshop.
+        let layout = CgroupLayout::detect().map_err(step("find the cgroups"))?;
+        let layout = layout.part(options.cgroups);
+        let cgroups = CgroupMaker::of(&layout);
         Ok(Self {
-            // Only now: paths of cgroups are those of the workshop.
-            cgroups: CgroupMaker::detect().map_err(step("find the cgroups"))?,
+            cgroups: if features.birth_in_cgroup {
+                cgroups
+            } else {
+                cgroups.without_birth()
+            },
+            layout,
             sole,
             features,
             places,
@@ -138,17 +147,22 @@ impl Launcher {
     ) -> Result<(), LaunchError> {
         let spec = &order.spec;
         let mut clock = Clock::start();
-        let cgroup = self.cgroups.make(&spec.cgroup, &spec.limits);
+        let cgroup = self.cgroups.begin(&spec.cgroup);
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
         phases.cgroup_us = clock.lap();
-        let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        let log =
-            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?;
-        phases.files_us = clock.lap();
         let (process, socket) = self.clone_child(spec, cgroup)?;
         let process = made.process.insert(process);
         cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
         phases.clone_us = clock.lap();
+        // From here on the child makes its network namespace on another processor.
+        self.cgroups
+            .limit(cgroup, &spec.limits)
+            .map_err(cgroup_failed)?;
+        phases.cgroup_us += clock.lap();
+        let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
+        let log =
+            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?;
+        phases.files_us = clock.lap();
         let user_namespace = map_ids(process, order.ids)?;
         let overlay = rootfs::overlay(
             &self.features,
@@ -159,9 +173,11 @@ impl Launcher {
         )?;
         phases.root_us = clock.lap();
         let binds = self.own_binds(&order.spec, binds, user_namespace.as_fd())?;
-        hand_over(&socket, &overlay, &log, &binds)?;
+        hand_over(&socket, cgroup, &overlay, &log, &binds)?;
         // The child's copies alone keep them from now on.
         drop((overlay, log, binds, user_namespace));
+        cgroup.limit_cpu().map_err(cgroup_failed)?;
+        phases.quota_us = clock.split();
         let done = wait_for_exec(&socket, phases)?;
         phases.setup_us = clock.lap();
         phases.total_us = clock.total();
@@ -169,6 +185,29 @@ impl Launcher {
             return Ok(());
         }
         Err(LaunchError::EndedEarly)
+    }
+
+    /// Removes what an interrupted start may have left: the directory, and the cgroup once the
+    /// processes in it are gone. Goes on after failures, which are logged.
+    pub(super) fn sweep(&self, cgroup: &str, scratch: &Path) {
+        match std::fs::remove_dir_all(scratch) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
+            }
+            _ => {}
+        }
+        let cgroups = Cgroups::of(&self.layout);
+        let mut left = Vec::new();
+        for _ in 0..SWEEP_TRIES {
+            left = cgroups.remove_tree(cgroup);
+            if left.is_empty() {
+                break;
+            }
+            let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
+        }
+        for error in left {
+            tracing::warn!(%error, "an interrupted start leaves a cgroup");
+        }
     }
 
     /// Gives the files of binds their owners: what is user `n`'s on the host is user `n`'s inside.
@@ -221,7 +260,6 @@ impl Launcher {
             drop(ours.take());
             let child = Child {
                 spec,
-                cgroup,
                 capabilities,
                 filter: &self.filter,
                 proc_paths: &self.proc_paths,
@@ -237,30 +275,6 @@ impl Launcher {
             Some(ours) => Ok((process, ours)),
             None => Err(LaunchError::EndedEarly),
         }
-    }
-}
-
-/// Removes the cgroup, once the processes in it are gone, and the directory. Goes on after
-/// failures, which are logged.
-pub(super) fn sweep(cgroup: &str, scratch: &Path) {
-    if let Ok(cgroups) = Cgroups::detect() {
-        let mut left = Vec::new();
-        for _ in 0..SWEEP_TRIES {
-            left = cgroups.remove_tree(cgroup);
-            if left.is_empty() {
-                break;
-            }
-            let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
-        }
-        for error in left {
-            tracing::warn!(%error, "an interrupted start leaves a cgroup");
-        }
-    }
-    match std::fs::remove_dir_all(scratch) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
-        }
-        _ => {}
     }
 }
 
@@ -313,6 +327,7 @@ fn map_ids(process: &PidFd, ids: u32) -> Result<File, LaunchError> {
 
 fn hand_over(
     socket: &OwnedFd,
+    cgroup: &SessionCgroup,
     overlay: &Mount,
     log: &OwnedFd,
     binds: &[Mount],
@@ -320,6 +335,7 @@ fn hand_over(
     let fds: Vec<_> = [overlay.as_fd(), log.as_fd()]
         .into_iter()
         .chain(binds.iter().map(AsFd::as_fd))
+        .chain(cgroup.entrances())
         .collect();
     seqpacket::send(socket, GO, &fds).map_err(|error| {
         match error.raw_os_error() {
@@ -365,9 +381,11 @@ pub(super) fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<boo
             // Only of a helper, and heard before.
             Ok(ChildReport::Entered { .. }) => {}
             Ok(ChildReport::Executing {
+                network_us,
                 mounts_us,
                 harden_us,
             }) => {
+                phases.network_us = network_us;
                 phases.mounts_us = mounts_us;
                 phases.harden_us = harden_us;
                 executing = true;
@@ -396,6 +414,11 @@ impl Clock {
             begin: now,
             last: now,
         }
+    }
+
+    /// Since the end of the last phase, which goes on.
+    fn split(&self) -> u64 {
+        u64::try_from(self.last.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     fn lap(&mut self) -> u64 {

@@ -13,11 +13,16 @@
 //! A container is made in this order; `L` is the launcher, `C` the container's first process:
 //!
 //! ```text
-//! L: cgroups, scratch directories, log file
-//! L: clone (user, pid, mount, net, uts, ipc) ── C: join v1 cgroups, new cgroup namespace,
-//! L: tell the shim the PID                         loopback up, host name
-//! L: map C's ids, map the layers' owners by C's user namespace, make the overlay
-//! L: send it ─────────────────────────────────▶ C: become root of its namespace, mount, chroot,
+//! L: cgroup to be born in
+//! L: clone (user, pid, mount, uts, ipc) ──────▶ C: network namespace, loopback up, host name,
+//! L: tell the shim the PID                         procfs, not mounted yet
+//! L: other cgroups with limits, scratch
+//!    directories, log file; map C's ids and,
+//!    by its user namespace, the layers' owners;
+//!    make the overlay
+//! L: send all that ───────────────────────────▶ C: join v1 cgroups, new cgroup namespace, become
+//! L: limit of processor time                       root of its namespace, mount, chroot, files,
+//!                                                  limits, privileges, filters, exec
 //! L: wait for the socket's end                     files, limits, privileges, filters, exec
 //! ```
 //! C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
@@ -162,7 +167,7 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
                 cgroup,
                 scratch,
             } => {
-                launch::sweep(&cgroup, &scratch);
+                launcher.sweep(&cgroup, &scratch);
                 report(socket, &Report::Swept { ticket })?;
                 continue;
             }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
 
 use super::places::LAYERS;
 use crate::protocol::LaunchError;
@@ -17,8 +17,8 @@ use crate::spec::RootSpec;
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
-/// Directories that the child mounts on, parents first.
-const MOUNT_POINTS: [&str; 3] = ["proc", "dev", SHARED_MEMORY];
+/// Directories that the child mounts on, and their modes, parents first.
+const MOUNT_POINTS: [(&str, u32); 3] = [("proc", 0o755), ("dev", 0o755), (SHARED_MEMORY, 0o1777)];
 const SHARED_MEMORY: &str = "dev/shm";
 
 /// The directories that a container writes into, empty.
@@ -125,22 +125,37 @@ fn own_top(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
     chown(upper, Some(ids), Some(ids))
 }
 
-/// Makes what the child mounts on where no layer has it. Here, since it costs the overlay ten times
-/// as much.
+/// Makes what the child mounts on, and gives it its mode, where no layer has it so. Here, since it
+/// costs the overlay ten times as much.
 fn make_mount_points(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
-    for name in MOUNT_POINTS {
+    for (name, mode) in MOUNT_POINTS {
         let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-        let is_there = |layer: &OwnedFd| rustix::fs::statat(layer, name, flags).is_ok();
-        if layers.iter().any(is_there) {
-            continue;
+        let found = layers
+            .iter()
+            .find_map(|layer| rustix::fs::statat(layer, name, flags).ok());
+        match found.map(|data| data.st_mode) {
+            // What stands in the way is not ours to remove; mounting refuses it.
+            Some(found) if !FileType::from_raw_mode(found).is_dir() => continue,
+            Some(found) if name != SHARED_MEMORY || found & 0o7777 == mode => continue,
+            _ => {}
         }
-        let path = upper.join(name);
-        create_dir(&path)?;
-        let mode = if name == SHARED_MEMORY { 0o1777 } else { 0o755 };
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
-        chown(&path, Some(ids), Some(ids))?;
+        for parent in Path::new(name).ancestors().skip(1) {
+            if !parent.as_os_str().is_empty() {
+                own_directory(&upper.join(parent), 0o755, ids)?;
+            }
+        }
+        own_directory(&upper.join(name), mode, ids)?;
     }
     Ok(())
+}
+
+fn own_directory(path: &Path, mode: u32, ids: u32) -> io::Result<()> {
+    match create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        other => other?,
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    chown(path, Some(ids), Some(ids))
 }
 
 /// Through a mount of its own the container's directory has no path, so that the container, which

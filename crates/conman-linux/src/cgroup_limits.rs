@@ -1,0 +1,128 @@
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup_mounts::Hierarchy;
+use crate::session_cgroup::{MakeCgroupError, write};
+
+/// Period of the cpu limit, in microseconds; the kernel's own default.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// Smallest time in a period that the kernel accepts, in microseconds.
+const CPU_QUOTA_MIN_US: u64 = 1_000;
+
+/// What a container may use; `None` is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CgroupLimits {
+    /// Memory with the page cache of its files and what the kernel holds for it.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads at a time.
+    #[serde(default)]
+    pub pids: Option<u64>,
+    /// Thousandths of a processor.
+    #[serde(default)]
+    pub cpu_millis: Option<u64>,
+}
+
+impl CgroupLimits {
+    /// Whether a limit is set that this v1 hierarchy enforces.
+    pub(crate) fn need(&self, hierarchy: &Hierarchy) -> bool {
+        let limited = [
+            ("memory", self.memory_bytes.is_some()),
+            ("pids", self.pids.is_some()),
+            ("cpu", self.cpu_millis.is_some()),
+        ];
+        limited
+            .iter()
+            .any(|(controller, limited)| *limited && hierarchy.controls(controller))
+    }
+}
+
+/// Which limits have been set in some hierarchy.
+#[derive(Debug, Default)]
+pub(crate) struct Limited {
+    memory: bool,
+    pids: bool,
+    cpu: bool,
+    /// The limit of processor time, to be written later: where, and what.
+    pub(crate) quota: Option<(PathBuf, String)>,
+}
+
+impl Limited {
+    pub(crate) fn set(
+        &mut self,
+        hierarchy: &Hierarchy,
+        directory: &Path,
+        limits: &CgroupLimits,
+    ) -> Result<(), MakeCgroupError> {
+        let has = |controller: &str, file: &str| {
+            if hierarchy.unified {
+                directory.join(file).exists()
+            } else {
+                hierarchy.controls(controller)
+            }
+        };
+        if let Some(bytes) = limits.memory_bytes
+            && has("memory", "memory.max")
+        {
+            self.memory = true;
+            set_memory(hierarchy.unified, directory, bytes)?;
+        }
+        if let Some(pids) = limits.pids
+            && has("pids", "pids.max")
+        {
+            self.pids = true;
+            write(&directory.join("pids.max"), &pids.to_string())?;
+        }
+        if let Some(millis) = limits.cpu_millis
+            && has("cpu", "cpu.max")
+        {
+            self.cpu = true;
+            let quota = (millis.saturating_mul(CPU_PERIOD_US) / 1_000).max(CPU_QUOTA_MIN_US);
+            self.quota = Some(if hierarchy.unified {
+                let text = format!("{quota} {CPU_PERIOD_US}");
+                (directory.join("cpu.max"), text)
+            } else {
+                // The period is the kernel's default already.
+                (directory.join("cpu.cfs_quota_us"), quota.to_string())
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check(&self, limits: &CgroupLimits) -> Result<(), MakeCgroupError> {
+        let missing = [
+            (limits.memory_bytes.is_some() && !self.memory, "memory"),
+            (limits.pids.is_some() && !self.pids, "pids"),
+            (limits.cpu_millis.is_some() && !self.cpu, "cpu"),
+        ];
+        match missing.iter().find(|(missing, _)| *missing) {
+            Some((_, controller)) => Err(MakeCgroupError::NoController { controller }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn set_memory(unified: bool, directory: &Path, bytes: u64) -> Result<(), MakeCgroupError> {
+    let bytes = bytes.to_string();
+    let (limit, swap, no_swap) = if unified {
+        ("memory.max", "memory.swap.max", "0")
+    } else {
+        (
+            "memory.limit_in_bytes",
+            "memory.memsw.limit_in_bytes",
+            bytes.as_str(),
+        )
+    };
+    write(&directory.join(limit), &bytes)?;
+    let swap = directory.join(swap);
+    if swap.exists() {
+        write(&swap, no_swap)?;
+    }
+    if unified {
+        // A program half of whose processes are gone serves nobody.
+        write(&directory.join("memory.oom.group"), "1")?;
+    }
+    Ok(())
+}
