@@ -132,7 +132,7 @@ fn measure_with(directory: &Path, cgroup: &str, plan: &Plan, shim: &Child) -> Re
     );
     tell_edges(&starts);
     used.tell(plan.count);
-    for pid in own_processes(shim.id()) {
+    for pid in own_processes(i32::try_from(shim.id())?) {
         let resident = resident_bytes(pid)? / 1_024;
         let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
         println!("process {pid} of the shim's: {resident} KiB resident, {open} descriptors");
@@ -160,6 +160,8 @@ fn start_all(
 ) -> Result<Vec<Start>, Failure> {
     print_row("", &HEADINGS.map(str::to_owned));
     let next = AtomicUsize::new(0);
+    let shim = connect(socket)?.shim_pid();
+    let busy = Mutex::new(own_time_us(shim));
     let done = Mutex::new(Vec::with_capacity(plan.count));
     let work = || -> Result<(), Failure> {
         let mut client = connect(socket)?;
@@ -181,6 +183,10 @@ fn start_all(
             if done.len() % WINDOW == 0 || done.len() == plan.count {
                 let from = (done.len() - 1) / WINDOW * WINDOW;
                 tell_window(done.len(), &done[from..]);
+                let mut busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
+                let now = own_time_us(shim);
+                tell_time(&done[from..], now.saturating_sub(*busy));
+                *busy = now;
             }
         }
     };
@@ -241,6 +247,32 @@ fn tell_window(alive: usize, starts: &[Start]) {
         let row = picks.map(|pick| percentile(starts, share, pick).to_string());
         print_row(&format!("{alive} {name}"), &row);
     }
+}
+
+/// Processor time, which a busy machine does not add to.
+fn tell_time(starts: &[Start], own_us: u64) {
+    let inside: u64 = starts.iter().map(|one| time_us(one.process.pid())).sum();
+    let count = starts.len().max(1) as u64;
+    println!(
+        "processor time a start: {} us of shim and launcher, {} us of the container until now",
+        own_us / count,
+        inside / count
+    );
+}
+
+/// What the shim and its launcher have used of the processors.
+fn own_time_us(shim: i32) -> u64 {
+    own_processes(shim).into_iter().map(time_us).sum()
+}
+
+/// What a process of one thread has used of the processors; 0 when it is gone.
+fn time_us(pid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+    let nanoseconds = text.split_ascii_whitespace().next();
+    nanoseconds
+        .and_then(|text| text.parse::<u64>().ok())
+        .unwrap_or(0)
+        / 1_000
 }
 
 fn tell_edges(starts: &[Start]) {
@@ -308,7 +340,7 @@ impl Memory {
 }
 
 /// The shim and its launchers: its children that run the same program.
-fn own_processes(shim: u32) -> Vec<i32> {
+fn own_processes(shim: i32) -> Vec<i32> {
     let comm = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
     let own = comm(&shim.to_string());
     let children = fs::read_to_string(format!("/proc/{shim}/task/{shim}/children"));
@@ -317,7 +349,7 @@ fn own_processes(shim: u32) -> Vec<i32> {
         .split_ascii_whitespace()
         .filter(|pid| comm(pid) == own);
     let pids = same.filter_map(|pid| pid.parse().ok());
-    i32::try_from(shim).into_iter().chain(pids).collect()
+    std::iter::once(shim).chain(pids).collect()
 }
 
 /// Those of v1 hierarchies with the dying ones; 0 where there is no v1 memory controller.
