@@ -1,6 +1,6 @@
-//! Developer commands of conman: `cargo xtask demo`, `cargo xtask test`, `cargo xtask check`.
+//! Developer commands of conman: `cargo xtask demo`, `test`, `check`, `sim`, `setup`.
 //!
-//! Each does all its set-up on a fresh Debian or Ubuntu machine: packages, Docker Engine, images
+//! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
 #![forbid(unsafe_code)]
 #![expect(
@@ -17,6 +17,7 @@ mod demo;
 mod process;
 mod progress;
 mod setup;
+mod sim;
 mod suite;
 
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Command {
     Test(suite::TestArguments),
     /// Formatting, lints, documentation, dependency rules.
     Check,
+    /// Search simulated fleets for two containers of one session, and all else that must not be.
+    Sim(sim::SimArguments),
     /// Only the set-up: packages, Docker Engine, images.
     Setup,
 }
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
         Command::Check => check::run(),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::Setup => setup::for_tests().map(setup::Machine::leave_running),
     };
     match result {

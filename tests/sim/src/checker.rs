@@ -1,132 +1,401 @@
 //! What must hold, judged from true-time container runs and the store's history alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use conman_core::ownership::{Key, NodeState, OwnedState, Transaction, Value};
+use conman_core::ownership::{
+    Heartbeat, Key, NodeRecord, NodeState, OwnedState, Ownership, SessionName, Slot, Timing,
+    Transaction, Value,
+};
 
-/// (node, session, generation)
-pub type Container = (usize, String, u64);
+/// What was violated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Two runnable containers of one session.
+    Overlap,
+    /// A runnable container of which the registry says another owner, generation or fence.
+    Unowned,
+    /// A claim sent, a container started or thawed after the node's last effective renewal's time.
+    PastDeadline,
+    /// A container runnable after the last moment that the fence's bound allows.
+    PastBound,
+    /// A generation not greater than every earlier one.
+    Generation,
+    /// Given up while a container existed or could still appear.
+    ReleasedAlive,
+    /// Claimed by an incarnation that is not live, or from an owner that was not fenced.
+    StaleClaim,
+    /// Fenced before a heartbeat stood for the takeover time.
+    TakenEarly,
+    /// A session lost through nothing but outages of the store.
+    LostToOutage,
+    NotServed,
+    Leak,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Overlap => "overlap",
+            Self::Unowned => "unowned",
+            Self::PastDeadline => "past-deadline",
+            Self::PastBound => "past-bound",
+            Self::Generation => "generation",
+            Self::ReleasedAlive => "released-alive",
+            Self::StaleClaim => "stale-claim",
+            Self::TakenEarly => "taken-early",
+            Self::LostToOutage => "lost-to-outage",
+            Self::NotServed => "not-served",
+            Self::Leak => "leak",
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Violation {
+    pub rule: Rule,
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rule, self.what)
+    }
+}
+
+/// A slot on a node.
+pub(crate) type Container = (usize, Slot);
 
 #[derive(Debug, Default)]
-pub struct Checker {
-    pub violation: Option<String>,
+struct Node {
+    boot: u64,
+    record: Option<NodeRecord>,
+    /// When the heartbeat in the store got there, in true time.
+    renewed_at: u64,
+    /// Until when the node may act, on its own clock of this boot: counted from the send instant
+    /// of the heartbeat in the store.
+    until: Option<u64>,
+    /// A pause that its clock saw may have kept the fence from acting for so long.
+    paused_ms: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Checker {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) takeovers: u64,
+    pub(crate) starts: u64,
+    timing: Timing,
+    /// Nothing but outages of the store goes wrong.
+    only_outages: bool,
+    /// Asked to end.
+    ending: BTreeSet<SessionName>,
+    nodes: Vec<Node>,
+    /// (boot, the node's clock) at which a heartbeat was sent.
+    sent: BTreeMap<(usize, u64, u64), (u64, u64)>,
+    sessions: BTreeMap<SessionName, Ownership>,
+    highest: BTreeMap<SessionName, u64>,
     runnable: BTreeSet<Container>,
-    /// May run, now or later: created and not dead, or still to be created.
+    /// Created and not dead, or yet to be created.
     possible: BTreeSet<Container>,
-    highest: BTreeMap<String, u64>,
-    fenced: BTreeSet<String>,
-    live: BTreeMap<String, u64>,
-    pub starts: u64,
-    pub takeovers: u64,
+}
+
+/// `n<index>`
+fn index(node: &str) -> usize {
+    node[1..].parse().unwrap_or(usize::MAX)
 }
 
 impl Checker {
-    fn fail(&mut self, what: String) {
-        self.violation.get_or_insert(what);
-    }
-
-    pub fn may_exist(&mut self, container: Container) {
-        self.possible.insert(container);
-    }
-
-    pub fn gone(&mut self, container: &Container) {
-        self.possible.remove(container);
-        self.runnable.remove(container);
-    }
-
-    pub fn runs(&mut self, container: Container) {
-        if let Some(other) = self
-            .runnable
-            .iter()
-            .find(|other| other.1 == container.1 && **other != container)
-        {
-            self.fail(format!("overlap: {container:?} runs beside {other:?}"));
-        }
-        if self.fenced.contains(&format!("n{}", container.0)) {
-            self.fail(format!(
-                "past deadline: {container:?} runs on a fenced node"
-            ));
-        }
-        if self.runnable.insert(container) {
-            self.starts += 1;
+    pub(crate) fn new(nodes: usize, timing: Timing, only_outages: bool) -> Self {
+        Self {
+            violation: None,
+            takeovers: 0,
+            starts: 0,
+            timing,
+            only_outages,
+            ending: BTreeSet::new(),
+            nodes: (0..nodes).map(|_| Node::default()).collect(),
+            sent: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            highest: BTreeMap::new(),
+            runnable: BTreeSet::new(),
+            possible: BTreeSet::new(),
         }
     }
 
-    pub fn stops(&mut self, container: &Container) {
-        self.runnable.remove(container);
+    fn fail(&mut self, rule: Rule, what: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation { rule, what: what() });
+        }
     }
 
-    /// A transaction that the store has just made effective.
-    pub fn committed(&mut self, transaction: &Transaction) {
+    pub(crate) fn booted(&mut self, node: usize, boot: u64) {
+        self.nodes[node].boot = boot;
+        self.nodes[node].until = None;
+        self.nodes[node].paused_ms = 0;
+    }
+
+    /// The machine stood still for `ms`, and its clock did not.
+    pub(crate) fn paused(&mut self, node: usize, ms: u64) {
+        self.nodes[node].paused_ms += ms;
+    }
+
+    fn past_deadline(&mut self, node: usize, clock: u64, what: impl FnOnce() -> String) {
+        let until = self.nodes[node].until;
+        if until.is_none_or(|until| clock >= until) {
+            self.fail(Rule::PastDeadline, || {
+                let what = what();
+                format!("n{node} {what} at {clock} of its clock, its time ended at {until:?}")
+            });
+        }
+    }
+
+    /// A node sends a transaction.
+    pub(crate) fn sends(&mut self, node: usize, clock: u64, transaction: &Transaction) {
+        let boot = self.nodes[node].boot;
         for (key, value) in &transaction.write {
-            match (key, value) {
-                (Key::Node(node), Some(Value::Node(record))) => {
-                    if record.state == NodeState::Fenced {
-                        self.takeovers += 1;
-                        self.fenced.insert(node.to_string());
-                        self.live.remove(&**node);
-                        let here = self.runnable.iter().find(|c| format!("n{}", c.0) == **node);
-                        if let Some(container) = here.cloned() {
-                            self.fail(format!("past deadline: {container:?} runs, node fenced"));
-                        }
-                    } else {
-                        self.fenced.remove(&**node);
-                        self.live.insert(node.to_string(), record.incarnation);
-                    }
+            match value {
+                Some(Value::Heartbeat(Heartbeat {
+                    incarnation,
+                    attempt,
+                })) => {
+                    self.sent
+                        .insert((node, *incarnation, *attempt), (boot, clock));
                 }
-                (Key::Session(session), Some(Value::Session(record))) => {
-                    let slot = |c: &&Container| c.1 == **session && c.2 == record.generation;
-                    if record.state == OwnedState::Released {
-                        if let Some(container) = self.possible.iter().find(slot).cloned() {
-                            self.fail(format!("released while {container:?} may run"));
-                        }
-                        continue;
-                    }
-                    let highest = self.highest.get(&**session).copied().unwrap_or(0);
-                    if record.generation <= highest {
-                        self.fail(format!(
-                            "generation {} of {session} after {highest}",
-                            record.generation
-                        ));
-                    }
-                    self.highest.insert(session.to_string(), record.generation);
-                    if self.live.get(&*record.owner) != Some(&record.incarnation) {
-                        self.fail(format!(
-                            "{session} claimed by {record:?}, which is not live"
-                        ));
-                    }
+                Some(Value::Session(record)) if record.state == OwnedState::Owned => {
+                    self.past_deadline(node, clock, || format!("claims {key:?}"));
                 }
                 _ => {}
             }
         }
     }
 
-    /// After healing: every session runs, where the registry says, and nothing else exists.
-    pub fn finish(&mut self, sessions: &[String], records: &BTreeMap<Key, Value>) {
-        for session in sessions {
-            if !self.runnable.iter().any(|c| c.1 == *session) {
-                self.fail(format!("{session} is not served after healing"));
-            }
+    pub(crate) fn asked_to_end(&mut self, session: &SessionName) {
+        self.ending.insert(session.clone());
+    }
+
+    /// The create is sent.
+    pub(crate) fn creates(&mut self, container: Container, clock: u64) {
+        self.past_deadline(container.0, clock, || format!("starts {:?}", container.1));
+        self.possible.insert(container);
+    }
+
+    pub(crate) fn thaws(&mut self, container: &Container, clock: u64) {
+        self.past_deadline(container.0, clock, || format!("thaws {:?}", container.1));
+    }
+
+    /// It does not exist and never will.
+    pub(crate) fn gone(&mut self, container: &Container) {
+        self.runnable.remove(container);
+        let asked = self.ending.contains(&container.1.session);
+        if self.possible.remove(container) && self.only_outages && !asked {
+            self.fail(Rule::LostToOutage, || format!("{container:?} is gone"));
         }
-        let mut owned = BTreeSet::new();
-        for (key, value) in records {
-            if let (Key::Session(session), Value::Session(record)) = (key, value)
+    }
+
+    pub(crate) fn stops(&mut self, container: &Container) {
+        self.runnable.remove(container);
+    }
+
+    pub(crate) fn runs(&mut self, container: Container) {
+        if self.runnable.insert(container.clone()) {
+            self.starts += 1;
+            self.examine(&container);
+        }
+    }
+
+    fn examine(&mut self, container: &Container) {
+        let (node, slot) = container;
+        let beside = |other: &&Container| other.1.session == slot.session && *other != container;
+        if let Some(other) = self.runnable.iter().find(beside).cloned() {
+            self.fail(Rule::Overlap, || {
+                format!("{container:?} runs beside {other:?}")
+            });
+        }
+        let owner = self.sessions.get(&slot.session);
+        let owned = owner.is_some_and(|record| {
+            index(&record.owner) == *node
+                && record.generation == slot.generation
                 && record.state == OwnedState::Owned
-            {
-                owned.insert((
-                    record.owner.to_string(),
-                    session.to_string(),
-                    record.generation,
-                ));
+        });
+        if !owned {
+            let owner = format!("{owner:?}");
+            self.fail(Rule::Unowned, || {
+                format!("{container:?} runs, the registry says {owner}")
+            });
+        }
+        let record = self.nodes[*node].record;
+        if record.is_none_or(|record| record.state == NodeState::Fenced) {
+            self.fail(Rule::Unowned, || {
+                format!("{container:?} runs on a fenced node")
+            });
+        }
+    }
+
+    /// Looks after everything that runs on a node.
+    pub(crate) fn look(&mut self, node: usize, clock: u64) {
+        let here = &self.nodes[node];
+        let spare = self.timing.bound_ms() - self.timing.fence_ms + here.paused_ms;
+        if here.until.is_some_and(|until| clock <= until + spare) {
+            return;
+        }
+        if let Some(container) = self.runnable.iter().find(|c| c.0 == node).cloned() {
+            let until = here.until;
+            self.fail(Rule::PastBound, || {
+                format!("{container:?} runs at {clock} of its clock, its time ended at {until:?}")
+            });
+        }
+    }
+
+    /// A transaction that the store has just made effective.
+    pub(crate) fn committed(&mut self, now: u64, transaction: &Transaction) {
+        // The nodes first: a rejoin writes its heartbeat beside its record.
+        for (key, value) in &transaction.write {
+            if let (Key::Node(name), Some(Value::Node(record))) = (key, value) {
+                self.node_written(index(name), now, *record);
             }
         }
-        let there: BTreeSet<_> = self
-            .possible
-            .iter()
-            .map(|c| (format!("n{}", c.0), c.1.clone(), c.2))
-            .collect();
-        if owned != there {
-            self.fail(format!("leak: records {owned:?}, containers {there:?}"));
+        for (key, value) in &transaction.write {
+            match (key, value) {
+                (Key::Heartbeat(name), Some(Value::Heartbeat(heartbeat))) => {
+                    self.renewed(index(name), now, *heartbeat);
+                }
+                (Key::Session(session), Some(Value::Session(record))) => {
+                    self.session_written(session, record);
+                }
+                (Key::Session(session), None) => {
+                    let before = self.sessions.remove(session);
+                    self.given_up(session, before.as_ref());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn renewed(&mut self, node: usize, now: u64, heartbeat: Heartbeat) {
+        let sent = (node, heartbeat.incarnation, heartbeat.attempt);
+        let sent = self.sent.get(&sent).copied();
+        let fence_ms = self.timing.fence_ms;
+        let node = &mut self.nodes[node];
+        node.renewed_at = now;
+        node.paused_ms = 0;
+        // What an earlier boot sent gives this one nothing.
+        node.until = sent
+            .filter(|(boot, _)| *boot == node.boot)
+            .map(|(_, clock)| clock + fence_ms);
+    }
+
+    fn node_written(&mut self, node: usize, now: u64, record: NodeRecord) {
+        self.nodes[node].record = Some(record);
+        if record.state != NodeState::Fenced {
+            return;
+        }
+        self.takeovers += 1;
+        self.nodes[node].until = None;
+        if self.only_outages {
+            self.fail(Rule::LostToOutage, || format!("n{node} is fenced"));
+        }
+        let (stood, timing) = (now - self.nodes[node].renewed_at, self.timing);
+        if stood * (1_000_000 + timing.drift_ppm) < timing.takeover_ms * 1_000_000 {
+            self.fail(Rule::TakenEarly, || {
+                format!("n{node} is fenced {stood} ms after a renewal")
+            });
+        }
+        if let Some(container) = self.runnable.iter().find(|c| c.0 == node).cloned() {
+            self.examine(&container);
+        }
+    }
+
+    fn given_up(&mut self, session: &SessionName, before: Option<&Ownership>) {
+        let Some(before) = before else {
+            return;
+        };
+        let slot = Slot {
+            session: session.clone(),
+            generation: before.generation,
+        };
+        let container = (index(&before.owner), slot);
+        if self.possible.contains(&container) {
+            self.fail(Rule::ReleasedAlive, || {
+                format!("{container:?} may run and is given up")
+            });
+        }
+    }
+
+    fn session_written(&mut self, session: &SessionName, record: &Ownership) {
+        let before = self.sessions.insert(session.clone(), record.clone());
+        let owner = index(&record.owner);
+        if record.state == OwnedState::Released {
+            return self.given_up(session, Some(record));
+        }
+        let live = NodeRecord {
+            incarnation: record.incarnation,
+            state: NodeState::Live,
+        };
+        if self.nodes[owner].record != Some(live) {
+            self.fail(Rule::StaleClaim, || {
+                format!("{session} claimed by {record:?}, which is not live")
+            });
+        }
+        if let Some(before) = before.filter(|before| before.state == OwnedState::Owned) {
+            let from = index(&before.owner);
+            let state = self.nodes[from].record.map(|record| record.state);
+            if from == owner {
+                self.given_up(session, Some(&before));
+            } else if state != Some(NodeState::Fenced) {
+                self.fail(Rule::StaleClaim, || {
+                    format!("{session} claimed by {record:?} from {before:?}, which is {state:?}")
+                });
+            }
+        }
+        let highest = self.highest.entry(session.clone()).or_default();
+        let earlier = std::mem::replace(highest, record.generation.max(*highest));
+        if record.generation <= earlier {
+            self.fail(Rule::Generation, || {
+                format!("{session} gets {} after {earlier}", record.generation)
+            });
+        }
+        let runs: Vec<_> = self.runnable.iter().cloned().collect();
+        for container in runs.iter().filter(|c| c.1.session == *session) {
+            self.examine(container);
+        }
+    }
+
+    /// After healing: every session runs, `retired` ones are forgotten, and nothing else exists.
+    pub(crate) fn finish(
+        &mut self,
+        sessions: &[SessionName],
+        retired: &SessionName,
+        fences: &BTreeSet<Container>,
+        daemons: &BTreeSet<Container>,
+    ) {
+        for session in sessions {
+            if !self.runnable.iter().any(|c| c.1.session == *session) {
+                self.fail(Rule::NotServed, || format!("{session} after healing"));
+            }
+        }
+        if let Some(record) = self.sessions.get(retired) {
+            let record = record.clone();
+            self.fail(Rule::Leak, || format!("{retired} was deleted: {record:?}"));
+        }
+        let owned = self.sessions.iter().filter_map(|(session, record)| {
+            let slot = Slot {
+                session: session.clone(),
+                generation: record.generation,
+            };
+            (record.state == OwnedState::Owned).then(|| (index(&record.owner), slot))
+        });
+        let owned: BTreeSet<_> = owned.collect();
+        let possible = self.possible.clone();
+        for (whose, held) in [
+            ("the registry", &owned),
+            ("the fences", fences),
+            ("the daemons", daemons),
+        ] {
+            if *held != possible {
+                self.fail(Rule::Leak, || {
+                    format!("{whose} have {held:?}, the machines {possible:?}")
+                });
+            }
         }
     }
 }

@@ -1,10 +1,54 @@
-//! Whole fleets of `conman_core::ownership` under simulated time, clocks, store and faults, from
-//! one seed. [`checker`] sees true-time container runs and the store's history, and nothing of
-//! the protocol. No task, thread or clock in here.
+//! Whole fleets of `conman_core::ownership` under simulated time, clocks, store, network, kernels
+//! and faults, from one seed.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `world` | true time, the queue of events, what is asked of the fleet, the faults |
+//! | `machine` | one machine: its clock, daemon, shim and what passes between them |
+//! | `kernel` | its containers: late starts, freezes and kills that fail, processes in D state |
+//! | `store` | the registry behind a network that loses, delays and doubles |
+//! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
+//! | [`sabotage`] | the same simulation over a core that was broken on purpose |
+//!
+//! No task, thread or clock in the simulation itself.
 #![forbid(unsafe_code)]
 
 pub mod checker;
+mod kernel;
+mod machine;
 mod random;
+pub mod sabotage;
+mod store;
 mod world;
 
-pub use world::{Report, simulate};
+use checker::Violation;
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Report {
+    pub seed: u64,
+    pub violation: Option<Violation>,
+    /// The last events before the end; kept only of a run that violated something.
+    pub trace: Vec<String>,
+    pub takeovers: u64,
+    pub starts: u64,
+}
+
+/// How long a machine may stop without its clock's noticing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pauses {
+    /// As long as the takeover time leaves room for.
+    Assumed,
+    /// Longer: what no fence in the machine can protect from.
+    Beyond,
+}
+
+/// One fleet's life from `seed`.
+#[must_use]
+pub fn simulate(seed: u64, pauses: Pauses) -> Report {
+    let report = world::World::run(seed, pauses, false);
+    if report.violation.is_some() {
+        return world::World::run(seed, pauses, true);
+    }
+    report
+}

@@ -6,16 +6,21 @@
 //!  condemned: killed again and again until its certificate, which is kept until forgotten
 //! ```
 //!
-//! A slot is opened before its create is sent. What appears in a frozen slot is born frozen, as
-//! the slot is the parent cgroup; so a late start never runs past the deadline. The whole value is
-//! what a new shim restores from: whoever drives it persists it before acting.
+//! A slot is opened, which makes its cgroup, before its create is sent. What appears in a frozen
+//! slot is born frozen; so a late start never runs past the deadline. [`Fence::kept`] is written
+//! where a new shim finds it before any action is carried out; that, and what the new shim sees in
+//! the slots' cgroups, is all that [`Fence::restored`] needs.
+//!
+//! An event costs the same however many slots there are; only the deadline, an order for all, and
+//! [`FenceEvent::Tick`] look at every slot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BootTime, Slot, Timing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FenceEvent {
+    /// Due at [`Fence::next_wake`]; earlier or more often does no harm.
     Tick,
     /// The daemon is about to send a create.
     Open(Slot),
@@ -35,6 +40,7 @@ pub enum FenceEvent {
     Appeared(Slot),
     /// The start is over: nothing can appear any more.
     StartOver(Slot),
+    /// It was seen frozen after the last [`FenceAction::Freeze`].
     FreezeVerified(Slot),
     /// The pidfd became readable.
     Died(Slot),
@@ -54,12 +60,22 @@ pub enum FenceAction {
     Fired,
 }
 
-/// What a daemon that has just started learns of a slot.
+/// What is known of a slot: to the daemon by its shim, to a new shim by the slot's cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotView {
     pub slot: Slot,
     pub present: bool,
+    pub frozen: bool,
+    /// Nothing of it exists or can appear.
     pub certified: bool,
+}
+
+/// What outlives a shim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    pub deadline: BootTime,
+    /// When the fence fired, until an order thaws.
+    pub fired: Option<BootTime>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +88,8 @@ enum Freezer {
 #[derive(Debug, Clone)]
 struct Held {
     freezer: Freezer,
+    /// Found by this shim: a freeze that the dead one asked for may come into effect yet.
+    found: bool,
     present: bool,
     may_appear: bool,
     condemned: bool,
@@ -82,99 +100,161 @@ impl Held {
     fn is_gone(&self) -> bool {
         !self.present && !self.may_appear
     }
+
+    /// Does what time alone demands; answers when it should be looked at next.
+    fn tend(
+        &mut self,
+        slot: &Slot,
+        now: BootTime,
+        fired: Option<BootTime>,
+        timing: &Timing,
+        actions: &mut Vec<FenceAction>,
+    ) -> Option<BootTime> {
+        if self.is_gone() {
+            return None;
+        }
+        // A condemned slot is frozen as well, so that what appears in it late never runs.
+        let shut = fired.is_some() || (self.condemned && self.may_appear);
+        if shut && self.freezer == Freezer::Thawed {
+            self.freezer = Freezer::Asked;
+            self.retry_at = now;
+        }
+        let condemned_at = match (self.freezer, fired) {
+            (Freezer::Asked, Some(fired)) => Some(fired.plus(timing.freeze_ms)),
+            (Freezer::Frozen { since }, _) => Some(since.plus(timing.frozen_max_ms)),
+            _ => None,
+        };
+        self.condemned |= condemned_at.is_some_and(|at| now >= at);
+        let kills = self.condemned && self.present;
+        let freezes = !kills && self.freezer == Freezer::Asked;
+        if (kills || freezes) && now >= self.retry_at {
+            self.retry_at = now.plus(timing.retry_ms);
+            let slot = slot.clone();
+            actions.push(if kills {
+                FenceAction::Kill(slot)
+            } else {
+                FenceAction::Freeze(slot)
+            });
+        }
+        let retry = (kills || freezes).then_some(self.retry_at);
+        let condemned_at = condemned_at.filter(|_| !self.condemned);
+        retry.into_iter().chain(condemned_at).min()
+    }
 }
 
 #[derive(Debug, Clone)]
 pub struct Fence {
     timing: Timing,
-    deadline: BootTime,
-    /// When it fired, until an order thaws.
-    fired: Option<BootTime>,
+    kept: Kept,
     slots: BTreeMap<Slot, Held>,
+    /// No slot needs a look before this.
+    wake: Option<BootTime>,
 }
 
 impl Fence {
     /// Fired from the start: nothing runs before the first order.
     #[must_use]
     pub fn new(timing: Timing) -> Self {
-        Self {
-            timing,
+        let kept = Kept {
             deadline: BootTime(0),
             fired: Some(BootTime(0)),
-            slots: BTreeMap::new(),
+        };
+        Self::restored(timing, kept, BootTime(0), Vec::new())
+    }
+
+    /// A new shim's, from what the dead one kept and from a look at every slot's cgroup. What the
+    /// dead one had condemned is condemned again by the daemon when it connects.
+    #[must_use]
+    pub fn restored(timing: Timing, kept: Kept, now: BootTime, found: Vec<SlotView>) -> Self {
+        let held = |view: SlotView| {
+            let held = Held {
+                freezer: match view.frozen {
+                    true => Freezer::Frozen {
+                        since: kept.fired.unwrap_or(now),
+                    },
+                    false => Freezer::Thawed,
+                },
+                found: true,
+                present: view.present,
+                may_appear: !view.present && !view.certified,
+                condemned: false,
+                retry_at: now,
+            };
+            (view.slot, held)
+        };
+        Self {
+            timing,
+            kept,
+            slots: found.into_iter().map(held).collect(),
+            wake: Some(now),
         }
     }
 
-    /// What a new shim makes of the state that the dead one persisted: orders may have been lost
-    /// with it, so they are given again.
+    /// Must be where a new shim finds it before any action is carried out.
     #[must_use]
-    pub fn restarted(mut self) -> Self {
-        for held in self.slots.values_mut() {
-            held.retry_at = BootTime(0);
-        }
-        self
+    pub fn kept(&self) -> Kept {
+        self.kept
     }
 
     #[must_use]
     pub fn has_fired(&self) -> bool {
-        self.fired.is_some()
+        self.kept.fired.is_some()
+    }
+
+    /// When a [`FenceEvent::Tick`] is due.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<BootTime> {
+        let deadline = (!self.has_fired()).then_some(self.kept.deadline);
+        self.wake.into_iter().chain(deadline).min()
     }
 
     #[must_use]
     pub fn view(&self) -> Vec<SlotView> {
-        self.slots
-            .iter()
-            .map(|(slot, held)| SlotView {
-                slot: slot.clone(),
-                present: held.present,
-                certified: held.is_gone(),
-            })
-            .collect()
+        let view = |(slot, held): (&Slot, &Held)| SlotView {
+            slot: slot.clone(),
+            present: held.present,
+            frozen: matches!(held.freezer, Freezer::Frozen { .. }),
+            certified: held.is_gone(),
+        };
+        self.slots.iter().map(view).collect()
     }
 
     pub fn on(&mut self, now: BootTime, event: FenceEvent) -> Vec<FenceAction> {
         let mut actions = Vec::new();
         // The deadline comes first: an event that arrives late finds the fence fired.
-        self.enforce(now, &mut actions);
+        if now >= self.kept.deadline {
+            self.fire(now, &mut actions);
+        }
         match event {
-            FenceEvent::Tick => {}
+            FenceEvent::Tick => self.tend_all(now, &mut actions),
             FenceEvent::Open(slot) => self.open(now, slot, &mut actions),
             FenceEvent::Extend(deadline) => {
-                if self.fired.is_none() {
-                    self.deadline = self.deadline.max(deadline);
+                if !self.has_fired() {
+                    self.kept.deadline = self.kept.deadline.max(deadline);
                 }
             }
             FenceEvent::Thaw { deadline, slots } => {
-                if deadline > self.deadline && now < deadline {
-                    self.thaw(deadline, &slots, &mut actions);
+                if deadline > self.kept.deadline && now < deadline {
+                    self.thaw(deadline, slots, &mut actions);
                 }
             }
-            FenceEvent::FreezeAll => {
-                self.fire(now, &mut actions);
-                self.enforce(now, &mut actions);
-            }
-            FenceEvent::Condemn(slot) => {
-                if let Some(held) = self.slots.get_mut(&slot) {
-                    held.condemned = true;
-                    held.retry_at = now;
-                    if held.is_gone() {
-                        actions.push(FenceAction::Certificate(slot));
-                    }
-                }
-                self.enforce(now, &mut actions);
-            }
+            FenceEvent::FreezeAll => self.fire(now, &mut actions),
+            FenceEvent::Condemn(slot) => self.condemn(now, slot, &mut actions),
             FenceEvent::Forget(slot) => {
                 if self.slots.get(&slot).is_some_and(Held::is_gone) {
                     self.slots.remove(&slot);
                 }
             }
             FenceEvent::Appeared(slot) => {
-                if let Some(held) = self.slots.get_mut(&slot) {
+                // What was certified stays so: news that come late never bring it back.
+                if let Some(held) = self.slots.get_mut(&slot)
+                    && !held.is_gone()
+                {
                     held.present = true;
                     held.may_appear = false;
                     held.retry_at = now;
+                    self.tend(now, &slot, &mut actions);
                 }
-                self.enforce(now, &mut actions);
             }
             FenceEvent::StartOver(slot) => self.ended(slot, false, &mut actions),
             FenceEvent::FreezeVerified(slot) => {
@@ -182,6 +262,7 @@ impl Fence {
                     && held.freezer == Freezer::Asked
                 {
                     held.freezer = Freezer::Frozen { since: now };
+                    self.tend(now, &slot, &mut actions);
                 }
             }
             FenceEvent::Died(slot) => self.ended(slot, true, &mut actions),
@@ -190,12 +271,13 @@ impl Fence {
     }
 
     fn open(&mut self, now: BootTime, slot: Slot, actions: &mut Vec<FenceAction>) {
-        if self.fired.is_some() || self.slots.contains_key(&slot) {
+        if self.has_fired() || self.slots.contains_key(&slot) {
             actions.push(FenceAction::Refused(slot));
             return;
         }
         let held = Held {
             freezer: Freezer::Thawed,
+            found: false,
             present: false,
             may_appear: true,
             condemned: false,
@@ -205,15 +287,40 @@ impl Fence {
         actions.push(FenceAction::Opened(slot));
     }
 
-    fn thaw(&mut self, deadline: BootTime, slots: &[Slot], actions: &mut Vec<FenceAction>) {
-        self.deadline = deadline;
-        self.fired = None;
-        for (slot, held) in &mut self.slots {
-            if held.condemned || held.freezer == Freezer::Thawed || !slots.contains(slot) {
-                continue;
+    fn thaw(&mut self, deadline: BootTime, slots: Vec<Slot>, actions: &mut Vec<FenceAction>) {
+        self.kept = Kept {
+            deadline,
+            fired: None,
+        };
+        for slot in slots.into_iter().collect::<BTreeSet<_>>() {
+            if let Some(held) = self.slots.get_mut(&slot)
+                && !held.condemned
+                && (held.freezer != Freezer::Thawed || held.found)
+            {
+                held.freezer = Freezer::Thawed;
+                held.found = false;
+                actions.push(FenceAction::Thaw(slot));
             }
-            held.freezer = Freezer::Thawed;
-            actions.push(FenceAction::Thaw(slot.clone()));
+        }
+    }
+
+    /// A slot that was never opened, or is forgotten, is certified at once, and is not opened
+    /// before it is forgotten again.
+    fn condemn(&mut self, now: BootTime, slot: Slot, actions: &mut Vec<FenceAction>) {
+        let held = self.slots.entry(slot.clone()).or_insert(Held {
+            freezer: Freezer::Thawed,
+            found: false,
+            present: false,
+            may_appear: false,
+            condemned: true,
+            retry_at: now,
+        });
+        held.condemned = true;
+        held.retry_at = now;
+        if held.is_gone() {
+            actions.push(FenceAction::Certificate(slot));
+        } else {
+            self.tend(now, &slot, actions);
         }
     }
 
@@ -228,48 +335,27 @@ impl Fence {
     }
 
     fn fire(&mut self, now: BootTime, actions: &mut Vec<FenceAction>) {
-        if self.fired.is_none() {
-            self.fired = Some(now.min(self.deadline));
+        if !self.has_fired() {
+            self.kept.fired = Some(now.min(self.kept.deadline));
             actions.push(FenceAction::Fired);
+            self.tend_all(now, actions);
         }
     }
 
-    /// Everything that time alone demands.
-    fn enforce(&mut self, now: BootTime, actions: &mut Vec<FenceAction>) {
-        if now >= self.deadline {
-            self.fire(now, actions);
+    fn tend(&mut self, now: BootTime, slot: &Slot, actions: &mut Vec<FenceAction>) {
+        if let Some(held) = self.slots.get_mut(slot) {
+            let wake = held.tend(slot, now, self.kept.fired, &self.timing, actions);
+            self.wake = self.wake.into_iter().chain(wake).min();
         }
+    }
+
+    fn tend_all(&mut self, now: BootTime, actions: &mut Vec<FenceAction>) {
+        let mut wakes = None;
         for (slot, held) in &mut self.slots {
-            if let Some(fired) = self.fired {
-                if held.freezer == Freezer::Thawed {
-                    held.freezer = Freezer::Asked;
-                    held.retry_at = now;
-                }
-                if held.freezer == Freezer::Asked && now >= fired.plus(self.timing.freeze_ms) {
-                    held.condemned = true;
-                }
-            }
-            if let Freezer::Frozen { since } = held.freezer
-                && now.since(since) >= self.timing.frozen_max_ms
-            {
-                held.condemned = true;
-            }
-            // A condemned slot is frozen as well, so that what appears in it late never runs.
-            if held.condemned && held.may_appear && held.freezer == Freezer::Thawed {
-                held.freezer = Freezer::Asked;
-                held.retry_at = now;
-            }
-            if now < held.retry_at {
-                continue;
-            }
-            if held.condemned && held.present {
-                held.retry_at = now.plus(self.timing.retry_ms);
-                actions.push(FenceAction::Kill(slot.clone()));
-            } else if held.freezer == Freezer::Asked && !held.is_gone() {
-                held.retry_at = now.plus(self.timing.retry_ms);
-                actions.push(FenceAction::Freeze(slot.clone()));
-            }
+            let wake = held.tend(slot, now, self.kept.fired, &self.timing, actions);
+            wakes = wakes.into_iter().chain(wake).min();
         }
+        self.wake = wakes;
     }
 }
 
@@ -284,13 +370,14 @@ mod tests {
         }
     }
 
+    fn order(deadline: u64, slots: Vec<Slot>) -> FenceEvent {
+        let deadline = BootTime(deadline);
+        FenceEvent::Thaw { deadline, slots }
+    }
+
     fn running() -> Fence {
         let mut fence = Fence::new(Timing::default());
-        let order = |deadline| FenceEvent::Thaw {
-            deadline: BootTime(deadline),
-            slots: vec![],
-        };
-        fence.on(BootTime(1), order(5_000));
+        fence.on(BootTime(1), order(5_000, vec![]));
         fence.on(BootTime(2), FenceEvent::Open(slot()));
         fence.on(BootTime(3), FenceEvent::Appeared(slot()));
         fence
@@ -299,6 +386,9 @@ mod tests {
     #[test]
     fn the_deadline_freezes_and_an_extension_that_comes_late_does_not_thaw() {
         let mut fence = running();
+        assert_eq!(fence.next_wake(), Some(BootTime(0)), "restored: look once");
+        assert_eq!(fence.on(BootTime(4), FenceEvent::Tick), []);
+        assert_eq!(fence.next_wake(), Some(BootTime(5_000)));
         let late = fence.on(BootTime(5_000), FenceEvent::Extend(BootTime(9_000)));
         assert_eq!(late, [FenceAction::Fired, FenceAction::Freeze(slot())]);
         assert!(fence.has_fired());
@@ -309,6 +399,7 @@ mod tests {
         let mut fence = running();
         fence.on(BootTime(5_000), FenceEvent::Tick);
         for now in [6_000, 6_250, 6_500] {
+            assert!(fence.next_wake() <= Some(BootTime(now)));
             let actions = fence.on(BootTime(now), FenceEvent::Tick);
             assert_eq!(actions, [FenceAction::Kill(slot())]);
         }
@@ -317,18 +408,30 @@ mod tests {
     }
 
     #[test]
-    fn only_an_order_with_a_newer_deadline_thaws_even_after_a_restart() {
+    fn a_new_shim_keeps_what_is_frozen_frozen_and_freezes_the_rest() {
         let mut fence = running();
         fence.on(BootTime(5_000), FenceEvent::Tick);
         fence.on(BootTime(5_010), FenceEvent::FreezeVerified(slot()));
-        let mut fence = fence.restarted();
-        let order = |deadline| FenceEvent::Thaw {
-            deadline: BootTime(deadline),
-            slots: vec![slot()],
+        let running = Slot {
+            generation: 2,
+            ..slot()
         };
-        assert_eq!(fence.on(BootTime(7_000), order(5_000)), []);
-        assert_eq!(fence.on(BootTime(7_000), order(6_999)), []);
-        let actions = fence.on(BootTime(7_000), order(9_000));
+        let mut found = fence.view();
+        found.push(SlotView {
+            slot: running.clone(),
+            present: true,
+            frozen: false,
+            certified: false,
+        });
+        let timing = Timing::default();
+        let mut fence = Fence::restored(timing, fence.kept(), BootTime(5_500), found);
+        assert_eq!(fence.next_wake(), Some(BootTime(5_500)));
+        let actions = fence.on(BootTime(5_500), FenceEvent::Tick);
+        assert_eq!(actions, [FenceAction::Freeze(running.clone())]);
+        // The time from the deadline goes on, not from the restart.
+        let actions = fence.on(BootTime(6_000), FenceEvent::Tick);
+        assert_eq!(actions, [FenceAction::Kill(running)]);
+        let actions = fence.on(BootTime(7_000), order(9_000, vec![slot()]));
         assert_eq!(actions, [FenceAction::Thaw(slot())]);
     }
 
@@ -343,6 +446,22 @@ mod tests {
         let actions = fence.on(BootTime(20), FenceEvent::Condemn(other.clone()));
         assert_eq!(actions, [FenceAction::Freeze(other.clone())]);
         let actions = fence.on(BootTime(30), FenceEvent::StartOver(other.clone()));
-        assert_eq!(actions, [FenceAction::Certificate(other)]);
+        assert_eq!(actions, [FenceAction::Certificate(other.clone())]);
+        assert_eq!(fence.on(BootTime(40), FenceEvent::Appeared(other)), []);
+    }
+
+    #[test]
+    fn a_slot_that_was_condemned_unopened_is_certified_and_stays_shut() {
+        let mut fence = running();
+        let unknown = Slot {
+            generation: 7,
+            ..slot()
+        };
+        let actions = fence.on(BootTime(10), FenceEvent::Condemn(unknown.clone()));
+        assert_eq!(actions, [FenceAction::Certificate(unknown.clone())]);
+        let actions = fence.on(BootTime(11), FenceEvent::Open(unknown.clone()));
+        assert_eq!(actions, [FenceAction::Refused(unknown.clone())]);
+        fence.on(BootTime(12), FenceEvent::Forget(unknown));
+        assert_eq!(fence.view().len(), 1);
     }
 }

@@ -24,7 +24,7 @@ mod renewal;
 mod timing;
 
 pub use claim::{Refusal, claim, collect, release};
-pub use fence::{Fence, FenceAction, FenceEvent, SlotView};
+pub use fence::{Fence, FenceAction, FenceEvent, Kept, SlotView};
 pub use node::{Action, Event, NodeProtocol};
 pub use observer::{Observer, Verdict};
 pub use rejoin::{Rejoin, Step};

@@ -13,6 +13,10 @@ use super::{
     Transaction, Value,
 };
 
+/// So many attempts are remembered; reading an older one back means to rejoin, long after the
+/// fence has fired.
+const MAX_UNRESOLVED: usize = 64;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Idle { due: BootTime },
@@ -77,6 +81,9 @@ impl Renewal {
                 let attempt = self.next_attempt;
                 self.next_attempt += 1;
                 self.sent.insert(attempt, now);
+                if self.sent.len() > MAX_UNRESOLVED {
+                    self.sent.pop_first();
+                }
                 self.state = State::Sent { attempt };
                 Some(Request::Commit(self.transaction(attempt)))
             }
@@ -134,7 +141,8 @@ impl Renewal {
                     _ => Renewed::Lost,
                 }
             }
-            (State::Sent { .. }, Answer::Unavailable) => {
+            (State::Sent { attempt }, Answer::Unavailable) => {
+                self.sent.remove(attempt);
                 self.state = State::Idle {
                     due: now.plus(timing.retry_ms),
                 };

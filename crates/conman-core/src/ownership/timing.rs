@@ -63,7 +63,9 @@ impl Timing {
     /// B: from a renewal's send instant to the last moment anything of the node runs.
     #[must_use]
     pub fn bound_ms(&self) -> u64 {
-        self.fence_ms + self.shim_restart_ms + self.freeze_ms + self.kill_ms
+        [self.shim_restart_ms, self.freeze_ms, self.kill_ms]
+            .into_iter()
+            .fold(self.fence_ms, u64::saturating_add)
     }
 
     /// How long a pause of the whole machine may be: T(1−ρ) − B(1+ρ).
@@ -71,14 +73,17 @@ impl Timing {
     /// # Errors
     /// When nothing is left, with how much is missing.
     pub fn slack_ms(&self) -> Result<u64, UnsafeTiming> {
-        const MILLION: u64 = 1_000_000;
-        let bound = (self.bound_ms() * (MILLION + self.drift_ppm)).div_ceil(MILLION);
-        let patience = self.takeover_ms * MILLION.saturating_sub(self.drift_ppm) / MILLION;
+        const MILLION: u128 = 1_000_000;
+        let drift = u128::from(self.drift_ppm);
+        let bound = (u128::from(self.bound_ms()) * (MILLION + drift)).div_ceil(MILLION);
+        let bound = u64::try_from(bound).unwrap_or(u64::MAX);
+        let patience = u128::from(self.takeover_ms) * MILLION.saturating_sub(drift) / MILLION;
+        let patience = u64::try_from(patience).unwrap_or(u64::MAX);
         if bound < patience {
             return Ok(patience - bound);
         }
         Err(UnsafeTiming {
-            missing_ms: bound - patience + 1,
+            missing_ms: (bound - patience).saturating_add(1),
             fence_ms: self.fence_ms,
             bound_ms: self.bound_ms(),
             takeover_ms: self.takeover_ms,

@@ -1,0 +1,420 @@
+//! One session after the other: from the first look at its record to the release.
+//!
+//! ```text
+//!  Looking ─▶ Claiming ─▶ Held ─▶ Ending ──certificate──▶ Releasing ─▶ (Collecting) ─▶ gone
+//!                └─ not mine: gone     └─ lost: gone without a release
+//! ```
+//! A claim in doubt is sent again until it is known: whatever refutes one copy of it (my
+//! incarnation, the record, the owner's, the floor) never becomes true again and refutes them all.
+
+use super::{Action, Local, NodeProtocol, Pending, Phase};
+use crate::ownership::{
+    Answer, BootTime, Key, OwnedState, Ownership, Refusal, Request, SessionName, Slot, SlotView,
+    Value, claim, collect, release,
+};
+
+impl Local {
+    pub(super) fn new(record: Ownership, phase: Phase) -> Self {
+        Self {
+            record,
+            slot: 0,
+            phase,
+            stop: false,
+            delete: false,
+            waits: None,
+        }
+    }
+
+    pub(super) fn slot_of(&self, session: &SessionName) -> Slot {
+        Slot {
+            session: session.clone(),
+            generation: self.slot,
+        }
+    }
+}
+
+fn floor_in(answer: &Answer) -> Option<u64> {
+    match answer.value(&Key::Floor) {
+        Some(Value::Floor(floor)) => Some(*floor),
+        _ => None,
+    }
+}
+
+fn record_in<'a>(answer: &'a Answer, session: &SessionName) -> Option<&'a Ownership> {
+    match answer.value(&Key::Session(session.clone())) {
+        Some(Value::Session(record)) => Some(record),
+        _ => None,
+    }
+}
+
+fn was_asked(answer: &Answer, key: &Key) -> bool {
+    matches!(answer, Answer::Values(values) if values.iter().any(|(asked, _)| asked == key))
+}
+
+impl NodeProtocol {
+    fn unclaimed(&self) -> Ownership {
+        Ownership {
+            owner: self.me.clone(),
+            incarnation: self.incarnation,
+            generation: 0,
+            state: OwnedState::Owned,
+        }
+    }
+
+    /// What the shim holds when this daemon begins: listing decides what becomes of it.
+    pub(super) fn adopt(&mut self, slots: Vec<SlotView>) {
+        for view in slots {
+            let mut record = self.unclaimed();
+            record.generation = view.slot.generation;
+            // What died meanwhile is condemned by listing, to hear its certificate once more.
+            let mut local = match view.certified {
+                true => Local::new(record, Phase::Ending { owned: true }),
+                false => Local::new(record, Phase::Held),
+            };
+            local.slot = view.slot.generation;
+            // Slots come in the order of their generations: an earlier one is superseded.
+            if let Some(older) = self.sessions.insert(view.slot.session.clone(), local) {
+                self.actions
+                    .push(Action::Kill(older.slot_of(&view.slot.session)));
+            }
+        }
+    }
+
+    pub(super) fn shim_connected(&mut self, now: BootTime, fired: bool, slots: Vec<SlotView>) {
+        // What the old shim had condemned may be frozen: thawed by order like the rest.
+        self.fired |= fired || slots.iter().any(|view| view.frozen);
+        let mut known = std::collections::BTreeSet::new();
+        for view in slots {
+            let local = self.sessions.get(&view.slot.session);
+            let ours = local.filter(|local| local.slot == view.slot.generation);
+            match ours.map(|local| &local.phase) {
+                Some(Phase::Held) if !view.certified => {}
+                Some(Phase::Held | Phase::Ending { .. }) if view.certified => {
+                    self.certified(now, &view.slot);
+                }
+                // Its certificate was told before; the release forgets it.
+                Some(Phase::Releasing | Phase::Collecting) => {}
+                _ if view.certified => self.actions.push(Action::Forget(view.slot.clone())),
+                _ => self.actions.push(Action::Kill(view.slot.clone())),
+            }
+            known.insert(view.slot);
+        }
+        // It died with the old shim, or its order never arrived: either is certified now.
+        for (session, local) in &self.sessions {
+            let slot = local.slot_of(session);
+            let unsettled = matches!(local.phase, Phase::Held | Phase::Ending { .. });
+            if unsettled && !known.contains(&slot) {
+                self.actions.push(Action::Kill(slot));
+            }
+        }
+    }
+
+    pub(super) fn wait(&mut self, session: &SessionName, at: BootTime) {
+        if let Some(local) = self.sessions.get_mut(session) {
+            local.waits = Some(at);
+            self.due.insert((at, session.clone()));
+        }
+    }
+
+    fn retry(&mut self, session: &SessionName, now: BootTime) {
+        self.wait(session, now.plus(self.timing.retry_ms));
+    }
+
+    pub(super) fn session_due(&mut self, now: BootTime, at: BootTime, session: SessionName) {
+        let may_act = self.may_act(now);
+        let Some(local) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        if local.waits != Some(at) {
+            return;
+        }
+        local.waits = None;
+        match &local.phase {
+            Phase::Claiming { claim, .. } if may_act => {
+                let request = Request::Commit(claim.clone());
+                self.send(Pending::Claim(session), request);
+            }
+            Phase::Claiming { .. } => self.retry(&session, now),
+            Phase::Releasing => {
+                let request = Request::Commit(release(&session, &local.record));
+                self.send(Pending::Release(session), request);
+            }
+            Phase::Collecting => {
+                let keys = vec![Key::Session(session.clone()), Key::Floor];
+                self.send(Pending::CollectRead(session), Request::Read(keys));
+            }
+            Phase::Looking | Phase::Held | Phase::Ending { .. } => {}
+        }
+    }
+
+    pub(super) fn ensure(&mut self, now: BootTime, session: SessionName) {
+        if !self.admits || !self.may_act(now) || self.sessions.contains_key(&session) {
+            return;
+        }
+        let local = Local::new(self.unclaimed(), Phase::Looking);
+        self.sessions.insert(session.clone(), local);
+        let keys = vec![Key::Session(session.clone()), Key::Floor];
+        self.send(Pending::Look(session), Request::Read(keys));
+    }
+
+    pub(super) fn stop(&mut self, now: BootTime, session: &SessionName, delete: bool) {
+        if let Some(local) = self.sessions.get_mut(session) {
+            local.stop = true;
+            local.delete |= delete;
+            self.end(session, true);
+        } else if self.is_live() {
+            let mut local = Local::new(self.unclaimed(), Phase::Collecting);
+            local.delete = delete;
+            self.sessions.insert(session.clone(), local);
+            self.wait(session, now);
+        }
+    }
+
+    pub(super) fn end(&mut self, session: &SessionName, owned: bool) {
+        let Some(local) = self.sessions.get_mut(session) else {
+            return;
+        };
+        let owned = match local.phase {
+            Phase::Held => owned,
+            Phase::Ending { owned: still } => owned && still,
+            _ => return,
+        };
+        local.phase = Phase::Ending { owned };
+        self.actions.push(Action::Kill(local.slot_of(session)));
+    }
+
+    pub(super) fn certified(&mut self, now: BootTime, slot: &Slot) {
+        let live = self.is_live();
+        let local = self.sessions.get_mut(&slot.session);
+        let Some(local) = local.filter(|local| local.slot == slot.generation) else {
+            self.actions.push(Action::Forget(slot.clone()));
+            return;
+        };
+        match local.phase {
+            Phase::Ending { owned: false } => {
+                self.sessions.remove(&slot.session);
+                self.actions.push(Action::Forget(slot.clone()));
+            }
+            Phase::Held | Phase::Ending { .. } if live => {
+                local.phase = Phase::Releasing;
+                self.wait(&slot.session, now);
+            }
+            // Not known whose it is: listing condemns it again and hears this again.
+            Phase::Held => local.phase = Phase::Ending { owned: true },
+            _ => {}
+        }
+    }
+
+    /// `record` is ours, read after the CAS to live; without one the session was lost.
+    pub(super) fn settle(&mut self, session: &SessionName, record: Option<Ownership>) {
+        let Some(local) = self.sessions.get_mut(session) else {
+            return;
+        };
+        let ending = match local.phase {
+            Phase::Held => false,
+            Phase::Ending { .. } => true,
+            // Under way by themselves; a claim does not outlive its incarnation.
+            _ => return,
+        };
+        let Some(record) = record else {
+            return self.end(session, false);
+        };
+        // A record of another generation than the slot's was claimed, and never started.
+        let superseded = record.generation != local.slot;
+        local.record = record;
+        local.phase = Phase::Held;
+        if ending || superseded {
+            self.end(session, true);
+        }
+    }
+
+    /// What these might yet claim bears the old incarnation and fails.
+    pub(super) fn drop_claims(&mut self) {
+        let claims = |phase: &Phase| matches!(phase, Phase::Looking | Phase::Claiming { .. });
+        self.sessions.retain(|_, local| !claims(&local.phase));
+        self.pending.retain(|_, pending| {
+            !matches!(
+                pending,
+                Pending::Look(_) | Pending::Claim(_) | Pending::ReadBack(_)
+            )
+        });
+    }
+
+    pub(super) fn looked(&mut self, now: BootTime, session: SessionName, answer: &Answer) {
+        let Some(local) = self.sessions.get(&session) else {
+            return;
+        };
+        let may = self.admits && !local.stop && self.may_act(now);
+        if !may || !matches!(answer, Answer::Values(_)) {
+            return self.give_up(now, &session);
+        }
+        let current = record_in(answer, &session);
+        let mut owner = None;
+        if let Some(record) = current
+            && record.owner != self.me
+            && record.state == OwnedState::Owned
+        {
+            let key = Key::Node(record.owner.clone());
+            if !was_asked(answer, &key) {
+                let keys = vec![Key::Session(session.clone()), Key::Floor, key];
+                return self.send(Pending::Look(session), Request::Read(keys));
+            }
+            (owner, _) = answer.node(&record.owner);
+        }
+        let floor = floor_in(answer);
+        match claim(&self.me, self.incarnation, &session, current, owner, floor) {
+            Ok((record, transaction)) => {
+                if let Some(local) = self.sessions.get_mut(&session) {
+                    local.record = record;
+                    local.phase = Phase::Claiming {
+                        claim: transaction.clone(),
+                        doubt: false,
+                    };
+                }
+                self.send(Pending::Claim(session), Request::Commit(transaction));
+            }
+            Err(Refusal::Owned(owner)) => {
+                self.give_up(now, &session);
+                self.actions.push(Action::Forward { session, owner });
+            }
+        }
+    }
+
+    pub(super) fn claim_answered(&mut self, now: BootTime, session: SessionName, answer: &Answer) {
+        let Some(local) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        let Phase::Claiming { doubt, .. } = &mut local.phase else {
+            return;
+        };
+        match answer {
+            Answer::Committed => self.claimed(now, &session),
+            // Refuted, unless an earlier copy of it is what stands there now.
+            Answer::Conflict => {
+                let keys = vec![Key::Session(session.clone())];
+                self.send(Pending::ReadBack(session), Request::Read(keys));
+            }
+            Answer::Unavailable if !*doubt => self.give_up(now, &session),
+            Answer::Unavailable => self.retry(&session, now),
+            Answer::Ambiguous | Answer::Values(_) => {
+                *doubt = true;
+                self.retry(&session, now);
+            }
+        }
+    }
+
+    pub(super) fn read_back(&mut self, now: BootTime, session: &SessionName, answer: &Answer) {
+        let Some(local) = self.sessions.get(session) else {
+            return;
+        };
+        if !matches!(answer, Answer::Values(_)) {
+            self.retry(session, now);
+        } else if record_in(answer, session) == Some(&local.record) {
+            self.claimed(now, session);
+        } else {
+            self.give_up(now, session);
+        }
+    }
+
+    fn claimed(&mut self, now: BootTime, session: &SessionName) {
+        let may = self.may_act(now) && self.admits;
+        let Some(local) = self.sessions.get_mut(session) else {
+            return;
+        };
+        if may && !local.stop {
+            local.phase = Phase::Held;
+            local.slot = local.record.generation;
+            self.actions.push(Action::Start(local.slot_of(session)));
+        } else {
+            // Nothing was sent, so nothing needs to die first.
+            local.phase = Phase::Releasing;
+            self.wait(session, now);
+        }
+    }
+
+    fn give_up(&mut self, now: BootTime, session: &SessionName) {
+        let Some(local) = self.sessions.get_mut(session) else {
+            return;
+        };
+        if local.delete {
+            local.phase = Phase::Collecting;
+            self.wait(session, now);
+        } else {
+            self.sessions.remove(session);
+        }
+    }
+
+    pub(super) fn release_answered(
+        &mut self,
+        now: BootTime,
+        session: SessionName,
+        answer: &Answer,
+    ) {
+        match answer {
+            Answer::Committed => self.released(now, &session),
+            Answer::Unavailable => self.retry(&session, now),
+            _ => {
+                let keys = vec![Key::Session(session.clone())];
+                self.send(Pending::ReleaseRead(session), Request::Read(keys));
+            }
+        }
+    }
+
+    pub(super) fn release_read(&mut self, now: BootTime, session: &SessionName, answer: &Answer) {
+        if !matches!(answer, Answer::Values(_)) {
+            return self.retry(session, now);
+        }
+        match record_in(answer, session) {
+            // Whatever its generation, no slot but the certified one ever stood behind it.
+            Some(read) if read.owner == self.me && read.state == OwnedState::Owned => {
+                if let Some(local) = self.sessions.get_mut(session) {
+                    local.record = read.clone();
+                }
+                self.retry(session, now);
+            }
+            _ => self.released(now, session),
+        }
+    }
+
+    fn released(&mut self, now: BootTime, session: &SessionName) {
+        let Some(local) = self.sessions.get_mut(session) else {
+            return;
+        };
+        if local.slot != 0 {
+            self.actions.push(Action::Forget(local.slot_of(session)));
+            local.slot = 0;
+        }
+        if local.delete {
+            local.phase = Phase::Collecting;
+            self.wait(session, now);
+        } else {
+            self.sessions.remove(session);
+        }
+    }
+
+    pub(super) fn collect_read(&mut self, now: BootTime, session: SessionName, answer: &Answer) {
+        let Some(local) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        if !matches!(answer, Answer::Values(_)) {
+            return self.retry(&session, now);
+        }
+        match record_in(answer, &session) {
+            // A claim that took effect after its daemon or its asker had gone.
+            Some(record) if record.owner == self.me && record.state == OwnedState::Owned => {
+                local.record = record.clone();
+                local.phase = Phase::Releasing;
+                self.wait(&session, now);
+            }
+            Some(record) if record.state == OwnedState::Released && local.delete => {
+                let transaction = collect(&session, record, floor_in(answer));
+                self.send(Pending::Collect(session), Request::Commit(transaction));
+            }
+            _ => self.collected(&session),
+        }
+    }
+
+    pub(super) fn collected(&mut self, session: &SessionName) {
+        self.sessions.remove(session);
+    }
+}

@@ -1,0 +1,47 @@
+//! `cargo xtask sim`: the search through simulated fleets, from a release build.
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::cargo;
+use crate::progress::Step;
+
+/// Arguments of `cargo xtask sim`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SimArguments {
+    /// So many fleets, one a seed.
+    #[arg(long, default_value_t = 10_000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Go on after a violation and count them by rule.
+    #[arg(long)]
+    all: bool,
+    /// Machines pause, unnoticed, for longer than the takeover time has room for.
+    #[arg(long)]
+    beyond: bool,
+    /// Over a core broken by `tests/sim/sabotages/NAME.patch`.
+    #[arg(long, value_name = "NAME")]
+    sabotage: Option<String>,
+}
+
+pub(crate) fn run(arguments: &SimArguments) -> Result<()> {
+    let build = ["--release", "--locked", "--package", "conman-sim"];
+    let step = Step::start("building the simulation");
+    step.run(cargo().arg("build").args(build))?;
+    step.done();
+    let mut search = cargo();
+    search.args(["run", "--quiet"]).args(build).arg("--");
+    search.args(["--seeds", &arguments.seeds.to_string()]);
+    search.args(["--start", &arguments.start.to_string()]);
+    search.args(arguments.all.then_some("--all"));
+    search.args(arguments.beyond.then_some("--beyond"));
+    if let Some(name) = &arguments.sabotage {
+        search.args(["--sabotage", name]);
+    }
+    let status = search.status().context("starting the simulation")?;
+    if !status.success() {
+        bail!("the simulation found a violation, or could not run ({status})");
+    }
+    Ok(())
+}

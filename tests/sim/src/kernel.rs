@@ -1,0 +1,215 @@
+//! A machine's containers: what a kernel does with orders, and when it fails to.
+
+use conman_core::ownership::{BootTime, FenceEvent, Slot, SlotView};
+
+use crate::world::{Ev, HEAL_MS, World};
+
+/// So many kills of one container fail: the bound of the fence has time for their repetition.
+const FAILED_KILLS: u64 = 3;
+
+/// A slot's cgroup and what may be in it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Process {
+    exists: bool,
+    frozen: bool,
+    /// Counts freezes and thaws, so that a late freeze does not outlive its thaw.
+    freeze: u64,
+    /// Never comes to be seen frozen, frozen or not.
+    unconfirmed: bool,
+    /// Is not frozen by any order once it exists.
+    unfreezable: bool,
+    /// In D state: neither frozen nor dead before this.
+    blocked_until: u64,
+    /// SIGKILL is pending: not one instruction runs in user mode any more.
+    killed: bool,
+    failed_kills: u64,
+}
+
+impl Process {
+    /// What a new shim finds.
+    pub(crate) fn seen(&self, slot: &Slot) -> SlotView {
+        SlotView {
+            slot: slot.clone(),
+            present: self.exists,
+            frozen: self.frozen && !self.unconfirmed,
+            certified: false,
+        }
+    }
+}
+
+impl World {
+    /// The slot is open: the create is on its way.
+    pub(crate) fn create(&mut self, node: usize, now: BootTime, slot: Slot) {
+        self.checker.creates((node, slot.clone()), now.0);
+        let faulty = self.now < HEAL_MS && !self.only_outages && self.random.percent(25);
+        let (kind, boot) = (self.random.range(0, 9), self.machines[node].boot);
+        if faulty && kind < 2 {
+            // The program does not exist, say.
+            self.checker.gone(&(node, slot.clone()));
+            return self.notice(node, 5, 300, FenceEvent::StartOver(slot));
+        }
+        let process = Process {
+            unfreezable: faulty && kind < 4,
+            unconfirmed: faulty && (4..6).contains(&kind),
+            ..Process::default()
+        };
+        self.machines[node].processes.insert(slot.clone(), process);
+        let most = if faulty && kind >= 6 { 15_000 } else { 200 };
+        self.soon(5, most, Ev::Appear(node, boot, slot));
+    }
+
+    /// What the kernel tells the shim of now; one that comes later looks for itself.
+    fn notice(&mut self, node: usize, low: u64, high: u64, event: FenceEvent) {
+        let epoch = self.machines[node].shim_epoch;
+        self.soon(low, high, Ev::Shim(node, epoch, event));
+    }
+
+    /// The process, if this is still its boot; `None` as well while the machine stands still, when
+    /// `event` comes again.
+    fn process(&mut self, node: usize, boot: u64, slot: &Slot, event: Ev) -> Option<&mut Process> {
+        if self.machines[node].boot != boot {
+            return None;
+        }
+        if self.machines[node].paused.is_some() {
+            self.at(100, event);
+            return None;
+        }
+        self.machines[node].processes.get_mut(slot)
+    }
+
+    pub(crate) fn appear(&mut self, node: usize, boot: u64, slot: Slot) {
+        let again = Ev::Appear(node, boot, slot.clone());
+        if let Some(process) = self.process(node, boot, &slot, again) {
+            process.exists = true;
+            self.judge(node, &slot);
+            self.notice(node, 0, 20, FenceEvent::Appeared(slot));
+        }
+    }
+
+    pub(crate) fn freeze(&mut self, node: usize, slot: Slot) {
+        let (boot, now) = (self.machines[node].boot, self.now);
+        let Some(process) = self.machines[node].processes.get(&slot) else {
+            return;
+        };
+        let resists = process.unfreezable || process.blocked_until > now;
+        if !(resists && process.exists) {
+            let freeze = process.freeze;
+            self.soon(1, 100, Ev::Frozen(node, boot, slot, freeze));
+        }
+    }
+
+    pub(crate) fn frozen(&mut self, node: usize, boot: u64, slot: Slot, freeze: u64) {
+        let again = Ev::Frozen(node, boot, slot.clone(), freeze);
+        if let Some(process) = self.process(node, boot, &slot, again)
+            && process.freeze == freeze
+        {
+            process.frozen = true;
+            let confirmed = !process.unconfirmed;
+            self.judge(node, &slot);
+            if confirmed {
+                // Seen by a look at the cgroup, which shows no freeze before the last thaw.
+                self.shim(node, FenceEvent::FreezeVerified(slot));
+            }
+        }
+    }
+
+    pub(crate) fn thaw(&mut self, node: usize, now: BootTime, slot: &Slot) {
+        if let Some(process) = self.machines[node].processes.get_mut(slot) {
+            process.freeze += 1;
+            process.frozen = false;
+            self.checker.thaws(&(node, slot.clone()), now.0);
+            self.judge(node, slot);
+        }
+    }
+
+    pub(crate) fn kill(&mut self, node: usize, slot: &Slot) {
+        let fails = self.random.percent(30);
+        let Some(process) = self.machines[node].processes.get_mut(slot) else {
+            return;
+        };
+        if process.killed || !process.exists {
+            return;
+        }
+        if fails && process.failed_kills < FAILED_KILLS {
+            process.failed_kills += 1;
+            return;
+        }
+        self.dying(node, slot);
+    }
+
+    fn dying(&mut self, node: usize, slot: &Slot) {
+        let (boot, now) = (self.machines[node].boot, self.now);
+        if let Some(process) = self.machines[node].processes.get_mut(slot) {
+            process.killed = true;
+            let blocked = process.blocked_until.saturating_sub(now);
+            self.judge(node, slot);
+            self.soon(
+                blocked + 1,
+                blocked + 80,
+                Ev::Dead(node, boot, slot.clone()),
+            );
+        }
+    }
+
+    pub(crate) fn dead(&mut self, node: usize, boot: u64, slot: Slot) {
+        let again = Ev::Dead(node, boot, slot.clone());
+        if self.process(node, boot, &slot, again).is_some() {
+            self.machines[node].processes.remove(&slot);
+            self.checker.gone(&(node, slot.clone()));
+            self.notice(node, 0, 30, FenceEvent::Died(slot));
+        }
+    }
+
+    fn any_process(&mut self, node: usize) -> Option<Slot> {
+        let processes = &self.machines[node].processes;
+        let alive = processes.iter().filter(|(_, p)| p.exists && !p.killed);
+        let alive: Vec<_> = alive.map(|(slot, _)| slot.clone()).collect();
+        let last = (alive.len() as u64).checked_sub(1)?;
+        let which = self.random.range(0, last) as usize;
+        alive.get(which).cloned()
+    }
+
+    /// It exits by itself.
+    pub(crate) fn program_ends(&mut self, node: usize) {
+        let slot = self.any_process(node);
+        let frozen =
+            |slot: &Slot| self.machines[node].processes[slot].frozen || !self.machines[node].up;
+        if let Some(slot) = slot.filter(|slot| !frozen(slot)) {
+            self.note(|| format!("n{node} {slot:?} ends by itself"));
+            self.dying(node, &slot);
+        }
+    }
+
+    pub(crate) fn process_blocks(&mut self, node: usize) {
+        let until = self.now + self.random.range(1_000, 15_000);
+        if let Some(slot) = self.any_process(node)
+            && let Some(process) = self.machines[node].processes.get_mut(&slot)
+        {
+            process.blocked_until = until;
+            self.note(|| format!("n{node} {slot:?} in D state until {until}"));
+        }
+    }
+
+    /// Tells the checker whether the container runs just now.
+    fn judge(&mut self, node: usize, slot: &Slot) {
+        let machine = &self.machines[node];
+        let runs = machine.paused.is_none()
+            && machine
+                .processes
+                .get(slot)
+                .is_some_and(|p| p.exists && !p.frozen && !p.killed);
+        let container = (node, slot.clone());
+        if runs {
+            self.checker.runs(container);
+        } else {
+            self.checker.stops(&container);
+        }
+    }
+
+    pub(crate) fn judge_all(&mut self, node: usize) {
+        let slots: Vec<_> = self.machines[node].processes.keys().cloned().collect();
+        for slot in slots {
+            self.judge(node, &slot);
+        }
+    }
+}

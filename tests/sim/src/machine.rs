@@ -1,0 +1,422 @@
+//! One machine: its clock, its daemon and shim, and what passes between the two.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use conman_core::ownership::{
+    Action, Answer, BootTime, Event, Fence, FenceAction, FenceEvent, Kept, NodeName, NodeProtocol,
+    Request, Slot, Timing,
+};
+
+use crate::kernel::Process;
+use crate::random::Random;
+use crate::store::STORE_TIMEOUT_MS;
+use crate::world::{Ev, HEAL_MS, World};
+
+/// CLOCK_BOOTTIME, running wrong.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    at: u64,
+    shows: u64,
+    drift_ppm: i64,
+}
+
+impl Clock {
+    fn read(&self, now: u64) -> u64 {
+        let passed = now - self.at;
+        let drift = (passed as i64 * self.drift_ppm) / 1_000_000;
+        (self.shows + passed).saturating_add_signed(drift)
+    }
+}
+
+pub(crate) struct Machine {
+    clock: Clock,
+    pub(crate) boot: u64,
+    pub(crate) up: bool,
+    /// Since when the whole machine stands still, and whether its clock goes on.
+    pub(crate) paused: Option<(u64, bool)>,
+    pub(crate) may_pause_at: u64,
+    pub(crate) daemon: Option<NodeProtocol>,
+    pub(crate) daemon_epoch: u64,
+    /// SIGSTOP
+    pub(crate) stopped: bool,
+    inbox: Vec<Event>,
+    /// Requests to the store that nothing has answered.
+    pub(crate) open: BTreeSet<u64>,
+    pub(crate) fence: Option<Fence>,
+    /// In a file, for the next shim.
+    kept: Kept,
+    pub(crate) shim_epoch: u64,
+    pub(crate) shim_may_crash_at: u64,
+    shim_inbox: Vec<FenceEvent>,
+    pub(crate) ticks_at: Option<u64>,
+    /// When the last message on the socket arrives, each way: no later one overtakes it.
+    orders_at: u64,
+    news_at: u64,
+    pub(crate) cut_out: bool,
+    pub(crate) cut_in: bool,
+    pub(crate) processes: BTreeMap<Slot, Process>,
+}
+
+impl Machine {
+    pub(crate) fn new(random: &mut Random, timing: Timing, drift: i64) -> Self {
+        let clock = Clock {
+            at: 0,
+            shows: random.range(1, 1_000_000),
+            drift_ppm: random.range(0, 2 * drift.unsigned_abs()) as i64 - drift,
+        };
+        let fence = Fence::new(timing);
+        Self {
+            clock,
+            boot: 0,
+            up: true,
+            paused: None,
+            may_pause_at: 0,
+            daemon: None,
+            daemon_epoch: 0,
+            stopped: false,
+            inbox: Vec::new(),
+            open: BTreeSet::new(),
+            kept: fence.kept(),
+            fence: Some(fence),
+            shim_epoch: 0,
+            shim_may_crash_at: 0,
+            shim_inbox: Vec::new(),
+            ticks_at: None,
+            orders_at: 0,
+            news_at: 0,
+            cut_out: false,
+            cut_in: false,
+            processes: BTreeMap::new(),
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn clock(&self, node: usize) -> BootTime {
+        let machine = &self.machines[node];
+        let now = match machine.paused {
+            Some((since, false)) => since,
+            _ => self.now,
+        };
+        BootTime(machine.clock.read(now))
+    }
+
+    /// An event for the daemon, if it is still the one meant, over the connection meant.
+    pub(crate) fn deliver(&mut self, node: usize, epoch: u64, shim: Option<u64>, event: Event) {
+        let machine = &self.machines[node];
+        if machine.daemon_epoch != epoch || shim.is_some_and(|shim| machine.shim_epoch != shim) {
+            return;
+        }
+        if let Event::StoreAnswer { op, .. } = event
+            && !self.machines[node].open.remove(&op)
+        {
+            return;
+        }
+        self.daemon(node, event);
+    }
+
+    pub(crate) fn time_out(&mut self, node: usize, epoch: u64, op: u64) {
+        let answer = Answer::Ambiguous;
+        self.deliver(node, epoch, None, Event::StoreAnswer { op, answer });
+    }
+
+    pub(crate) fn daemon(&mut self, node: usize, event: Event) {
+        let now = self.clock(node);
+        let machine = &mut self.machines[node];
+        let Some(daemon) = &mut machine.daemon else {
+            return;
+        };
+        if machine.stopped || machine.paused.is_some() {
+            if !matches!(event, Event::Tick) {
+                machine.inbox.push(event);
+            }
+            return;
+        }
+        let shown = format_unless_idle(&event);
+        let actions = daemon.on(now, event);
+        if let Some(shown) = shown {
+            self.note(|| format!("n{node} daemon hears {}", shown()));
+        }
+        for action in actions {
+            self.act(node, now, action);
+        }
+    }
+
+    fn act(&mut self, node: usize, now: BootTime, action: Action) {
+        let idle = matches!(
+            action,
+            Action::Store { .. } | Action::SetDeadline(_) | Action::Forward { .. }
+        );
+        if !idle {
+            self.note(|| format!("n{node} daemon {action:?}"));
+        }
+        let order = match action {
+            Action::Store { op, request } => return self.request(node, now, op, request),
+            Action::Forward { session, owner } => {
+                if let Some(to) = self.names.iter().position(|name| *name == owner) {
+                    let epoch = self.machines[to].daemon_epoch;
+                    let event = Event::EnsureAsked(session);
+                    self.soon(1, 20, Ev::Daemon(to, epoch, None, event));
+                }
+                return;
+            }
+            Action::Start(slot) => FenceEvent::Open(slot),
+            Action::Kill(slot) => FenceEvent::Condemn(slot),
+            Action::Forget(slot) => FenceEvent::Forget(slot),
+            Action::SetDeadline(deadline) => FenceEvent::Extend(deadline),
+            Action::Thaw { deadline, slots } => FenceEvent::Thaw { deadline, slots },
+            Action::FreezeAll => FenceEvent::FreezeAll,
+        };
+        if self.machines[node].fence.is_some() {
+            let delay = self.socket_delay();
+            let machine = &mut self.machines[node];
+            machine.orders_at = machine.orders_at.max(self.now + delay);
+            let (delay, epoch) = (machine.orders_at - self.now, machine.shim_epoch);
+            self.at(delay, Ev::Shim(node, epoch, order));
+        }
+    }
+
+    fn request(&mut self, node: usize, now: BootTime, op: u64, request: Request) {
+        let epoch = self.machines[node].daemon_epoch;
+        if let Request::Commit(transaction) = &request {
+            if !self.is_routine(transaction) {
+                self.note(|| format!("n{node} sends {op}: {:?}", transaction.write));
+            }
+            self.checker.sends(node, now.0, transaction);
+        }
+        self.machines[node].open.insert(op);
+        self.at(STORE_TIMEOUT_MS, Ev::Timeout(node, epoch, op));
+        let lost = self.machines[node].cut_out || self.random.percent(self.lossy);
+        if !lost {
+            let late = self.lossy > 0 && self.random.percent(8);
+            let most = if late { 9_000 } else { 30 };
+            self.soon(1, most, Ev::Arrive(node, epoch, op, request));
+        }
+    }
+
+    fn socket_delay(&mut self) -> u64 {
+        match self.random.percent(2) && !self.only_outages {
+            true => self.random.range(1, 300),
+            false => self.random.range(0, 4),
+        }
+    }
+
+    /// From the shim to its daemon.
+    fn tell(&mut self, node: usize, event: Event) {
+        let delay = self.socket_delay();
+        let machine = &mut self.machines[node];
+        machine.news_at = machine.news_at.max(self.now + delay);
+        let (delay, epoch) = (machine.news_at - self.now, machine.daemon_epoch);
+        let shim = Some(machine.shim_epoch);
+        self.at(delay, Ev::Daemon(node, epoch, shim, event));
+    }
+
+    pub(crate) fn shim(&mut self, node: usize, event: FenceEvent) {
+        let now = self.clock(node);
+        let machine = &mut self.machines[node];
+        let Some(fence) = &mut machine.fence else {
+            return;
+        };
+        if machine.paused.is_some() {
+            machine.shim_inbox.push(event);
+            return;
+        }
+        let shown = match event {
+            FenceEvent::Tick | FenceEvent::Extend(_) => None,
+            _ => Some(format!("{event:?}")),
+        };
+        let actions = fence.on(now, event);
+        machine.kept = fence.kept();
+        if let Some(shown) = shown {
+            self.note(|| format!("n{node} shim hears {shown}"));
+        }
+        for action in actions {
+            self.note(|| format!("n{node} shim {action:?}"));
+            match action {
+                FenceAction::Opened(slot) => self.create(node, now, slot),
+                FenceAction::Refused(slot) => self.tell(node, Event::StartRefused(slot)),
+                FenceAction::Certificate(slot) => self.tell(node, Event::DeathCertificate(slot)),
+                FenceAction::Fired => self.tell(node, Event::FenceFired),
+                FenceAction::Freeze(slot) => self.freeze(node, slot),
+                FenceAction::Thaw(slot) => self.thaw(node, now, &slot),
+                FenceAction::Kill(slot) => self.kill(node, &slot),
+            }
+        }
+        self.set_timer(node);
+    }
+
+    /// A tick for the shim when its fence asks for one, and up to 20 ms late.
+    fn set_timer(&mut self, node: usize) {
+        let late = self.random.range(1, 20);
+        let clock = self.clock(node);
+        let machine = &mut self.machines[node];
+        let Some(wake) = machine.fence.as_ref().and_then(Fence::next_wake) else {
+            return;
+        };
+        let passes = wake.since(clock) as i64;
+        let passes = passes - passes * machine.clock.drift_ppm / 1_000_000;
+        let at = self.now + passes.unsigned_abs() + late;
+        if machine.ticks_at.is_none_or(|ticks| at < ticks) {
+            machine.ticks_at = Some(at);
+            let boot = machine.boot;
+            self.at(at - self.now, Ev::ShimTick(node, boot));
+        }
+    }
+
+    pub(crate) fn daemon_dies(&mut self, node: usize) {
+        self.note(|| format!("n{node} daemon dies"));
+        let machine = &mut self.machines[node];
+        machine.daemon = None;
+        machine.daemon_epoch += 1;
+        machine.stopped = false;
+        machine.inbox.clear();
+        machine.open.clear();
+    }
+
+    /// A daemon begins once its shim has told what it holds.
+    pub(crate) fn daemon_up(&mut self, node: usize) {
+        let now = self.clock(node);
+        let names = &self.names;
+        // Each node is watched by two others, if there are so many.
+        let others = (1..names.len()).take(2);
+        let observed: Vec<NodeName> = others
+            .map(|step| names[(node + step) % names.len()].clone())
+            .collect();
+        let name = names[node].clone();
+        let timing = self.timing;
+        let machine = &mut self.machines[node];
+        if machine.daemon.is_some() || !machine.up {
+            return;
+        }
+        let Some(fence) = machine.fence.as_ref().filter(|_| machine.paused.is_none()) else {
+            return self.at(100, Ev::DaemonUp(node));
+        };
+        machine.daemon_epoch += 1;
+        let first_attempt = machine.daemon_epoch << 32;
+        let view = fence.view();
+        let daemon = NodeProtocol::new(name, &observed, timing, now, first_attempt, view);
+        machine.daemon = Some(daemon);
+        self.note(|| format!("n{node} daemon begins"));
+    }
+
+    pub(crate) fn shim_dies(&mut self, node: usize) {
+        self.note(|| format!("n{node} shim dies"));
+        let machine = &mut self.machines[node];
+        machine.fence = None;
+        machine.shim_epoch += 1;
+        machine.shim_inbox.clear();
+        machine.ticks_at = None;
+    }
+
+    pub(crate) fn shim_up(&mut self, node: usize) {
+        let now = self.clock(node);
+        let machine = &mut self.machines[node];
+        if machine.fence.is_some() || !machine.up {
+            return;
+        }
+        if machine.paused.is_some() {
+            return self.at(100, Ev::ShimUp(node));
+        }
+        let found = machine.processes.iter().map(|(slot, p)| p.seen(slot));
+        let fence = Fence::restored(self.timing, machine.kept, now, found.collect());
+        let (fired, slots) = (fence.has_fired(), fence.view());
+        machine.fence = Some(fence);
+        self.note(|| format!("n{node} shim begins"));
+        self.tell(node, Event::ShimConnected { fired, slots });
+        self.shim(node, FenceEvent::Tick);
+    }
+
+    pub(crate) fn daemon_continues(&mut self, node: usize) {
+        let machine = &mut self.machines[node];
+        machine.stopped = false;
+        if machine.paused.is_none() {
+            for event in std::mem::take(&mut machine.inbox) {
+                self.daemon(node, event);
+            }
+        }
+    }
+
+    pub(crate) fn machine_pauses(&mut self, node: usize, seen: bool) {
+        self.note(|| format!("n{node} pauses, seen by its clock: {seen}"));
+        self.machines[node].paused = Some((self.now, seen));
+        self.judge_all(node);
+    }
+
+    pub(crate) fn machine_continues(&mut self, node: usize) {
+        let now = self.now;
+        let machine = &mut self.machines[node];
+        let Some((since, seen)) = machine.paused.take() else {
+            return;
+        };
+        if seen {
+            self.checker.paused(node, now - since);
+        } else {
+            machine.clock = Clock {
+                at: now,
+                shows: machine.clock.read(since),
+                ..machine.clock
+            };
+        }
+        self.note(|| format!("n{node} continues"));
+        self.judge_all(node);
+        let inbox = std::mem::take(&mut self.machines[node].shim_inbox);
+        for event in inbox {
+            self.shim(node, event);
+        }
+        self.machines[node].ticks_at = None;
+        self.set_timer(node);
+        if !self.machines[node].stopped {
+            self.daemon_continues(node);
+        }
+    }
+
+    pub(crate) fn machine_dies(&mut self, node: usize) {
+        self.note(|| format!("n{node} dies"));
+        self.daemon_dies(node);
+        self.shim_dies(node);
+        let machine = &mut self.machines[node];
+        machine.up = false;
+        machine.paused = None;
+        machine.boot += 1;
+        let boot = machine.boot;
+        self.checker.booted(node, boot);
+        for (slot, _) in std::mem::take(&mut self.machines[node].processes) {
+            self.checker.gone(&(node, slot));
+        }
+    }
+
+    pub(crate) fn machine_up(&mut self, node: usize) {
+        let (now, timing) = (self.now, self.timing);
+        let machine = &mut self.machines[node];
+        machine.up = true;
+        machine.clock = Clock {
+            at: now,
+            shows: 1,
+            ..machine.clock
+        };
+        let fence = Fence::new(timing);
+        machine.kept = fence.kept();
+        machine.fence = Some(fence);
+        self.note(|| format!("n{node} boots"));
+        self.set_timer(node);
+        let slow = if self.now < HEAL_MS { 5_000 } else { 100 };
+        self.soon(10, slow, Ev::DaemonUp(node));
+    }
+}
+
+/// What is worth a line in a trace.
+fn format_unless_idle(event: &Event) -> Option<impl FnOnce() -> String + use<>> {
+    let idle = matches!(
+        event,
+        Event::Tick
+            | Event::WatchHint { .. }
+            | Event::EnsureAsked(_)
+            | Event::StopAsked { .. }
+            | Event::StoreAnswer {
+                answer: Answer::Values(_) | Answer::Committed,
+                ..
+            }
+    );
+    let event = (!idle).then(|| event.clone());
+    event.map(|event| move || format!("{event:?}"))
+}

@@ -1,0 +1,81 @@
+//! Sabotages of the real core, each caught by its pinned seeds as what it is.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use conman_sim::{Pauses, sabotage, simulate};
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pinned {
+    seeds: Vec<u64>,
+    caught_as: Vec<String>,
+}
+
+fn pinned() -> BTreeMap<String, Pinned> {
+    let file = sabotage::patches().join("seeds.toml");
+    let text = std::fs::read_to_string(&file).expect("reading the pinned seeds");
+    toml::from_str(&text).expect("parsing the pinned seeds")
+}
+
+/// The rule that the first violation in `seed` broke.
+fn rule_broken(binary: &Path, seed: u64) -> Option<String> {
+    let mut search = Command::new(binary);
+    search.args(["--seeds", "1", "--start", &seed.to_string()]);
+    let output = search.output().expect("running the sabotaged simulation");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        matches!(output.status.code(), Some(0 | 1)) && told.contains("1 seeds in"),
+        "seed {seed} did not run: {told}"
+    );
+    let prefix = format!("seed {seed}: ");
+    let line = told.lines().find_map(|line| line.strip_prefix(&prefix))?;
+    line.split_once(':').map(|(rule, _)| rule.to_owned())
+}
+
+#[test]
+fn every_sabotage_has_its_patch_and_its_seeds() {
+    let patches = std::fs::read_dir(sabotage::patches()).expect("listing the patches");
+    let names = patches.filter_map(|entry| {
+        let name = entry.expect("listing the patches").file_name();
+        Some(name.to_str()?.strip_suffix(".patch")?.to_owned())
+    });
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    let pinned = pinned();
+    assert_eq!(names, pinned.keys().cloned().collect::<Vec<_>>());
+    assert!(names.len() >= 12);
+    assert!(pinned.values().all(|pinned| !pinned.seeds.is_empty()));
+}
+
+#[test]
+fn the_untouched_core_passes_every_pinned_seed() {
+    for (name, Pinned { seeds, .. }) in pinned() {
+        for seed in seeds {
+            let violation = simulate(seed, Pauses::Assumed).violation;
+            assert!(violation.is_none(), "{name}, seed {seed}: {violation:?}");
+        }
+    }
+}
+
+#[test]
+fn every_sabotage_of_the_core_is_caught_as_what_it_is() {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sabotaged");
+    std::fs::create_dir_all(&work).expect("making a folder for the builds");
+    for (name, Pinned { seeds, caught_as }) in pinned() {
+        let patch = sabotage::patches().join(format!("{name}.patch"));
+        let binary = sabotage::build(&work, Some(&patch))
+            .unwrap_or_else(|error| panic!("{name} does not apply or compile any more: {error}"));
+        for seed in seeds {
+            let rule = rule_broken(&binary, seed);
+            assert!(
+                rule.as_ref().is_some_and(|rule| caught_as.contains(rule)),
+                "{name} in seed {seed} is caught as {rule:?} instead of one of {caught_as:?}; find \
+                 other seeds with `cargo xtask sim --sabotage {name} --all`"
+            );
+        }
+    }
+}
