@@ -10,6 +10,7 @@
 mod event;
 mod exec;
 mod generation;
+mod image;
 mod log_line;
 mod node;
 mod problem;
@@ -22,6 +23,10 @@ mod token;
 pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
 pub use exec::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize};
 pub use generation::Generation;
+pub use image::{
+    GcReport, Image, ImageConfig, ImageLayer, ImageList, ImageRemoval, LayerProgress, PullPhase,
+    PullProgress, PullRequest,
+};
 pub use log_line::{LogLine, LogStream};
 pub use node::{
     Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession,

@@ -90,11 +90,11 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let essence = given.map(|value| value.split(';').next().unwrap_or(value).trim());
     match essence {
         Some(essence) if essence.eq_ignore_ascii_case("application/json") => Ok(()),
-        Some(other) => Err(Kind::NOT_JSON.because(format!(
+        Some(other) => Err(Kind::MEDIA_TYPE.because(format!(
             "the Content-Type is `{}`; send `application/json`",
             field_errors::cut(other)
         ))),
-        None => Err(Kind::NOT_JSON
+        None => Err(Kind::MEDIA_TYPE
             .because("the body has no Content-Type; send `Content-Type: application/json`")),
     }
 }

@@ -10,7 +10,8 @@
 //!
 //! Tasks: one for each connection and listener, in [`serve_tcp`] and [`serve_unix`]; one for each
 //! interactive command once its WebSocket stands. No channels of its own; those of a command come
-//! bounded from the runtime. Streams and sockets end when [`ApiState::closing`] is cancelled.
+//! bounded from the runtime. A pull whose progress is told has a task of its own, too: it goes on
+//! without who asked. Streams and sockets end when [`ApiState::closing`] is cancelled.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -19,6 +20,8 @@ mod exec_collect;
 mod exec_request;
 mod exec_socket;
 mod field_errors;
+mod image_errors;
+mod image_view;
 mod json_body;
 mod json_value;
 mod layers;

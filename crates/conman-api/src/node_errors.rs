@@ -133,7 +133,7 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
 }
 
 /// An error with its causes: no error repeats its source's text.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

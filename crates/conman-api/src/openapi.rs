@@ -125,7 +125,11 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
     }
     if let Some(body) = &mut operation.request_body {
         // An absent body is an empty object, and no other request has a field that is required.
-        if operation.operation_id.as_deref() != Some("exec")
+        let required = ["exec", "add_image"];
+        if operation
+            .operation_id
+            .as_deref()
+            .is_none_or(|id| !required.contains(&id))
             && let RefOr::T(body) = body
         {
             body.required = Some(Required::False);

@@ -1,6 +1,7 @@
 //! Path parameters whose refusal is a problem that tells the rule.
 
 use axum::extract::{FromRequestParts, Path};
+use conman_image::ImageName;
 use conman_proto::SessionId;
 use http::request::Parts;
 
@@ -47,6 +48,21 @@ impl<S: Send + Sync> FromRequestParts<S> for NodePath {
     }
 }
 
+/// `{name}` of an image's path.
+#[derive(Debug)]
+pub(crate) struct ImagePath(pub(crate) ImageName);
+
+impl<S: Send + Sync> FromRequestParts<S> for ImagePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let text = segment(parts, state).await?;
+        text.parse()
+            .map(Self)
+            .map_err(|error: conman_image::ImageNameError| bad("name", error.to_string()))
+    }
+}
+
 async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, ApiError> {
     Path::<String>::from_request_parts(parts, state)
         .await
@@ -55,8 +71,12 @@ async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String,
 }
 
 fn bad_id(message: String) -> ApiError {
+    bad("id", message)
+}
+
+fn bad(field: &str, message: String) -> ApiError {
     Kind::BAD_PATH.with_fields(vec![conman_proto::FieldError {
-        field: "id".to_owned(),
+        field: field.to_owned(),
         message,
     }])
 }

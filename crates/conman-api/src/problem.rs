@@ -80,7 +80,7 @@ kinds! {
     BAD_REQUEST = lasting("bad-request", "The request is not valid", BAD_REQUEST);
     BODY_TOO_LARGE = lasting("body-too-large", "The body is too large", PAYLOAD_TOO_LARGE);
     BODY_TOO_SLOW = passing("body-too-slow", "The body did not arrive in time", REQUEST_TIMEOUT);
-    NOT_JSON = lasting("unsupported-media-type", "The body must be JSON", UNSUPPORTED_MEDIA_TYPE);
+    MEDIA_TYPE = lasting("unsupported-media-type", "The body is of another type", UNSUPPORTED_MEDIA_TYPE);
     NO_SUCH_ROUTE = lasting("no-such-route", "There is nothing at this path", NOT_FOUND);
     METHOD = lasting("method-not-allowed", "The path knows other methods", METHOD_NOT_ALLOWED);
     UPGRADE = lasting("upgrade-required", "This is a WebSocket", UPGRADE_REQUIRED);
@@ -105,6 +105,17 @@ kinds! {
     NO_SUCH_COMMAND = lasting("no-such-command", "The command cannot be run", UNPROCESSABLE_ENTITY);
     EXEC_FAILED = lasting("exec-failed", "How the command ended is unknown", BAD_GATEWAY);
     EXEC_TIMED_OUT = lasting("exec-timed-out", "The command did not end in time", GATEWAY_TIMEOUT);
+    // Images.
+    NO_IMAGE = lasting("image-not-found", "There is no such image", NOT_FOUND);
+    BAD_IMAGE = lasting("bad-image", "The image cannot be imported", UNPROCESSABLE_ENTITY);
+    STORE_FULL = passing("image-store-full", "The image store has no room", INSUFFICIENT_STORAGE);
+    STORE_READ_ONLY = lasting("image-store-read-only", "The image store cannot be written", INSUFFICIENT_STORAGE);
+    IMAGES_BUSY = passing("too-many-images", "Too many images arrive at a time", SERVICE_UNAVAILABLE);
+    NOT_IN_REGISTRY = lasting("not-in-registry", "The registry does not have the image", UNPROCESSABLE_ENTITY);
+    NOT_FROM_THERE = lasting("registry-not-allowed", "This node does not pull from the registry", UNPROCESSABLE_ENTITY);
+    REGISTRY_REFUSES = lasting("image-registry-refused", "The registry does not let conman in", BAD_GATEWAY);
+    REGISTRY_TROUBLE = passing("image-registry-failed", "The registry did not answer as it should", BAD_GATEWAY);
+    REGISTRY_SLOW = passing("image-registry-timed-out", "The registry took too long", GATEWAY_TIMEOUT);
     // The node.
     NO_SUCH_NODE = lasting("no-such-node", "There is no such node", NOT_FOUND);
     FULL = passing("node-full", "The node takes no more sessions", SERVICE_UNAVAILABLE);

@@ -2,6 +2,7 @@
 
 mod events;
 mod exec;
+mod images;
 mod logs;
 mod nodes;
 mod probes;
@@ -32,6 +33,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
         .routes(quick(routes!(templates::list)))
+        .routes(quick(routes!(images::list)))
+        .routes(quick(routes!(images::get)))
         .routes(quick(routes!(probes::description)))
         .routes(quick(routes!(probes::metrics)))
         .routes(quick(routes!(probes::index)));
@@ -42,6 +45,9 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(routes!(nodes::preempt))
+        .routes(routes!(images::add))
+        .routes(quick(routes!(images::remove)))
+        .routes(routes!(images::collect))
         .routes(quick(routes!(nodes::readmit)));
     OpenApiRouter::with_openapi(openapi::frame())
         .merge(group(open, Needed::Nothing))

@@ -94,6 +94,7 @@ fn requests_are_closed_to_unknown_fields_and_every_reference_resolves() {
         "TerminalSize",
         "PreemptRequest",
         "ConnectTokenRequest",
+        "PullRequest",
     ] {
         let schema = &api["components"]["schemas"][name];
         assert_eq!(schema["additionalProperties"], false, "{name}");

@@ -69,7 +69,8 @@ fn is_name(name: &str) -> bool {
     if parts.len() > 1
         && let Some((host, port)) = parts[0].split_once(':')
     {
-        if port.parse::<u16>().is_err() {
+        // `parse` takes a plus sign, too.
+        if !port.bytes().all(|byte| byte.is_ascii_digit()) || port.parse::<u16>().is_err() {
             return false;
         }
         parts[0] = host;
@@ -144,6 +145,7 @@ mod tests {
             "a@sha256:00",
             "a:-x",
             "host:x/a",
+            "host:+5/a",
             "ä",
         ] {
             assert!(bad.parse::<ImageName>().is_err(), "{bad:?}");

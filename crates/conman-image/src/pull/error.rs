@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use oci_client::errors::OciDistributionError;
+use oci_client::errors::{OciDistributionError, OciErrorCode};
 
 use crate::digest::Digest;
 use crate::import::ImportError;
@@ -70,6 +70,52 @@ pub enum PullError {
     Busy { limit: usize },
     #[error("the pull of {reference} broke off inside conman")]
     Aborted { reference: String },
+}
+
+impl PullError {
+    /// Whether the registry says that it does not have what was asked for.
+    pub fn is_absent(&self) -> bool {
+        let Self::Fetch { source, .. } = self else {
+            return false;
+        };
+        match &**source {
+            OciDistributionError::ImageManifestNotFoundError(_) => true,
+            OciDistributionError::ServerError { code, .. } => *code == 404,
+            OciDistributionError::RegistryError { envelope, .. } => {
+                envelope.errors.iter().any(|error| {
+                    matches!(
+                        error.code,
+                        OciErrorCode::ManifestUnknown
+                            | OciErrorCode::NameUnknown
+                            | OciErrorCode::BlobUnknown
+                            | OciErrorCode::NotFound
+                    )
+                })
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the registry says that conman may not have it, as whom it knows conman.
+    pub fn is_denied(&self) -> bool {
+        let Self::Fetch { source, .. } = self else {
+            return false;
+        };
+        match &**source {
+            OciDistributionError::AuthenticationFailure(_)
+            | OciDistributionError::UnauthorizedError { .. } => true,
+            OciDistributionError::ServerError { code, .. } => matches!(code, 401 | 403),
+            OciDistributionError::RegistryError { envelope, .. } => {
+                envelope.errors.iter().any(|error| {
+                    matches!(
+                        error.code,
+                        OciErrorCode::Denied | OciErrorCode::Unauthorized
+                    )
+                })
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Whether another try may end otherwise.

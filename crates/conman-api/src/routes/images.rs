@@ -1,0 +1,406 @@
+//! Images: list, import, pull, remove, collect.
+
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse as _, Response};
+use conman_image::{ImageKeeper, ImageName, name_of_reference};
+use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest};
+use futures_util::{Stream, StreamExt as _};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::image_errors::pull_problem;
+use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::path_params::ImagePath;
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+use crate::{ApiState, field_errors, image_view};
+
+/// Longest silence in the middle of an upload.
+const PIECE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is still read of an upload that has failed, so that its sender gets to read the answer
+/// before the connection is closed on it.
+const DRAINED_BYTES: usize = 16 << 20;
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two reports of a pull's progress: as often as a person sees a difference.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
+
+/// Comments on a quiet stream, so that a vanished client is found.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+const EVENT_STREAM: &str = "text/event-stream";
+
+/// Media types of archives; what they are is told by their content.
+const ARCHIVES: [&str; 2] = ["application/octet-stream", "application/x-tar"];
+
+/// The name of an image: `NAME:TAG`, where `latest` is meant without a tag.
+#[derive(utoipa::ToSchema)]
+#[schema(
+    max_length = 255,
+    pattern = "^([a-z0-9](\\.?([_-]\\.?)*[a-z0-9])*(:([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}))?/)?[a-z0-9](\\.?([_-]\\.?)*[a-z0-9])*(/[a-z0-9](\\.?([_-]\\.?)*[a-z0-9])*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$",
+    example = "python:3.12"
+)]
+#[expect(dead_code, reason = "it describes a parameter; conman-image reads it")]
+struct ImageNameText(String);
+
+/// An archive: an OCI image layout, what `docker save` writes, or a root file system; plain or
+/// with gzip or zstd.
+#[derive(utoipa::ToSchema)]
+#[schema(value_type = String, format = Binary)]
+#[expect(
+    dead_code,
+    reason = "it describes a body that is never in memory whole"
+)]
+struct ImageArchive(Vec<u8>);
+
+/// List images
+#[utoipa::path(
+    get, path = "/v1/images", tag = "images", operation_id = "list_images",
+    responses((status = 200, description = "All images, ordered by id.", body = ImageList))
+)]
+pub(crate) async fn list(
+    State(state): State<ApiState>,
+    uri: Uri,
+) -> Result<Json<ImageList>, ApiError> {
+    Query::of(&uri).finish()?;
+    let images = state.images.list().await?;
+    Ok(Json(ImageList {
+        images: images.into_iter().map(image_view::image).collect(),
+    }))
+}
+
+/// Show an image
+#[utoipa::path(
+    get, path = "/v1/images/{name}", tag = "images", operation_id = "get_image",
+    params(("name" = inline(ImageNameText), Path, description =
+        "The image's name, its slashes percent-encoded.")),
+    responses(
+        (status = 200, description = "The image.", body = Image),
+        (status = 404, description = "image-not-found"),
+    )
+)]
+pub(crate) async fn get(
+    State(state): State<ApiState>,
+    ImagePath(name): ImagePath,
+    uri: Uri,
+) -> Result<Json<Image>, ApiError> {
+    Query::of(&uri).finish()?;
+    Ok(Json(image_view::image(state.images.get(&name).await?)))
+}
+
+/// Import or pull an image
+///
+/// An archive as the body is imported under `name`. It is checked, unpacked and named once it is
+/// there whole; an upload that breaks off, and whatever is refused, leaves nothing behind.
+///
+/// A JSON body asks for a pull from a registry; whoever asks for the same image and name shares
+/// it. It goes on without its callers, and what it has downloaded stays for the next try. With
+/// `Accept: text/event-stream` the answer tells how far it is: `progress` events with a
+/// `PullProgress` each, and at last one `image` event with the `Image`, or one `problem` event
+/// with a `Problem`. The name is the reference itself, unless `name` is given.
+#[utoipa::path(
+    post, path = "/v1/images", tag = "images", operation_id = "add_image",
+    params(("name" = inline(Option<ImageNameText>), Query, description =
+        "The image's name; required with an archive. Another image loses it.")),
+    request_body(content(
+        (ImageArchive = "application/octet-stream"),
+        (ImageArchive = "application/x-tar"),
+        (PullRequest = "application/json"),
+    )),
+    responses(
+        (status = 200, description = "The pull's progress.",
+            content((String = "text/event-stream"))),
+        (status = 201, description = "The image is in the store.",
+            content((Image = "application/json")),
+            headers(("Location" = String, description = "The image's path."))),
+        (status = 422, description =
+            "bad-image, not-in-registry or registry-not-allowed: what is wrong with the image"),
+        (status = 502, description = "image-registry-failed or image-registry-refused"),
+        (status = 503, description = "too-many-images or host-failed"),
+        (status = 504, description = "image-registry-timed-out"),
+        (status = 507, description = "image-store-full or image-store-read-only"),
+    )
+)]
+pub(crate) async fn add(
+    State(state): State<ApiState>,
+    uri: Uri,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let name = query.parsed("name", str::parse::<ImageName>);
+    let media_type = request
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .map(|value| value.split(';').next().unwrap_or(value).trim())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    query.finish()?;
+    if ARCHIVES.contains(&media_type.as_str()) {
+        let name = name.ok_or_else(|| no_name("an archive says nothing of its name"))?;
+        return import(&state.images, &name, request).await;
+    }
+    if media_type != "application/json" {
+        return Err(Kind::MEDIA_TYPE.because(format!(
+            "send an archive as `{}` or `{}`, or `application/json` for a pull; the \
+             Content-Type is `{}`",
+            ARCHIVES[0],
+            ARCHIVES[1],
+            field_errors::cut(&media_type)
+        )));
+    }
+    let follow = accepts_events(request.headers());
+    let asked: PullRequest = json_body::read(request, MAX_BODY_BYTES).await?;
+    let name = name
+        .or_else(|| name_of_reference(&asked.pull))
+        .ok_or_else(|| no_name("what is to be pulled is no NAME:TAG itself"))?;
+    let pull = Pull::start(state.images.clone(), asked.pull, name.clone());
+    if follow {
+        let events = pull.events().take_until(state.closing.cancelled_owned());
+        let events = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
+        return Ok(events.into_response());
+    }
+    // Both may be dropped: the pull has a task of its own.
+    tokio::select! {
+        image = pull.outcome => created(&name, ended(image)?),
+        () = state.closing.cancelled() => Err(stopping()),
+    }
+}
+
+/// Remove an image's name
+///
+/// The image itself goes soon after its last name, once no session uses it.
+#[utoipa::path(
+    delete, path = "/v1/images/{name}", tag = "images", operation_id = "remove_image",
+    params(("name" = inline(ImageNameText), Path, description =
+        "The image's name, its slashes percent-encoded.")),
+    responses(
+        (status = 200, description = "The name is gone.", body = ImageRemoval),
+        (status = 404, description = "image-not-found"),
+        (status = 503, description = "host-failed"),
+        (status = 507, description = "image-store-full or image-store-read-only"),
+    )
+)]
+pub(crate) async fn remove(
+    State(state): State<ApiState>,
+    ImagePath(name): ImagePath,
+    uri: Uri,
+) -> Result<Json<ImageRemoval>, ApiError> {
+    Query::of(&uri).finish()?;
+    let removed = state.images.remove(&name).await?;
+    Ok(Json(image_view::removal(&name, &removed)))
+}
+
+/// Collect what nothing uses
+///
+/// Removes images that have no name and are used by no session, layers of no image, and
+/// downloads that nobody has gone on with for a day. The node does so by itself, too.
+#[utoipa::path(
+    post, path = "/v1/gc", tag = "images", operation_id = "collect_garbage",
+    responses(
+        (status = 200, description = "What was removed.", body = GcReport),
+        (status = 503, description = "host-failed"),
+        (status = 507, description = "image-store-full or image-store-read-only"),
+    )
+)]
+pub(crate) async fn collect(
+    State(state): State<ApiState>,
+    uri: Uri,
+) -> Result<Json<GcReport>, ApiError> {
+    Query::of(&uri).finish()?;
+    Ok(Json(image_view::report(&state.images.collect().await?)))
+}
+
+async fn import(
+    images: &ImageKeeper,
+    name: &ImageName,
+    request: Request,
+) -> Result<Response, ApiError> {
+    refuse_what_cannot_fit(images, request.headers())?;
+    let mut pieces = Box::pin(pieces(request.into_body()).fuse());
+    match images.import(name, &mut pieces).await {
+        Ok(_) => created(name, image_view::image(images.get(name).await?)),
+        Err(error) => {
+            // The answer matters more than whether it takes all of this time.
+            let _ = tokio::time::timeout(DRAIN_PATIENCE, drain(pieces)).await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Before anything of it is read: a client that waits for `100 Continue` need not send it.
+fn refuse_what_cannot_fit(images: &ImageKeeper, headers: &HeaderMap) -> Result<(), ApiError> {
+    let announced = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.parse::<u64>().ok());
+    let Some(bytes) = announced else {
+        return Ok(());
+    };
+    let most = images.store().limits().max_blob_bytes;
+    if bytes > most {
+        return Err(Kind::BODY_TOO_LARGE.because(format!(
+            "the archive has {bytes} bytes, and {most} are allowed"
+        )));
+    }
+    let free = images.store().free_bytes();
+    let free = free.map_err(|error| ApiError::from(conman_image::KeeperError::from(error)))?;
+    if bytes > free {
+        return Err(Kind::STORE_FULL.because(format!(
+            "the archive has {bytes} bytes, and {free} are free below {}: make room there, or \
+             remove images",
+            images.store().directory().display()
+        )));
+    }
+    Ok(())
+}
+
+/// The body in pieces; one that goes silent ends with an error.
+fn pieces(body: Body) -> impl Stream<Item = io::Result<Bytes>> {
+    futures_util::stream::unfold(body.into_data_stream(), |mut body| async {
+        let piece = match tokio::time::timeout(PIECE_PATIENCE, body.next()).await {
+            Ok(piece) => piece?.map_err(io::Error::other),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nothing of the archive came for {PIECE_PATIENCE:?}"),
+            )),
+        };
+        Some((piece, body))
+    })
+}
+
+async fn drain(mut pieces: impl Stream<Item = io::Result<Bytes>> + Unpin) {
+    let mut left = DRAINED_BYTES;
+    while let Some(Ok(piece)) = pieces.next().await
+        && left > piece.len()
+    {
+        left -= piece.len();
+    }
+}
+
+fn created(name: &ImageName, image: Image) -> Result<Response, ApiError> {
+    let name = name.to_string();
+    let name = percent_encoding::utf8_percent_encode(&name, percent_encoding::NON_ALPHANUMERIC);
+    let location = HeaderValue::from_str(&format!("/v1/images/{name}"))
+        .map_err(|_| Kind::INTERNAL.because("the image's path is no header's value"))?;
+    let headers = [(LOCATION, location)];
+    Ok((StatusCode::CREATED, headers, Json(image)).into_response())
+}
+
+fn accepts_events(headers: &HeaderMap) -> bool {
+    headers.get_all(ACCEPT).iter().any(|value| {
+        value.to_str().is_ok_and(|value| {
+            value
+                .split([',', ';'])
+                .any(|one| one.trim() == EVENT_STREAM)
+        })
+    })
+}
+
+fn no_name(why: &str) -> ApiError {
+    Kind::BAD_QUERY.with_fields(vec![conman_proto::FieldError {
+        field: "name".to_owned(),
+        message: format!("is required, for example python:3.12: {why}"),
+    }])
+}
+
+fn stopping() -> ApiError {
+    Kind::SHUTTING_DOWN.because("the daemon stops; the next one goes on with what is downloaded")
+}
+
+/// A pull on a task of its own.
+struct Pull {
+    progress: watch::Receiver<conman_image::PullProgress>,
+    outcome: JoinHandle<Result<Image, ApiError>>,
+}
+
+impl Pull {
+    fn start(images: ImageKeeper, reference: String, name: ImageName) -> Self {
+        let (sender, progress) = watch::channel(conman_image::PullProgress::default());
+        let outcome = tokio::spawn(async move {
+            images
+                .pull(&reference, &name, |progress| {
+                    sender.send_replace(progress.clone());
+                })
+                .await
+                .map_err(|error| pull_problem(&error))?;
+            Ok(image_view::image(images.get(&name).await?))
+        });
+        Self { progress, outcome }
+    }
+
+    /// Ends with the outcome.
+    fn events(self) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+        futures_util::stream::unfold(Some(self), |pull| async {
+            let mut pull = pull?;
+            // The sender goes with the task.
+            if pull.progress.changed().await.is_ok() {
+                tokio::time::sleep(PROGRESS_PAUSE).await;
+                let progress = image_view::progress(&pull.progress.borrow_and_update());
+                return Some((Ok(event("progress", &progress)), Some(pull)));
+            }
+            let event = match ended((&mut pull.outcome).await) {
+                Ok(image) => event("image", &image),
+                Err(error) => event("problem", &error.into_problem()),
+            };
+            Some((Ok(event), None))
+        })
+    }
+}
+
+fn ended(
+    outcome: Result<Result<Image, ApiError>, tokio::task::JoinError>,
+) -> Result<Image, ApiError> {
+    match outcome {
+        Ok(outcome) => outcome,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(stopping()),
+    }
+}
+
+fn event(name: &str, value: &impl serde::Serialize) -> SseEvent {
+    // Plain data always becomes JSON, and JSON has no line breaks of its own.
+    let data = serde_json::to_string(value).unwrap_or_default();
+    SseEvent::default().event(name).data(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_goes_silent_ends_with_an_error() {
+        let silent = futures_util::stream::iter([Ok::<_, io::Error>("a piece")]);
+        let silent = silent.chain(futures_util::stream::pending());
+        let mut pieces = Box::pin(pieces(Body::from_stream(silent)));
+        assert_eq!(
+            pieces.next().await.expect("a piece").expect("whole"),
+            "a piece"
+        );
+        let error = pieces.next().await.expect("an end").expect_err("silence");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_stream_of_events_is_given_only_to_whom_asks_for_it() {
+        let accepts = |value: &'static str| {
+            accepts_events(&HeaderMap::from_iter([(
+                ACCEPT,
+                HeaderValue::from_static(value),
+            )]))
+        };
+        assert!(accepts("text/event-stream") && accepts("application/json, text/event-stream;q=1"));
+        assert!(!accepts("*/*") && !accepts("application/json"));
+        assert!(!accepts_events(&HeaderMap::new()));
+    }
+}
