@@ -19,14 +19,15 @@
 //! # }
 //! ```
 //!
-//! Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no such session; 4 refused (another 4xx);
+//! Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no such session or image; 4 refused (another 4xx);
 //! 5 the daemon cannot be reached or is unavailable (503); 6 stuck. `exec` exits with the
 //! command's code: 125 when conman could not run it, 126 and 127 as shells have them, 128 + N
 //! after signal N. A reader that went away (`conman ps | head`) is no error.
 //!
 //! Tasks: each request's connection is driven by one task that ends with the response. `exec`
 //! adds a thread that reads standard input and one that writes the outputs, joined to its task
-//! by two bounded channels; they end with the process at the latest.
+//! by two bounded channels; they end with the process at the latest. `image import` adds a thread
+//! that reads the archive, joined to the request by a bounded channel.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,6 +1,7 @@
 //! What can be typed: subcommands, options, and their help.
 
 mod daemon;
+mod image;
 pub(crate) mod quantity;
 mod session;
 
@@ -13,6 +14,10 @@ pub use daemon::{
     AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchEchoArgs, BenchForwardArgs, BenchKillArgs,
     BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs, NewTokenArgs, ServeArgs,
     TokenScope,
+};
+pub use image::{
+    ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
+    ImageRmArgs,
 };
 pub use session::{
     ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs, LogsArgs,
@@ -27,7 +32,7 @@ Exit codes:
   0  done
   1  it failed
   2  wrong usage
-  3  no such session
+  3  no such session or image
   4  refused: wrong input, not allowed, in conflict
   5  the daemon cannot be reached or is unavailable at present
   6  a process could not be killed yet: the session is stuck
@@ -219,6 +224,19 @@ mod tests {
             parse(&["ps"]).globals.endpoint(none),
             Endpoint::Socket(DEFAULT_SOCKET.into())
         );
+    }
+
+    #[test]
+    fn an_archive_may_come_by_standard_input() {
+        let Command::Client(ClientCommand::Image(args)) =
+            parse(&["image", "import", "-", "busybox:1"]).command
+        else {
+            panic!("not parsed as image");
+        };
+        let ImageCommand::Import(args) = args.command else {
+            panic!("not parsed as import");
+        };
+        assert_eq!((args.file, &*args.name), (PathBuf::from("-"), "busybox:1"));
     }
 
     #[test]

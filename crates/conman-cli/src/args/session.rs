@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use conman_proto::{Network, SessionId, SessionRequest, SessionState};
 
+use super::image::ImageArgs;
 use super::quantity::{
     parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
 };
@@ -32,6 +33,8 @@ pub enum ClientCommand {
     Why(WhyArgs),
     /// Make a short-lived token that opens connections to one session
     Token(TokenArgs),
+    /// Import, pull, list and remove images
+    Image(ImageArgs),
     /// List nodes
     Nodes,
     /// Act as if the machine were going: kill and release every session, admit no more

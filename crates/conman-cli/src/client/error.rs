@@ -99,6 +99,13 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "forbidden" => "use a token with a wider scope: read < frontend < admin",
         "no-such-session" => "`conman ps --all` lists the sessions",
         "no-such-image" => "build or load the image on the node first",
+        "image-not-found" => "`conman image ls` lists the images",
+        "image-store-full" => "make room on the node's disk, or remove images: `conman image rm`",
+        "bad-image" => {
+            "pack a root file system with tar, or an image with `docker save` or as an OCI layout"
+        }
+        "registry-not-allowed" => "the node's `images.registries` lists those that it pulls from",
+        "image-registry-refused" => "the node's `images.logins` says who conman is to a registry",
         "not-running" => {
             "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
         }

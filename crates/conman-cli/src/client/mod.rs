@@ -11,14 +11,17 @@ mod target;
 mod websocket;
 
 use std::ffi::OsString;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
 use conman_proto::Problem;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use futures_util::{Stream, StreamExt as _};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use hyper::body::{Body, Frame, Incoming};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +41,9 @@ pub(crate) const PROMPT: Duration = Duration::from_secs(45);
 /// Patience for a start: the longest ready timeout that a spec may have (600 s), and the
 /// runtime's own time.
 pub(crate) const START: Duration = Duration::from_secs(15 * 60);
+
+/// Patience for an import: its upload over a slow line, and tens of gigabytes to unpack.
+pub(crate) const IMPORT: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// Longest silence within the body of an answer that does not stream.
 const BODY_SILENCE: Duration = Duration::from_secs(30);
@@ -95,14 +101,11 @@ impl Client {
         body: Option<&impl Serialize>,
         patience: Duration,
     ) -> Result<Answer<T>, ClientError> {
-        let not_understood = |error: serde_json::Error| self.not_understood(error.to_string());
         let response = self
             .send(method, path, body, "application/json", patience)
             .await?;
         let bytes = self.read(response.into_body()).await?;
-        let raw: serde_json::Value = serde_json::from_slice(&bytes).map_err(not_understood)?;
-        let value = T::deserialize(&raw).map_err(not_understood)?;
-        Ok(Answer { value, raw })
+        self.typed(&bytes)
     }
 
     /// Opens an answer that streams; its body may stay silent for as long as it likes.
@@ -113,6 +116,53 @@ impl Client {
     ) -> Result<Response<Incoming>, ClientError> {
         self.send(Method::GET, path, None::<&()>, accept, PROMPT)
             .await
+    }
+
+    /// Sends what `pieces` bring, as they come, and reads the JSON answer. An error among them
+    /// breaks the request off, so that the daemon does not take what came before for the whole.
+    pub(crate) async fn upload<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        length: Option<u64>,
+        patience: Duration,
+    ) -> Result<Answer<T>, ClientError> {
+        let mut request = self.request(Method::POST, path)?;
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        let archive = HeaderValue::from_static("application/octet-stream");
+        headers.insert(CONTENT_TYPE, archive);
+        if let Some(length) = length {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        let request = request.map(|()| {
+            let frames = pieces.map(|piece| piece.map(Frame::data));
+            UnsyncBoxBody::new(StreamBody::new(frames))
+        });
+        let response = self.exchange(request, patience).await?;
+        if !response.status().is_success() {
+            return Err(self.refusal(response).await);
+        }
+        let bytes = self.read(response.into_body()).await?;
+        self.typed(&bytes)
+    }
+
+    /// Asks with a JSON body for an answer that streams.
+    pub(crate) async fn post_for_stream(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        accept: &'static str,
+    ) -> Result<Response<Incoming>, ClientError> {
+        self.send(Method::POST, path, Some(body), accept, PROMPT)
+            .await
+    }
+
+    fn typed<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<Answer<T>, ClientError> {
+        let not_understood = |error: serde_json::Error| self.not_understood(error.to_string());
+        let raw: serde_json::Value = serde_json::from_slice(bytes).map_err(not_understood)?;
+        let value = T::deserialize(&raw).map_err(not_understood)?;
+        Ok(Answer { value, raw })
     }
 
     async fn send(
@@ -165,11 +215,15 @@ impl Client {
     }
 
     /// One request on a connection of its own, up to the head of the answer.
-    async fn exchange(
+    async fn exchange<B>(
         &self,
-        request: Request<Full<Bytes>>,
+        request: Request<B>,
         patience: Duration,
-    ) -> Result<Response<Incoming>, ClientError> {
+    ) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let broken = |source| ClientError::Broken {
             peer: self.target.to_string(),
             source,

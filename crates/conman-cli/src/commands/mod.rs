@@ -3,6 +3,7 @@
 mod completions;
 mod events;
 mod exec;
+mod image;
 mod inspect;
 mod logs;
 mod nodes;
@@ -52,6 +53,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
         ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
+        ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,
         ClientCommand::Nodes => Box::pin(nodes::run(context)).await,
         ClientCommand::Preempt(args) => Box::pin(preempt::preempt(context, args)).await,
         ClientCommand::Readmit => Box::pin(preempt::readmit(context)).await,

@@ -3,6 +3,7 @@
 
 mod calls;
 mod exec;
+mod images;
 mod node;
 mod refusals;
 mod sessions;

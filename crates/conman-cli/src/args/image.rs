@@ -1,0 +1,74 @@
+//! Arguments of `conman image`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Arguments of `conman image`.
+#[derive(Debug, Clone, Args)]
+pub struct ImageArgs {
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+/// What concerns the images of the node.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ImageCommand {
+    /// Import an archive: an OCI layout, what `docker save` writes, or a root file system
+    Import(ImageImportArgs),
+    /// Pull an image from a registry
+    Pull(ImagePullArgs),
+    /// List images
+    #[command(visible_alias = "list")]
+    Ls(ImageLsArgs),
+    /// Show everything about an image
+    Inspect(ImageInspectArgs),
+    /// Remove names of images: an image goes once it has none and no session uses it
+    Rm(ImageRmArgs),
+    /// Remove now what nothing uses
+    Gc,
+}
+
+/// Arguments of `conman image import`.
+#[derive(Debug, Clone, Args)]
+pub struct ImageImportArgs {
+    /// The archive, plain or with gzip or zstd; - for standard input
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What the image is to be called; another image loses the name
+    #[arg(value_name = "NAME:TAG")]
+    pub name: String,
+}
+
+/// Arguments of `conman image pull`.
+#[derive(Debug, Clone, Args)]
+pub struct ImagePullArgs {
+    /// The image with its registry
+    #[arg(value_name = "HOST[:PORT]/NAME[:TAG][@DIGEST]")]
+    pub reference: String,
+    /// What the image is to be called here, instead of the reference
+    #[arg(long, value_name = "NAME:TAG")]
+    pub name: Option<String>,
+}
+
+/// Arguments of `conman image ls`.
+#[derive(Debug, Clone, Args)]
+pub struct ImageLsArgs {
+    /// Print names only
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// Arguments of `conman image inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct ImageInspectArgs {
+    #[arg(value_name = "NAME:TAG")]
+    pub name: String,
+}
+
+/// Arguments of `conman image rm`.
+#[derive(Debug, Clone, Args)]
+pub struct ImageRmArgs {
+    #[arg(required = true, value_name = "NAME:TAG")]
+    pub name: Vec<String>,
+}
