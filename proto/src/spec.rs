@@ -10,6 +10,8 @@ use utoipa::ToSchema;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RuntimeKind {
+    /// conman's own containers, with no other daemon.
+    Native,
     /// Docker Engine, or Podman's Docker-compatible API.
     Docker,
     /// Plain namespaced processes without an image, for conman's own tests.
@@ -19,6 +21,7 @@ pub enum RuntimeKind {
 impl fmt::Display for RuntimeKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
+            Self::Native => "native",
             Self::Docker => "docker",
             Self::Process => "process",
         })

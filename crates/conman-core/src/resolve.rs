@@ -149,8 +149,11 @@ fn fill_in(
     }
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = request.network.or(base.network).unwrap_or_default();
-    if runtime == RuntimeKind::Process && network == Network::Bridge {
-        mistakes.add("network", "the process runtime has only `loopback`");
+    if runtime != RuntimeKind::Docker && network == Network::Bridge {
+        mistakes.add(
+            "network",
+            format!("the {runtime} runtime has only `loopback`"),
+        );
     }
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use conman_core::{Bind, BindError, bind_root};
 use conman_linux::open_beneath;
+use conman_runtime::BindPlan;
 use rustix::io::Errno;
 
 /// Why a bind is refused, in words for whoever asked for the session.
@@ -51,17 +52,22 @@ impl fmt::Display for BadBind {
 }
 
 /// Opens every source below its root. Blocks on the file system.
-pub(crate) fn check(binds: &[String], roots: &[PathBuf]) -> Result<Vec<Bind>, BadBind> {
+pub(crate) fn check(binds: &[String], roots: &[PathBuf]) -> Result<Vec<BindPlan>, BadBind> {
     binds.iter().map(|bind| check_one(bind, roots)).collect()
 }
 
-fn check_one(text: &str, roots: &[PathBuf]) -> Result<Bind, BadBind> {
+fn check_one(text: &str, roots: &[PathBuf]) -> Result<BindPlan, BadBind> {
     let bind = Bind::parse(text).map_err(|error| BadBind::Form(text.to_owned(), error))?;
     let Some((root, below)) = bind_root(roots, &bind.source) else {
         return Err(BadBind::NotAllowed(bind.source));
     };
     match open_beneath(root, &below) {
-        Ok(_) => Ok(bind),
+        Ok(_) => Ok(BindPlan {
+            root: root.to_owned(),
+            below,
+            target: bind.target,
+            read_only: bind.read_only,
+        }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(BadBind::Missing(bind.source)),
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
             Err(BadBind::Symlink(bind.source))
@@ -86,8 +92,8 @@ mod tests {
         let good = check(&[bind("alice", ":/work:ro")], &roots).expect("allowed");
         assert_eq!(good.len(), 1);
         assert_eq!(
-            (&good[0].source, good[0].read_only),
-            (&root.path().join("alice"), true)
+            (good[0].source(), good[0].read_only),
+            (root.path().join("alice"), true)
         );
         for (name, words) in [("bob", "does not exist"), ("link", "symbolic link")] {
             let error = check(&[bind(name, ":/work")], &roots).expect_err(name);

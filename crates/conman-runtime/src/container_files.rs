@@ -22,6 +22,15 @@ const HOSTNAME: &str = "hostname";
 const GENERATION_DIR: &str = "run";
 const GENERATION_FILES: [&str; 2] = ["session", "generation"];
 
+/// What a container is shown of its own files, where no network of its runtime's brings others:
+/// names below its directory, and paths in the container.
+pub(crate) const OWN_FILES: [(&str, &str); 4] = [
+    (GENERATION_DIR, GENERATION_TARGET),
+    (HOSTS, "/etc/hosts"),
+    (RESOLV_CONF, "/etc/resolv.conf"),
+    (HOSTNAME, "/etc/hostname"),
+];
+
 /// The files below one `files_dir`.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerFiles {

@@ -1,7 +1,8 @@
 //! What makes containers.
 //!
-//! [`Runtime`] is the one interface; Docker (through its HTTP API on a Unix socket) and a fake
-//! made of plain namespaced processes implement it, held to the same [`conformance`] suite.
+//! [`Runtime`] is the one interface. The native runtime (through the shim's socket), Docker
+//! (through its HTTP API on a Unix socket) and a fake made of plain namespaced processes implement
+//! it, held to the same [`conformance`] suite.
 //!
 //! A runtime creates, starts, describes and removes. It does **not** kill containers: killing is
 //! the kernel's business (`conman-linux`), so that no daemon can stand in its way. Of a command
@@ -13,14 +14,19 @@ mod container_files;
 mod docker;
 mod exec_channels;
 mod exec_kill;
+mod exec_streams;
 mod kernel_view;
+mod log_files;
+mod native;
 mod process;
 mod runtime;
+mod terminal;
 
 pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};
 pub use exec_kill::{ExecKill, KillReply};
+pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
-    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
+    BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
     OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
 };

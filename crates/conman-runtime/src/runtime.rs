@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use conman_proto::{ExecStatus, Generation, ResolvedSpec, RuntimeKind, SessionId, TerminalSize};
 use futures_util::stream::BoxStream;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::exec_kill::ExecKill;
@@ -35,8 +36,31 @@ pub struct ContainerPlan {
     /// Host directory of this container's own small files (`hosts`, `resolv.conf`,
     /// `generation`); the runtime fills it at `create` and removes it at `remove`.
     pub files_dir: PathBuf,
-    /// Checked and expanded binds: (host source, target in the container, read-only).
-    pub binds: Vec<(PathBuf, String, bool)>,
+    /// Checked and expanded binds.
+    pub binds: Vec<BindPlan>,
+}
+
+/// A file or directory of the host's that a container is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindPlan {
+    /// A directory of the operator's choice, which may be reached through symbolic links.
+    pub root: PathBuf,
+    /// Path below it, on which none is followed; empty for `root` itself.
+    pub below: PathBuf,
+    /// Path in the container.
+    pub target: String,
+    pub read_only: bool,
+}
+
+impl BindPlan {
+    /// The path of what is shown.
+    #[must_use]
+    pub fn source(&self) -> PathBuf {
+        if self.below.as_os_str().is_empty() {
+            return self.root.clone();
+        }
+        self.root.join(&self.below)
+    }
 }
 
 /// A started container.

@@ -38,7 +38,7 @@ mod options;
 mod protocol;
 mod seccomp_profile;
 mod seqpacket;
-mod socket;
+pub mod socket;
 mod spec;
 
 pub use client::{Client, ClientError, Launched};
@@ -48,7 +48,6 @@ pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
 };
-pub use socket::{Incoming, ShimSocket};
 pub use spec::{
     BindSpec, ExecSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec,
     SpecError,

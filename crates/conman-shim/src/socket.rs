@@ -1,17 +1,11 @@
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::protocol::{DecodeError, Message, decode};
 use crate::seqpacket;
-
-/// A client's end of a connection that never blocks, for those who wait in a way of their own.
-#[derive(Debug)]
-pub struct ShimSocket {
-    fd: OwnedFd,
-}
 
 /// One message of the shim's.
 #[derive(Debug)]
@@ -21,49 +15,35 @@ pub struct Incoming {
     pub fds: Vec<OwnedFd>,
 }
 
-impl ShimSocket {
-    /// Connects to a shim of the caller's own user or root's. `WouldBlock` when too many wait to
-    /// be accepted.
-    pub fn connect(path: &Path) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        let peer = rustix::net::sockopt::socket_peercred(&fd)?;
-        if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "it is another user's",
-            ));
-        }
-        Ok(Self { fd })
+/// Connects to a shim of the caller's own user or root's, for those who wait in a way of their own:
+/// the socket never blocks. `WouldBlock` when too many wait to be accepted.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is another user's",
+        ));
     }
-
-    /// Sends an encoded call whole, or fails; `WouldBlock` while the shim does not read.
-    pub fn send(&self, call: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        seqpacket::send(&self.fd, call, fds)
-    }
-
-    /// The next message; `None` once the shim has closed.
-    pub fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Incoming>> {
-        if buffer.is_empty() {
-            *buffer = seqpacket::buffer();
-        }
-        let received = seqpacket::receive(&self.fd, buffer)?;
-        Ok(received.map(|received| Incoming {
-            message: decode(received.bytes),
-            fds: received.fds,
-        }))
-    }
+    Ok(socket)
 }
 
-impl AsFd for ShimSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
+/// Sends an encoded call whole, or fails; `WouldBlock` while the shim does not read.
+pub fn send(socket: impl AsFd, call: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    seqpacket::send(socket, call, fds)
 }
 
-impl AsRawFd for ShimSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+/// The next message; `None` once the shim has closed. `buffer` is made by the first call.
+pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<Incoming>> {
+    if buffer.is_empty() {
+        *buffer = seqpacket::buffer();
     }
+    let received = seqpacket::receive(socket, buffer)?;
+    Ok(received.map(|received| Incoming {
+        message: decode(received.bytes),
+        fds: received.fds,
+    }))
 }

@@ -12,8 +12,8 @@ const MAX_STRINGS: usize = 4_096;
 /// Small files that are written into a root at its start.
 const MAX_FILES: usize = 16;
 
-/// Directories and files of the host in a container.
-pub const MAX_BINDS: usize = 32;
+/// Directories and files of the host in a container: a session's 32, and conman's own.
+pub const MAX_BINDS: usize = 40;
 
 /// Longest name of a container: a session's (63), a dot and a generation.
 const MAX_NAME: usize = 96;

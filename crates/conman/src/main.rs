@@ -9,6 +9,8 @@ mod bench;
 mod config;
 mod doctor;
 mod serve;
+mod shim;
+mod state_dir;
 mod telemetry;
 
 use std::process::ExitCode;
@@ -22,6 +24,8 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments),
+        // Before there is any other thread.
+        Command::Shim(arguments) => shim::run(&arguments),
         Command::Auth(arguments) => auth::run(&arguments, cli.globals.json),
         Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
         Command::Bench(arguments) => on_runtime(bench::run(arguments, cli.globals.json)),

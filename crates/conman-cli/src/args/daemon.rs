@@ -1,5 +1,5 @@
-//! Arguments of the subcommands that the binary carries out by itself: `serve`, `doctor`, `bench`,
-//! `auth`.
+//! Arguments of the subcommands that the binary carries out by itself: `serve`, `shim`, `doctor`,
+//! `bench`, `auth`.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,20 @@ pub struct ServeArgs {
     /// Start although the registry's files are lost: hand out generations above N only
     #[arg(long, value_name = "N", value_parser = parse_generation)]
     pub generation_floor: Option<Generation>,
+}
+
+/// Arguments of `conman shim`.
+#[derive(Debug, Clone, Args)]
+pub struct ShimArgs {
+    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The daemon's state directory, without a look at any configuration
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    pub state_dir: Option<PathBuf>,
+    /// End the shim that runs, unless containers live
+    #[arg(long)]
+    pub stop: bool,
 }
 
 /// Arguments of `conman doctor`.

@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand};
 pub use daemon::{
     AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchEchoArgs, BenchForwardArgs, BenchKillArgs,
     BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs, NewTokenArgs, ServeArgs,
-    TokenScope,
+    ShimArgs, TokenScope,
 };
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
@@ -61,6 +61,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the daemon
     Serve(ServeArgs),
+    /// Be the parent of native containers, which outlives the daemon; `serve` starts one itself
+    Shim(ShimArgs),
     #[command(flatten)]
     Client(ClientCommand),
     /// Make tokens for the API

@@ -18,7 +18,11 @@ async fn main() -> ExitCode {
     };
     match cli.command {
         Command::Client(command) => conman_cli::run(command, &cli.globals).await,
-        Command::Serve(_) | Command::Auth(_) | Command::Doctor(_) | Command::Bench(_) => {
+        Command::Serve(_)
+        | Command::Shim(_)
+        | Command::Auth(_)
+        | Command::Doctor(_)
+        | Command::Bench(_) => {
             let text = "error: this is the client alone; the `conman` binary does that";
             // Nobody is left to be told that it cannot be written.
             let _ = writeln!(std::io::stderr(), "{text}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use conman_proto::ResolvedSpec;
-use conman_runtime::{ContainerKey, ContainerPlan, Runtime};
+use conman_runtime::{BindPlan, ContainerKey, ContainerPlan, Runtime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
@@ -46,10 +46,7 @@ pub(super) async fn make(
     let plan = ContainerPlan {
         files_dir: context.files_dir(&key),
         spec: (*handle.spec).clone(),
-        binds: binds
-            .into_iter()
-            .map(|bind| (bind.source, bind.target, bind.read_only))
-            .collect(),
+        binds,
         key,
     };
     made.result = create(&context, &*runtime, &plan).await;
@@ -94,10 +91,7 @@ async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemapho
     }
 }
 
-async fn prepare(
-    context: &Context,
-    spec: &ResolvedSpec,
-) -> Result<Vec<conman_core::Bind>, Trouble> {
+async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>, Trouble> {
     let phase = phases::PREPARE;
     if spec.binds.is_empty() {
         return Ok(Vec::new());

@@ -114,9 +114,10 @@ pub async fn containers_are_found_in_every_state_and_by_a_new_daemon(stage: &Sta
 }
 
 pub async fn a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_code(stage: &Stage) {
-    let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
+    // A shell would become the last command, were it the last.
+    let script = "sleep 1000 & setsid sleep 1000 & sleep 1000; true";
     let container = stage.run(&stage.plan("alice", &["sh", "-c", script])).await;
-    until("an init and three sleeps", || {
+    until("a shell and three sleeps", || {
         (stage.runtime().pids(&container.key).len() >= 4).then_some(())
     })
     .await;

@@ -32,6 +32,12 @@ pub trait Harness: Send + Sync + 'static {
 
     /// An image with `/bin/sh` and the usual small programs.
     fn image(&self) -> String;
+
+    /// Whether the log tells a program's two outputs apart. Where it does not, it has to tell them
+    /// in the order in which they were written.
+    fn keeps_outputs_apart(&self) -> bool {
+        true
+    }
 }
 
 /// Makes a test of each check. `$harness` is an expression of type `Result<H, String>` where `H`

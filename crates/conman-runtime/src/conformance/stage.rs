@@ -87,6 +87,10 @@ impl Stage {
         self.harness.runtime(instance)
     }
 
+    pub(super) fn keeps_outputs_apart(&self) -> bool {
+        self.harness.keeps_outputs_apart()
+    }
+
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir

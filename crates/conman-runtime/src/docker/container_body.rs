@@ -159,7 +159,7 @@ fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
         mounts.push(bind(files.hostname(), "/etc/hostname", true));
     }
     let asked = plan.binds.iter();
-    mounts.extend(asked.map(|(source, target, ro)| bind(source.clone(), target, *ro)));
+    mounts.extend(asked.map(|asked| bind(asked.source(), &asked.target, asked.read_only)));
     mounts
 }
 

@@ -11,19 +11,17 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use conman_linux::{Lineage, PidFd};
 use conman_proto::ExecStatus;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
 
 use super::Inner;
 use super::command_line::{self, Unrunnable};
-use super::terminal::Terminal;
 use crate::container_files::host_error;
-use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
+use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
 use crate::exec_kill::{kill_command, on_order};
+use crate::exec_streams::{carry_input, carry_output};
+use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ENTER: &str = include_str!("exec.sh");
@@ -231,46 +229,6 @@ async fn run_on_terminal(mut child: Child, place: Place, terminal: Terminal, mut
         never = &mut killing => match never {},
     };
     let _ = ends.status.send(ended(status));
-}
-
-/// Ends with the stream, or when nobody reads any more.
-async fn carry_output<R: AsyncRead + Unpin>(
-    from: Option<R>,
-    stream: OutputStream,
-    to: &mpsc::Sender<(OutputStream, Bytes)>,
-) {
-    let Some(mut from) = from else { return };
-    let mut buffer = BytesMut::new();
-    loop {
-        buffer.reserve(OUTPUT_CHUNK_BYTES);
-        match (&mut from)
-            .take(OUTPUT_CHUNK_BYTES as u64)
-            .read_buf(&mut buffer)
-            .await
-        {
-            // A terminal reports its other end's closing as an error.
-            Ok(0) | Err(_) => return,
-            Ok(_) => {
-                if to.send((stream, buffer.split().freeze())).await.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// Ends when the input ends or the command reads no more; dropping `to` is the end of its input.
-async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, to: Option<W>) {
-    let Some(mut to) = to else {
-        from.close();
-        return;
-    };
-    while let Some(bytes) = from.recv().await {
-        if to.write_all(&bytes).await.is_err() {
-            from.close();
-            return;
-        }
-    }
 }
 
 fn not_run(program: &str, unrunnable: &Unrunnable) -> ExecStatus {

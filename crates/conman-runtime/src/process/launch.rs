@@ -40,11 +40,11 @@ pub(super) async fn launch(
         .arg(cgroup_procs.len().to_string())
         .args(cgroup_procs)
         .arg(plan.binds.len().to_string());
-    for (source, target, read_only) in &plan.binds {
+    for bind in &plan.binds {
         command
-            .arg(source)
-            .arg(target)
-            .arg(if *read_only { "ro" } else { "rw" });
+            .arg(bind.source())
+            .arg(&bind.target)
+            .arg(if bind.read_only { "ro" } else { "rw" });
     }
     for (name, value) in command_line::environment(key, &plan.spec) {
         command.arg(format!("{name}={value}"));

@@ -18,10 +18,8 @@ mod command_line;
 mod exec;
 mod faults;
 mod launch;
-mod log_reader;
 mod placement;
 mod store;
-mod terminal;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -37,9 +35,10 @@ pub use faults::{Fault, Faults, Operation};
 
 use crate::container_files::ContainerFiles;
 use crate::kernel_view::KernelView;
+use crate::log_files;
 use crate::{
-    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions, Runtime,
-    RuntimeError, RuntimeInfo, Started,
+    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
+    OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
 };
 use placement::Placement;
 use store::{ContainerDir, Store};
@@ -280,7 +279,8 @@ impl Runtime for ProcessRuntime {
         key: &ContainerKey,
         options: LogOptions,
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        let logs = log_reader::logs(Arc::clone(&self.inner), key.clone(), options);
+        let (inner, owned) = (Arc::clone(&self.inner), key.clone());
+        let logs = async move { inner.logs(&owned, options).await };
         self.call(
             (Operation::Logs, "read the log of"),
             Some(&key.session),
@@ -381,6 +381,24 @@ impl Inner {
         }
         self.kernel.remove_cgroups(key)?;
         dir.remove()
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let dir = self.store.container(key);
+        if dir.plan()?.is_none() {
+            return Err(RuntimeError::NoSuchContainer {
+                subject: key.to_string(),
+            });
+        }
+        let files = vec![
+            (OutputStream::Stdout, dir.stdout()),
+            (OutputStream::Stderr, dir.stderr()),
+        ];
+        log_files::read(files, options, move || dir.has_ended()).await
     }
 
     fn exec(self: &Arc<Self>, key: &ContainerKey, plan: &ExecPlan) -> Result<ExecIo, RuntimeError> {

@@ -19,7 +19,7 @@ use conman_proto::ResolvedSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::container_files::host_error;
-use crate::{ContainerKey, ContainerPlan, RuntimeError};
+use crate::{BindPlan, ContainerKey, ContainerPlan, RuntimeError};
 
 const PLAN: &str = "plan.json";
 const BEGUN: &str = "begun";
@@ -29,7 +29,7 @@ const BEGUN: &str = "begun";
 pub(super) struct StoredPlan {
     pub(super) spec: ResolvedSpec,
     pub(super) files_dir: PathBuf,
-    pub(super) binds: Vec<(PathBuf, String, bool)>,
+    pub(super) binds: Vec<BindPlan>,
 }
 
 /// Every container of one instance.

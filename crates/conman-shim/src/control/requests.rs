@@ -214,7 +214,10 @@ impl Control {
 
     pub(super) fn acknowledge(&mut self, names: &[String]) -> Result<Reply, CallError> {
         for name in names {
-            if self.containers.get(name).is_some_and(Container::is_alive) {
+            // One that has ended before its start was answered is told by that answer.
+            if self.containers.get(name).is_some_and(Container::is_alive)
+                || self.launching.is_starting(name)
+            {
                 return Err(CallError::StillAlive { name: name.clone() });
             }
         }

@@ -394,10 +394,12 @@ fn preempt(section: &Section<'_, '_>) -> Preempt {
 
 pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
     match text {
+        "native" => Ok(RuntimeKind::Native),
         "docker" => Ok(RuntimeKind::Docker),
         "process" => Ok(RuntimeKind::Process),
         _ => Err(
-            "must be \"docker\" (or \"process\", bare namespaced processes for tests)".to_owned(),
+            "must be \"native\" or \"docker\" (or \"process\", bare namespaced processes for tests)"
+                .to_owned(),
         ),
     }
 }

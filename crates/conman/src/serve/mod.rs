@@ -13,6 +13,7 @@ mod directory;
 mod gate;
 mod images;
 mod listeners;
+mod runtimes;
 mod service_manager;
 mod signals;
 mod state;
@@ -32,14 +33,13 @@ use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
-use conman_proto::RuntimeKind;
 use conman_proxy::{Proxy, ProxyOptions};
-use conman_runtime::{DockerOptions, DockerRuntime, ProcessOptions, ProcessRuntime, Runtime};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use listeners::Listeners;
+use runtimes::Runtimes;
 use signals::Signals;
 use state::State;
 
@@ -47,8 +47,6 @@ use state::State;
 const EXIT_CONFIG: u8 = 2;
 /// Time for tunnels and requests in flight when the daemon stops.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5);
-/// Bound on the process runtime's calls.
-const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two clean-ups of the metrics' histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
@@ -123,8 +121,9 @@ async fn serve(
     let connect_tokens = Arc::new(connect_tokens);
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
+    let runtimes = Runtimes::open(&config, &state)?;
     let node = tokio::select! {
-        started = start_node(&config, &state, listeners.sessions_address) => started?,
+        started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
         // to know what runs and keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
@@ -188,6 +187,7 @@ async fn serve(
     }
     // After a preemption there is nothing left to stop; otherwise the containers stay.
     node.shutdown(true).await;
+    runtimes.close().await;
     remove_empty_cgroup(&node);
     listeners.admin.path.remove();
     drop(state);
@@ -226,7 +226,12 @@ fn install_metrics() -> Result<PrometheusHandle> {
     Ok(handle)
 }
 
-async fn start_node(config: &Config, state: &State, sessions: SocketAddr) -> Result<Arc<Node>> {
+async fn start_node(
+    config: &Config,
+    state: &State,
+    runtimes: &Runtimes,
+    sessions: SocketAddr,
+) -> Result<Arc<Node>> {
     let mut options = NodeOptions::new(
         config.name.clone(),
         state.instance.clone(),
@@ -245,12 +250,11 @@ async fn start_node(config: &Config, state: &State, sessions: SocketAddr) -> Res
         .gce_endpoint
         .clone()
         .map(|endpoint| GceOptions { endpoint });
-    let runtimes = runtimes(config, state)?;
     Node::start(
         options,
         Arc::clone(&state.registry),
         Arc::clone(&state.journal),
-        runtimes,
+        runtimes.all(),
     )
     .await
     .context("cannot take over what an earlier conman left")
@@ -262,44 +266,6 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
         sessions.set_ip(Ipv4Addr::LOCALHOST.into());
     }
     UrlScheme::path(&format!("http://{sessions}"))
-}
-
-/// The runtimes that the node or one of its templates names.
-fn runtimes(config: &Config, state: &State) -> Result<Vec<Arc<dyn Runtime>>> {
-    let mut kinds: Vec<RuntimeKind> = config
-        .policy
-        .templates
-        .values()
-        .filter_map(|template| template.runtime)
-        .collect();
-    kinds.push(config.runtime);
-    kinds.sort_unstable();
-    kinds.dedup();
-    kinds
-        .into_iter()
-        .map(|kind| -> Result<Arc<dyn Runtime>> {
-            Ok(match kind {
-                RuntimeKind::Docker => {
-                    let socket = config.docker_socket.clone();
-                    let options = DockerOptions::new(socket, state.instance.clone());
-                    let docker = DockerRuntime::connect(options)
-                        .context("cannot set up the Docker runtime")?;
-                    Arc::new(docker)
-                }
-                RuntimeKind::Process => {
-                    let directory = config.state_dir.join("process");
-                    let options = ProcessOptions {
-                        state_dir: directory,
-                        instance: state.instance.clone(),
-                        call_timeout: PROCESS_PATIENCE,
-                    };
-                    let process = ProcessRuntime::open(options)
-                        .context("cannot set up the process runtime")?;
-                    Arc::new(process)
-                }
-            })
-        })
-        .collect()
 }
 
 fn start_proxy(

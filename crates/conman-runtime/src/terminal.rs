@@ -11,20 +11,20 @@ use tokio::net::unix::pipe;
 
 /// The near end. Tokio's pipes serve for it: they wait for readiness and read or write, which is
 /// all there is to it.
-pub(super) struct Terminal {
-    pub(super) reader: pipe::Receiver,
-    pub(super) writer: pipe::Sender,
-    pub(super) size: TerminalControl,
+pub(crate) struct Terminal {
+    pub(crate) reader: pipe::Receiver,
+    pub(crate) writer: pipe::Sender,
+    pub(crate) size: TerminalControl,
 }
 
 /// Sets the size.
-pub(super) struct TerminalControl {
+pub(crate) struct TerminalControl {
     near: OwnedFd,
 }
 
 impl Terminal {
     /// The near end, and the far end for the command.
-    pub(super) fn open(size: TerminalSize) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn open(size: TerminalSize) -> io::Result<(Self, OwnedFd)> {
         let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&near)?;
         unlockpt(&near)?;
@@ -43,7 +43,7 @@ impl Terminal {
 }
 
 impl TerminalControl {
-    pub(super) fn set(&self, size: TerminalSize) {
+    pub(crate) fn set(&self, size: TerminalSize) {
         let size = Winsize {
             ws_row: size.rows,
             ws_col: size.columns,

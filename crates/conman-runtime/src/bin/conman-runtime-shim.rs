@@ -1,0 +1,39 @@
+//! The shim as a program of its own, for this crate's tests:
+//! `conman-runtime-shim SOCKET FENCE-CGROUP ROOT…`.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use conman_linux::CgroupPart;
+use conman_shim::ShimOptions;
+
+/// The design's K.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
+
+#[expect(clippy::print_stderr, reason = "a program tells its user there")]
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(socket), Some(cgroup)) = (arguments.next(), arguments.next()) else {
+        eprintln!("usage: conman-runtime-shim SOCKET FENCE-CGROUP ROOT...");
+        return ExitCode::from(2);
+    };
+    let socket = PathBuf::from(socket);
+    let options = ShimOptions {
+        state_file: socket.with_extension("state"),
+        socket,
+        roots: arguments.map(PathBuf::from).collect(),
+        do_without: Vec::new(),
+        cgroups: CgroupPart::All,
+        fence_cgroup: cgroup.to_string_lossy().into_owned(),
+        freeze_patience: FREEZE_PATIENCE,
+    };
+    match conman_shim::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("conman-runtime-shim: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Reading a container's log files, from a place near their end if so asked, and following them.
+//!
+//! Where outputs are kept apart, what was written before comes ordered by output, not by time. A
+//! line's timestamp is the time at which it was read. A file may begin with a hole, where what was
+//! oldest was given up to keep it bounded: reading goes on with the first whole line behind it.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::container_files::host_error;
+use crate::exec_channels::OUTPUT_CHUNK_BYTES;
+use crate::{LogChunk, LogOptions, OutputStream, RuntimeError};
+
+/// How far back the last lines are looked for.
+const TAIL_WINDOW_BYTES: u64 = 1 << 20;
+
+/// How often a followed file is read again.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(20);
+
+struct LogReader<F> {
+    options: LogOptions,
+    sources: Vec<Source>,
+    /// Whether nothing more will be written.
+    has_ended: F,
+    /// Read and not yet handed out.
+    ready: VecDeque<LogChunk>,
+    finished: bool,
+}
+
+struct Source {
+    stream: OutputStream,
+    path: PathBuf,
+    /// `None` until the file exists.
+    file: Option<Arc<File>>,
+    position: u64,
+    at_line_start: bool,
+    /// Behind a hole: until the next line begins nothing is told.
+    in_cut_line: bool,
+}
+
+/// Bytes from a place in a file.
+struct Piece {
+    bytes: Vec<u8>,
+    /// Where they begin; beyond what was asked for where there is a hole.
+    begin: u64,
+}
+
+/// Files that do not exist yet are waited for where the log is followed. `has_ended` is asked
+/// before each reading.
+pub(crate) async fn read(
+    files: Vec<(OutputStream, PathBuf)>,
+    options: LogOptions,
+    has_ended: impl FnMut() -> bool + Send + 'static,
+) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+    let sources = files.into_iter().map(|(stream, path)| Source {
+        stream,
+        path,
+        file: None,
+        position: 0,
+        at_line_start: true,
+        in_cut_line: false,
+    });
+    let mut reader = LogReader {
+        options,
+        sources: sources.collect(),
+        has_ended,
+        ready: VecDeque::new(),
+        finished: false,
+    };
+    if let Some(lines) = options.tail {
+        reader.skip_to_tail(lines).await?;
+    }
+    let stream = stream::unfold(reader, |mut reader| async move {
+        reader.next().await.map(|chunk| (chunk, reader))
+    });
+    Ok(stream.boxed())
+}
+
+impl<F: FnMut() -> bool> LogReader<F> {
+    async fn next(&mut self) -> Option<Result<LogChunk, RuntimeError>> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                return Some(Ok(chunk));
+            }
+            if self.finished {
+                return None;
+            }
+            // Asked before the files are read, so that nothing written before the end is missed.
+            let ended = !self.options.follow || (self.has_ended)();
+            if let Err(error) = self.read_sources().await {
+                self.finished = true;
+                return Some(Err(error));
+            }
+            if self.ready.is_empty() {
+                if ended {
+                    self.finished = true;
+                } else {
+                    tokio::time::sleep(FOLLOW_INTERVAL).await;
+                }
+            }
+        }
+    }
+
+    async fn read_sources(&mut self) -> Result<(), RuntimeError> {
+        for source in &mut self.sources {
+            let bytes = source
+                .read()
+                .await
+                .map_err(|error| host_error("read", &source.path, error))?;
+            if !bytes.is_empty() {
+                let bytes = if self.options.timestamps {
+                    source.stamp(&bytes)
+                } else {
+                    bytes.into()
+                };
+                self.ready.push_back(LogChunk {
+                    stream: source.stream,
+                    bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the positions so that `lines` lines follow, counted from the last source's end.
+    async fn skip_to_tail(&mut self, lines: u32) -> Result<(), RuntimeError> {
+        let mut wanted = u64::from(lines);
+        for source in self.sources.iter_mut().rev() {
+            let found = source
+                .seek_to_last(wanted)
+                .await
+                .map_err(|error| host_error("read", &source.path, error))?;
+            wanted -= found;
+        }
+        Ok(())
+    }
+}
+
+impl Source {
+    /// What stands at the position, without the rest of a line that was cut by a hole; nothing at
+    /// the file's end.
+    async fn read(&mut self) -> io::Result<Vec<u8>> {
+        let Some(file) = self.open().await? else {
+            return Ok(Vec::new());
+        };
+        loop {
+            let position = self.position;
+            let same = Arc::clone(&file);
+            let piece = away(move || read_piece(&same, position, OUTPUT_CHUNK_BYTES)).await?;
+            self.in_cut_line |= piece.begin > position;
+            self.position = piece.begin + piece.bytes.len() as u64;
+            if piece.bytes.is_empty() || !self.in_cut_line {
+                return Ok(piece.bytes);
+            }
+            if let Some(newline) = piece.bytes.iter().position(|byte| *byte == b'\n') {
+                self.in_cut_line = false;
+                self.at_line_start = true;
+                let rest = &piece.bytes[newline + 1..];
+                if !rest.is_empty() {
+                    return Ok(rest.to_vec());
+                }
+            }
+        }
+    }
+
+    /// Goes to where at most `wanted` lines follow and tells how many do.
+    async fn seek_to_last(&mut self, wanted: u64) -> io::Result<u64> {
+        let Some(file) = self.open().await? else {
+            return Ok(0);
+        };
+        let (window, begin, cut) = away(move || {
+            let end = file.metadata()?.len();
+            let start = end.saturating_sub(TAIL_WINDOW_BYTES);
+            let mut window = Vec::new();
+            let mut first = start;
+            loop {
+                let length = usize::try_from(end.saturating_sub(first)).unwrap_or(0);
+                let piece = read_piece(&file, first + window.len() as u64, length - window.len())?;
+                if piece.bytes.is_empty() {
+                    return Ok((window, first, first > 0));
+                }
+                if piece.begin > first + window.len() as u64 {
+                    window.clear();
+                    first = piece.begin;
+                }
+                window.extend(piece.bytes);
+            }
+        })
+        .await?;
+        // The first line of what was found may be the rest of one.
+        let whole = if cut {
+            let newline = window.iter().position(|byte| *byte == b'\n');
+            newline.map_or(window.len(), |newline| newline + 1)
+        } else {
+            0
+        };
+        let mut found = 0;
+        let mut position = window.len();
+        while position > whole && found < wanted {
+            // A newline at the very end ends the last line and begins none.
+            let line_start = window[..position - 1]
+                .iter()
+                .rposition(|byte| *byte == b'\n');
+            position = line_start.map_or(0, |newline| newline + 1);
+            found += 1;
+        }
+        self.position = begin + position as u64;
+        Ok(found)
+    }
+
+    fn stamp(&mut self, bytes: &[u8]) -> Bytes {
+        let now = format!("{:.9} ", Timestamp::now());
+        let mut stamped = Vec::with_capacity(bytes.len() + now.len());
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if self.at_line_start {
+                stamped.extend_from_slice(now.as_bytes());
+            }
+            stamped.extend_from_slice(line);
+            self.at_line_start = line.ends_with(b"\n");
+        }
+        stamped.into()
+    }
+
+    async fn open(&mut self) -> io::Result<Option<Arc<File>>> {
+        if self.file.is_none() {
+            let path = self.path.clone();
+            self.file = away(move || open(&path)).await?.map(Arc::new);
+        }
+        Ok(self.file.clone())
+    }
+}
+
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Empty at the end of the file.
+fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
+    let begin = match rustix::fs::seek(file, SeekFrom::Data(position)) {
+        Ok(begin) => begin,
+        // Nothing but a hole up to the end.
+        Err(Errno::NXIO) => {
+            return Ok(Piece {
+                bytes: Vec::new(),
+                begin: position,
+            });
+        }
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut bytes = vec![0; most];
+    let read = file.read_at(&mut bytes, begin)?;
+    bytes.truncate(read);
+    Ok(Piece { bytes, begin })
+}
+
+/// Reading may wait for a disk.
+async fn away<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{FallocateFlags, fallocate};
+
+    use super::*;
+
+    const BLOCK: usize = 4_096;
+
+    /// A log of numbered lines whose first two blocks are a hole.
+    fn holed(directory: &Path) -> Option<PathBuf> {
+        let path = directory.join("log");
+        let text: String = (0..1_200).map(|n| format!("line {n:05}\n")).collect();
+        std::fs::write(&path, text).expect("written");
+        let file = File::options().write(true).open(&path).expect("opened");
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(file.as_fd(), flags, 0, 2 * BLOCK as u64) {
+            Ok(()) => Some(path),
+            Err(errno) => {
+                crate::conformance::say_skipped(&format!("no holes here: {errno}"));
+                None
+            }
+        }
+    }
+
+    async fn all(path: PathBuf, options: LogOptions) -> String {
+        let files = vec![(OutputStream::Stdout, path)];
+        let mut log = read(files, options, || true).await.expect("a log");
+        let mut text = String::new();
+        while let Some(chunk) = log.next().await {
+            text.push_str(&String::from_utf8_lossy(&chunk.expect("readable").bytes));
+        }
+        text
+    }
+
+    #[tokio::test]
+    async fn a_log_whose_beginning_was_given_up_begins_with_a_whole_line() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let Some(path) = holed(directory.path()) else {
+            return;
+        };
+        let text = all(path.clone(), LogOptions::default()).await;
+        let lines: Vec<&str> = text.lines().collect();
+        // The line that the hole's end cuts is the 745th of 11 bytes each.
+        assert_eq!(
+            (lines.first(), lines.last()),
+            (Some(&"line 00745"), Some(&"line 01199"))
+        );
+        assert_eq!(lines.len(), 1_200 - 745);
+        let tail = |lines| LogOptions {
+            tail: Some(lines),
+            ..LogOptions::default()
+        };
+        assert_eq!(all(path.clone(), tail(1)).await, "line 01199\n");
+        assert_eq!(all(path, tail(5_000)).await, text);
+    }
+}

@@ -1,0 +1,125 @@
+//! How containers and commands have ended, as the shim tells it, and who waits for that.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use conman_shim::{ContainerState, ContainerView};
+use tokio::sync::oneshot;
+
+/// An end, with the exit code where it is known: as a shell tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End(pub(super) Option<i32>);
+
+/// Ends of containers stay known until they are forgotten; those of commands are told to who
+/// waits, and to nobody else.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ended: HashMap<String, End>,
+    waiting: HashMap<String, Vec<oneshot::Sender<End>>>,
+}
+
+impl Ends {
+    /// A panic while the lock is held cannot leave half a change: each is a few map operations.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what the shim tells; whether somebody waited for it.
+    pub(super) fn told(&self, container: &ContainerView) -> bool {
+        let Some(end) = end(container.state) else {
+            return false;
+        };
+        let mut state = self.lock();
+        if container.exec_in.is_none() {
+            state.ended.insert(container.name.clone(), end);
+        }
+        let waiting = state.waiting.remove(&container.name).unwrap_or_default();
+        let mut waited = false;
+        for waiting in waiting {
+            waited |= waiting.send(end).is_ok();
+        }
+        waited
+    }
+
+    /// The end of a container that has ended.
+    pub(super) fn of(&self, name: &str) -> Option<End> {
+        self.lock().ended.get(name).copied()
+    }
+
+    /// The end to come of a container or command, at once where it is known.
+    pub(super) fn wait(&self, name: &str) -> oneshot::Receiver<End> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.lock();
+        if let Some(end) = state.ended.get(name) {
+            // The receiver is in our hands.
+            let _ = sender.send(*end);
+        } else {
+            let waiting = state.waiting.entry(name.to_owned()).or_default();
+            waiting.retain(|waiting| !waiting.is_closed());
+            waiting.push(sender);
+        }
+        receiver
+    }
+
+    pub(super) fn forget(&self, name: &str) {
+        let mut state = self.lock();
+        state.ended.remove(name);
+        state.waiting.remove(name);
+    }
+}
+
+/// `None` for what has not ended.
+pub(super) fn end(state: ContainerState) -> Option<End> {
+    match state {
+        ContainerState::Launching | ContainerState::Running => None,
+        ContainerState::Exited { code } => Some(End(Some(code))),
+        ContainerState::Signalled { signal } => Some(End(Some(128 + signal))),
+        ContainerState::Lost => Some(End(None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(name: &str, exec_in: Option<&str>, state: ContainerState) -> ContainerView {
+        ContainerView {
+            name: name.to_owned(),
+            cgroup: "/conman-1/a.1".to_owned(),
+            pid: 7,
+            state,
+            exec_in: exec_in.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn an_end_is_told_to_who_waited_and_to_who_asks_later() {
+        let ends = Ends::default();
+        let mut before = ends.wait("a.1");
+        assert!(!ends.told(&view("a.1", None, ContainerState::Running)));
+        assert_eq!((before.try_recv().ok(), ends.of("a.1")), (None, None));
+        assert!(ends.told(&view("a.1", None, ContainerState::Signalled { signal: 9 })));
+        assert_eq!(before.try_recv(), Ok(End(Some(137))));
+        assert_eq!(ends.wait("a.1").try_recv(), Ok(End(Some(137))));
+        ends.forget("a.1");
+        assert_eq!(ends.of("a.1"), None);
+        assert!(!ends.told(&view("a.1", None, ContainerState::Lost)));
+        assert_eq!(ends.of("a.1"), Some(End(None)));
+    }
+
+    #[test]
+    fn a_commands_end_is_nobodys_who_did_not_wait_for_it() {
+        let ends = Ends::default();
+        let mut waiting = ends.wait("exec.1.1");
+        let ended = ContainerState::Exited { code: 3 };
+        assert!(ends.told(&view("exec.1.1", Some("a.1"), ended)));
+        assert!(!ends.told(&view("exec.1.2", Some("a.1"), ended)));
+        assert_eq!(waiting.try_recv(), Ok(End(Some(3))));
+        assert_eq!(ends.of("exec.1.1"), None);
+    }
+}

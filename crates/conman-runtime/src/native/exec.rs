@@ -1,0 +1,298 @@
+//! Commands inside a running container: the shim runs them on streams that are made here.
+//!
+//! One task a command: it carries bytes both ways and reports the end, which the shim tells. The
+//! command outlives the task and the daemon; only its streams do not.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_linux::PidFd;
+use conman_proto::ExecStatus;
+use conman_shim::{CallError, ExecSpec, Hardening, Reply, Request};
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+
+use super::Inner;
+use super::ends::End;
+use super::failure::{call_failed, refused, unrunnable};
+use super::link::LinkError;
+use super::program;
+use crate::container_files::host_error;
+use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
+use crate::exec_kill::{kill_command, on_order};
+use crate::exec_streams::{carry_input, carry_output};
+use crate::terminal::Terminal;
+use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+
+const ACTION: &str = "run a command in";
+
+/// How often a command is looked at whose end might have been told to nobody: after a shim's.
+const END_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The near ends of a command's streams.
+enum Near {
+    Pipes {
+        stdin: Option<pipe::Sender>,
+        stdout: pipe::Receiver,
+        stderr: pipe::Receiver,
+    },
+    Terminal(Terminal),
+}
+
+pub(super) async fn exec(
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    plan: ExecPlan,
+) -> Result<ExecIo, RuntimeError> {
+    let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
+    let prepare = move || same.command(&owned, &asked);
+    let program = super::on_blocking_thread(prepare).await?;
+    let name = inner.next_command();
+    let spec = ExecSpec {
+        name: name.clone(),
+        container: super::store::name(&key),
+        terminal: plan.tty.is_some(),
+        program,
+        hardening: Hardening::default(),
+    };
+    let (near, far) = streams(&plan).map_err(|source| {
+        host_error(
+            "make streams for a command in",
+            inner.store.container(&key).path(),
+            source,
+        )
+    })?;
+    // Before it can end.
+    let end = inner.ends.wait(&name);
+    let fds = far.each_ref().map(AsFd::as_fd);
+    let request = Request::Exec(Box::new(spec));
+    let patience = inner.timeouts.start;
+    let answer = inner.link.call(&request, &fds, patience).await;
+    // While a copy is open here, the near ends never see the command's.
+    drop(far);
+    let (io, ends) = exec_channels();
+    let process = match answer {
+        Ok((Reply::Launched { pid, .. }, fds)) => fds
+            .into_iter()
+            .next()
+            .map(|fd| Arc::new(PidFd::received(fd, pid))),
+        Ok(_) => return Err(call_failed(ACTION, &key, LinkError::Unexpected)),
+        Err(error) => {
+            inner.ends.forget(&name);
+            let status = not_run(&key, error)?;
+            // Nobody to tell when the caller has gone already.
+            let _ = ends.status.send(status);
+            return Ok(io);
+        }
+    };
+    let running = Running {
+        inner,
+        key,
+        name,
+        process,
+        end,
+    };
+    tokio::spawn(run(running, near, ends));
+    Ok(io)
+}
+
+impl Inner {
+    /// What to run. Blocks.
+    fn command(
+        &self,
+        key: &ContainerKey,
+        plan: &ExecPlan,
+    ) -> Result<conman_shim::ProgramSpec, RuntimeError> {
+        let dir = self.store.container(key);
+        let stored = dir.plan()?.ok_or_else(|| RuntimeError::NoSuchContainer {
+            subject: key.to_string(),
+        })?;
+        let root = &stored.launch.root;
+        let upper = dir.root().join("upper");
+        let layers: Vec<_> = root.layers.iter().map(|one| root.store.join(one)).collect();
+        let directories: Vec<_> = [&upper]
+            .into_iter()
+            .filter(|upper| upper.exists())
+            .chain(&layers)
+            .map(std::path::PathBuf::as_path)
+            .collect();
+        program::command(key, &stored.launch.program, plan, &directories)
+    }
+}
+
+fn streams(plan: &ExecPlan) -> io::Result<(Near, [OwnedFd; 3])> {
+    if let Some(size) = plan.tty {
+        let (terminal, far) = Terminal::open(size)?;
+        let far = [far.try_clone()?, far.try_clone()?, far];
+        return Ok((Near::Terminal(terminal), far));
+    }
+    let (stdin, far_stdin) = if plan.stdin {
+        let (far, near) = io::pipe()?;
+        (Some(pipe::Sender::from_owned_fd(near.into())?), far.into())
+    } else {
+        (None, std::fs::File::open("/dev/null")?.into())
+    };
+    let (stdout, far_stdout) = io::pipe()?;
+    let (stderr, far_stderr) = io::pipe()?;
+    let near = Near::Pipes {
+        stdin,
+        stdout: pipe::Receiver::from_owned_fd(stdout.into())?,
+        stderr: pipe::Receiver::from_owned_fd(stderr.into())?,
+    };
+    Ok((near, [far_stdin, far_stdout.into(), far_stderr.into()]))
+}
+
+/// A program that does not exist is an end like another; everything else is an error.
+fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeError> {
+    match error {
+        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
+            Some(unrunnable) => Ok(ExecStatus {
+                exit_code: Some(unrunnable.exit_code),
+                error: Some(format!(
+                    "cannot run `{}`: {}",
+                    unrunnable.command, unrunnable.reason
+                )),
+            }),
+            None => Err(refused(ACTION, key, error.to_string())),
+        },
+        LinkError::Refused(CallError::NoSuchContainer { .. } | CallError::Ended { .. }) => {
+            Err(refused(ACTION, key, "it is not running".to_owned()))
+        }
+        other => Err(call_failed(ACTION, key, other)),
+    }
+}
+
+/// A command that has begun.
+struct Running {
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    name: String,
+    /// `None` when it had ended before anybody could take hold of it.
+    process: Option<Arc<PidFd>>,
+    end: oneshot::Receiver<End>,
+}
+
+impl Running {
+    async fn ended(&mut self) -> ExecStatus {
+        loop {
+            tokio::select! {
+                // Cancel safe: what is not received stays in the channel.
+                told = &mut self.end => match told {
+                    Ok(end) => return status(end),
+                    Err(_) => return status(End(None)),
+                },
+                // Cancel safe: a pause.
+                () = tokio::time::sleep(END_INTERVAL) => {
+                    let process = self.process.as_deref();
+                    if !process.is_some_and(|process| process.is_dead().unwrap_or(false)) {
+                        continue;
+                    }
+                    // Told by now, unless the shim that knew has gone.
+                    if let Ok(end) = self.end.try_recv() {
+                        return status(end);
+                    }
+                    self.inner.ends.forget(&self.name);
+                    let ended = process.and_then(|process| process.ended().ok().flatten());
+                    return status(End(ended.map(|ended| ended.code())));
+                }
+            }
+        }
+    }
+}
+
+fn status(End(code): End) -> ExecStatus {
+    match code {
+        Some(code) => exited(code),
+        None => ExecStatus {
+            exit_code: None,
+            error: Some("the command's end is unknown: the shim that ran it has gone".to_owned()),
+        },
+    }
+}
+
+async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
+    let (inner, key, process) = (
+        Arc::clone(&running.inner),
+        running.key.clone(),
+        running.process.clone(),
+    );
+    let mut killing = pin!(on_order(ends.kill, || async move {
+        let Some(process) = process else {
+            return Ok(());
+        };
+        super::on_blocking_thread(move || kill_command(&inner.kernel, &key, &process)).await
+    }));
+    {
+        let outputs = pin!(async {
+            match near {
+                Near::Pipes {
+                    stdin,
+                    stdout,
+                    stderr,
+                } => {
+                    let outputs = async {
+                        tokio::join!(
+                            carry_output(Some(stdout), OutputStream::Stdout, &ends.output),
+                            carry_output(Some(stderr), OutputStream::Stderr, &ends.output),
+                        );
+                    };
+                    let input = async {
+                        carry_input(&mut ends.stdin, stdin).await;
+                        std::future::pending::<()>().await;
+                    };
+                    tokio::select! {
+                        // The outputs ended. Input that was not taken has no reader any more.
+                        () = outputs => {}
+                        // Never ends; cancelled when the outputs end.
+                        () = input => {}
+                    }
+                }
+                Near::Terminal(terminal) => {
+                    let output =
+                        carry_output(Some(terminal.reader), OutputStream::Stdout, &ends.output);
+                    let input = async {
+                        carry_input(&mut ends.stdin, Some(terminal.writer)).await;
+                        std::future::pending::<()>().await;
+                    };
+                    let resizes = async {
+                        while let Some(latest) = latest_size(&mut ends.resize).await {
+                            terminal.size.set(latest);
+                        }
+                        std::future::pending::<()>().await;
+                    };
+                    tokio::select! {
+                        // The terminal's other end was closed.
+                        () = output => {}
+                        // Never end; cancelled when the output ends.
+                        () = input => {}
+                        () = resizes => {}
+                    }
+                }
+            }
+        });
+        tokio::select! {
+            // As above.
+            () = outputs => {}
+            // Polled again below.
+            never = &mut killing => match never {},
+            // Nobody reads any more: the streams end, what was read and not delivered with them.
+            () = ends.output.closed() => {}
+        }
+    }
+    drop(ends.output);
+    drop(ends.stdin);
+    let status = tokio::select! {
+        status = running.ended() => status,
+        // Never ends; cancelled when the command has ended.
+        never = &mut killing => match never {},
+    };
+    let _ = ends.status.send(status);
+    // Only now that its start was answered, too.
+    let names = vec![running.name];
+    if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {
+        tracing::debug!(%error, "a command's end is told again to the next connection");
+    }
+}

@@ -1,0 +1,100 @@
+//! What the shim's refusals mean for who asked.
+
+use std::time::Duration;
+
+use conman_proto::RuntimeKind;
+use conman_shim::{CallError, LaunchError};
+
+use super::link::LinkError;
+use crate::RuntimeError;
+
+const RUNTIME: RuntimeKind = RuntimeKind::Native;
+
+/// Any failure of a call but that of a program.
+pub(super) fn call_failed(
+    action: &'static str,
+    subject: impl ToString,
+    error: LinkError,
+) -> RuntimeError {
+    match error {
+        LinkError::Unreachable { reason } => RuntimeError::Unavailable {
+            runtime: RUNTIME,
+            action,
+            reason,
+        },
+        lost @ (LinkError::Lost | LinkError::Unexpected) => RuntimeError::Unavailable {
+            runtime: RUNTIME,
+            action,
+            reason: lost.to_string(),
+        },
+        LinkError::TimedOut { after } => RuntimeError::TimedOut {
+            runtime: RUNTIME,
+            action,
+            subject: subject.to_string(),
+            after_ms: milliseconds(after),
+        },
+        LinkError::Refused(refusal) => refused(action, subject, refusal.to_string()),
+    }
+}
+
+/// A start that failed.
+pub(super) fn start_failed(subject: impl ToString, error: LinkError) -> RuntimeError {
+    match error {
+        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
+            Some(unrunnable) => RuntimeError::NoSuchCommand {
+                command: unrunnable.command,
+                subject: subject.to_string(),
+                reason: unrunnable.reason,
+                exit_code: unrunnable.exit_code,
+            },
+            None => refused("start", subject, error.to_string()),
+        },
+        LinkError::Refused(CallError::Fenced) => refused(
+            "start",
+            subject,
+            "this node has lost touch with the others, and everything of it is frozen".to_owned(),
+        ),
+        other => call_failed("start", subject, other),
+    }
+}
+
+/// A program that cannot be run, with the exit code that shells give it.
+#[derive(Debug)]
+pub(super) struct Unrunnable {
+    pub(super) command: String,
+    pub(super) reason: String,
+    pub(super) exit_code: i32,
+}
+
+pub(super) fn unrunnable(error: &LaunchError) -> Option<Unrunnable> {
+    let (command, reason) = match error {
+        LaunchError::CommandNotFound { command } if command.contains('/') => {
+            (command, "no such file or directory".to_owned())
+        }
+        LaunchError::CommandNotFound { command } => (command, "not found in PATH".to_owned()),
+        LaunchError::NotExecutable { command, reason } => (command, reason.clone()),
+        _ => return None,
+    };
+    Some(Unrunnable {
+        command: command.clone(),
+        reason,
+        exit_code: error.exit_code()?,
+    })
+}
+
+pub(super) fn refused(
+    action: &'static str,
+    subject: impl ToString,
+    reason: String,
+) -> RuntimeError {
+    RuntimeError::Refused {
+        runtime: RUNTIME,
+        action,
+        subject: subject.to_string(),
+        reason,
+    }
+}
+
+pub(super) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,92 @@
+//! Images that containers are made of, kept from being collected while there is such a container.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use conman_image::{ImageGuard, ImageId, ImageName, ImageStore, StoreError};
+
+use super::failure::refused;
+use crate::container_files::host_error;
+use crate::{ContainerKey, RuntimeError};
+
+#[derive(Debug)]
+pub(super) struct Images {
+    store: ImageStore,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    images: HashMap<ImageId, (ImageGuard, usize)>,
+    users: HashMap<ContainerKey, ImageId>,
+}
+
+impl Images {
+    pub(super) fn new(store: ImageStore) -> Self {
+        Self {
+            store,
+            held: Mutex::default(),
+        }
+    }
+
+    pub(super) fn store(&self) -> &ImageStore {
+        &self.store
+    }
+
+    /// The image that `text` names. Blocks.
+    pub(super) fn pin(&self, subject: &str, text: &str) -> Result<ImageGuard, RuntimeError> {
+        let name: ImageName = text
+            .parse()
+            .map_err(|error: conman_image::ImageNameError| {
+                refused("create", subject, error.to_string())
+            })?;
+        self.store.pin(&name).map_err(|error| match error {
+            StoreError::NoSuchImage { .. } => RuntimeError::NoSuchImage {
+                image: text.to_owned(),
+                remedy: format!("import it with `conman image import FILE {name}`"),
+            },
+            StoreError::Io {
+                action,
+                path,
+                source,
+            } => host_error(action, &path, source),
+            other => refused("create", subject, other.to_string()),
+        })
+    }
+
+    /// Keeps the image for as long as the container exists.
+    pub(super) fn hold(&self, key: &ContainerKey, guard: ImageGuard) {
+        let mut held = self.lock();
+        let id = guard.image().id;
+        if held.users.insert(key.clone(), id).is_none() {
+            held.images.entry(id).or_insert((guard, 0)).1 += 1;
+        }
+    }
+
+    /// The same for a container that an earlier process made. Blocks.
+    pub(super) fn hold_again(&self, key: &ContainerKey, image: &ImageId) -> Result<(), String> {
+        let guard = self.store.pin_id(image);
+        self.hold(key, guard.map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    /// The container is gone.
+    pub(super) fn release(&self, key: &ContainerKey) {
+        let mut held = self.lock();
+        let Some(id) = held.users.remove(key) else {
+            return;
+        };
+        if let Some((_, users)) = held.images.get_mut(&id) {
+            *users -= 1;
+            if *users == 0 {
+                held.images.remove(&id);
+            }
+        }
+    }
+
+    /// A panic while the lock is held cannot leave half a change that matters: an image is kept
+    /// too long.
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,414 @@
+//! The connection to the shim: calls by number, many at a time, and what the shim tells unasked.
+//!
+//! ```text
+//! callers ──send──▶ socket ──▶ shim
+//!    ▲ oneshot a call            │
+//!    └──── one reader task ◀─────┘──▶ Ends
+//! ```
+//! A connection that breaks fails the calls that wait on it; the next call makes another one, and
+//! starts a shim where none answers and there is a program to start. Ends that were told meanwhile
+//! are told again to a new connection, since the shim keeps them.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_linux::Features;
+use conman_shim::{Call, CallError, Message, Reply, Request, VERSION, encode, socket};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::ends::Ends;
+
+/// Bound on having a connection, the start of a shim included: it answers after some milliseconds,
+/// on a busy machine later.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between two tries to connect to a shim that has just been started.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Calls that wait for an answer; beyond, something is wrong with the shim.
+const MAX_CALLS: usize = 8_192;
+
+/// Readable by root alone: what a shim complains of names containers and paths.
+const STDERR_MODE: u32 = 0o600;
+
+/// The call whose answer is of no interest.
+const NOBODYS: u64 = 0;
+
+/// What becomes the shim when it is run.
+#[derive(Debug, Clone)]
+pub struct ShimCommand {
+    pub program: PathBuf,
+    pub arguments: Vec<OsString>,
+    /// Where its standard error is appended.
+    pub stderr: PathBuf,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LinkError {
+    /// Nothing was sent.
+    #[error("{reason}")]
+    Unreachable { reason: String },
+    /// It was sent, and the connection broke before it was answered.
+    #[error("the connection to the shim broke")]
+    Lost,
+    #[error("no answer within {} ms", after.as_millis())]
+    TimedOut { after: Duration },
+    #[error(transparent)]
+    Refused(CallError),
+    #[error("the shim's answer is not one to this request; is it of another version?")]
+    Unexpected,
+}
+
+type Answer = (Reply, Vec<OwnedFd>);
+
+/// The way to the shim, whichever connection it takes.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: PathBuf,
+    command: Option<ShimCommand>,
+    ends: Arc<Ends>,
+    /// Locked while a connection is made, which is bounded.
+    current: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    /// The shim that was started here, to be reaped should it end.
+    started: Mutex<Option<Child>>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    reader: AbortHandle,
+    pub(super) shim_pid: i32,
+    pub(super) features: Option<Features>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Not a stream: messages are sent and received whole, by [`socket`]. Tokio's type serves to
+    /// wait for it.
+    socket: UnixStream,
+    next_call: AtomicU64,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    closed: bool,
+    calls: HashMap<u64, oneshot::Sender<Answer>>,
+}
+
+impl Link {
+    pub(super) fn new(socket: PathBuf, command: Option<ShimCommand>, ends: Arc<Ends>) -> Self {
+        Self {
+            socket,
+            command,
+            ends,
+            current: tokio::sync::Mutex::default(),
+            started: Mutex::default(),
+        }
+    }
+
+    /// A connection that is open, as far as is known.
+    pub(super) async fn connection(&self) -> Result<Arc<Connection>, LinkError> {
+        let mut current = self.current.lock().await;
+        if let Some(connection) = current.as_ref().filter(|one| one.is_open()) {
+            return Ok(Arc::clone(connection));
+        }
+        let connection = Arc::new(self.connect().await?);
+        tracing::info!(pid = connection.shim_pid, "connected to the shim");
+        *current = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// The connection that is there already; none is made.
+    pub(super) async fn present(&self) -> Option<Arc<Connection>> {
+        let current = self.current.lock().await;
+        current.as_ref().filter(|one| one.is_open()).cloned()
+    }
+
+    /// Asks for something that may be asked twice: once more when the connection breaks.
+    pub(super) async fn ask(
+        &self,
+        request: &Request,
+        patience: Duration,
+    ) -> Result<Reply, LinkError> {
+        match self.call(request, &[], patience).await {
+            Err(LinkError::Lost) => Ok(self.call(request, &[], patience).await?.0),
+            other => Ok(other?.0),
+        }
+    }
+
+    /// Asks once, with descriptors beside the request.
+    pub(super) async fn call(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<Answer, LinkError> {
+        let connection = self.connection().await?;
+        connection.call(request, fds, patience).await
+    }
+
+    async fn connect(&self) -> Result<Connection, LinkError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let mut tried = false;
+        let connected = loop {
+            let error = match socket::connect(&self.socket) {
+                Ok(socket) => break socket,
+                Err(error) => error,
+            };
+            let nobody = matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            );
+            if nobody && !tried {
+                tried = true;
+                self.start_shim(&error).await?;
+            } else if nobody && let Some(ended) = self.reap() {
+                return Err(self.unreachable(format!("the shim has ended at once, {ended}")));
+            } else if !nobody && error.kind() != ErrorKind::WouldBlock {
+                return Err(self.unreachable(format!("cannot connect: {error}")));
+            }
+            if Instant::now() >= deadline {
+                return Err(self.unreachable(format!("{error}")));
+            }
+            sleep(CONNECT_INTERVAL).await;
+        };
+        let failed = |error: io::Error| self.unreachable(format!("cannot use the socket: {error}"));
+        let shared = Arc::new(Shared {
+            socket: UnixStream::from_std(connected.into()).map_err(failed)?,
+            next_call: AtomicU64::new(NOBODYS + 1),
+            waiting: Mutex::default(),
+        });
+        let task = tokio::spawn(read(Arc::clone(&shared), Arc::clone(&self.ends)));
+        let mut connection = Connection {
+            shared,
+            reader: task.abort_handle(),
+            shim_pid: 0,
+            features: None,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let hello = Request::Hello { version: VERSION };
+        match connection.call(&hello, &[], left).await? {
+            (Reply::Hello { pid, features, .. }, _) => {
+                connection.shim_pid = pid;
+                connection.features = features;
+            }
+            _ => return Err(LinkError::Unexpected),
+        }
+        connection.call(&Request::Subscribe, &[], left).await?;
+        Ok(connection)
+    }
+
+    /// Runs the shim in a session of its own, which it makes itself; it outlives this process.
+    async fn start_shim(&self, error: &io::Error) -> Result<(), LinkError> {
+        let _ = self.reap();
+        let Some(command) = self.command.clone() else {
+            return Err(self.unreachable(format!("{error}; start it with `conman shim`")));
+        };
+        tracing::info!(socket = %self.socket.display(), "no shim answers; starting one");
+        let program = command.program.clone();
+        let child = tokio::task::spawn_blocking(move || spawn(&command))
+            .await
+            .map_err(io::Error::other)
+            .and_then(|spawned| spawned)
+            .map_err(|error| {
+                self.unreachable(format!("{} cannot be run: {error}", program.display()))
+            })?;
+        *self.lock_started() = Some(child);
+        Ok(())
+    }
+
+    /// How the shim that was started here has ended, if it has.
+    fn reap(&self) -> Option<String> {
+        let mut started = self.lock_started();
+        let status = started.as_mut()?.try_wait().ok()??;
+        *started = None;
+        Some(status.to_string())
+    }
+
+    fn lock_started(&self) -> MutexGuard<'_, Option<Child>> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unreachable(&self, why: String) -> LinkError {
+        let advice = match &self.command {
+            Some(command) => format!("; see {}", command.stderr.display()),
+            None => String::new(),
+        };
+        LinkError::Unreachable {
+            reason: format!("no shim on {}: {why}{advice}", self.socket.display()),
+        }
+    }
+}
+
+fn spawn(command: &ShimCommand) -> io::Result<Child> {
+    let stderr: File = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(STDERR_MODE)
+        .open(&command.stderr)?;
+    Command::new(&command.program)
+        .args(&command.arguments)
+        .current_dir(Path::new("/"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()
+}
+
+impl Connection {
+    fn is_open(&self) -> bool {
+        !self.shared.lock().closed
+    }
+
+    pub(super) async fn call(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<Answer, LinkError> {
+        let shared = &*self.shared;
+        let id = shared.next_call.fetch_add(1, Ordering::Relaxed);
+        let call = Call {
+            id,
+            request: request.clone(),
+        };
+        let bytes = encode(&call).map_err(|error| LinkError::Unreachable {
+            reason: error.to_string(),
+        })?;
+        let (sender, answer) = oneshot::channel();
+        // Whatever ends this call, nobody waits for its answer then.
+        let _entry = shared.enter(id, sender)?;
+        let exchange = async {
+            let sent = shared
+                .socket
+                .async_io(Interest::WRITABLE, || {
+                    socket::send(&shared.socket, &bytes, fds)
+                })
+                .await;
+            if sent.is_err() {
+                shared.close();
+                return Err(LinkError::Lost);
+            }
+            answer.await.map_err(|_| LinkError::Lost)
+        };
+        let answered = timeout(patience, exchange).await;
+        match answered.unwrap_or(Err(LinkError::TimedOut { after: patience }))? {
+            (Reply::Failed { error }, _) => Err(LinkError::Refused(error)),
+            answer => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// A call's place among those that wait.
+struct Entry<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().calls.remove(&self.id);
+    }
+}
+
+impl Shared {
+    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, id: u64, sender: oneshot::Sender<Answer>) -> Result<Entry<'_>, LinkError> {
+        let mut waiting = self.lock();
+        if waiting.closed {
+            return Err(LinkError::Lost);
+        }
+        if waiting.calls.len() >= MAX_CALLS {
+            return Err(LinkError::Unreachable {
+                reason: format!("{MAX_CALLS} calls wait for the shim already"),
+            });
+        }
+        waiting.calls.insert(id, sender);
+        Ok(Entry { shared: self, id })
+    }
+
+    fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        // Dropped senders tell the callers.
+        waiting.calls.clear();
+    }
+
+    fn take(&self, incoming: socket::Incoming, ends: &Ends) {
+        match incoming.message {
+            Ok(Message::Reply { id, reply }) => {
+                if let Some(caller) = self.lock().calls.remove(&id) {
+                    let _ = caller.send((reply, incoming.fds));
+                }
+            }
+            Ok(Message::Ended { container }) => {
+                let waited = ends.told(&container);
+                if !waited && container.exec_in.is_some() {
+                    self.acknowledge(container.name);
+                }
+            }
+            Ok(other) => tracing::debug!(?other, "the shim tells"),
+            Err(error) => tracing::warn!(%error, "the shim is not understood"),
+        }
+    }
+
+    /// Has the end of a command forgotten that nobody waits for: an earlier daemon's. Where it
+    /// cannot be sent at once, the next connection hears of it again.
+    fn acknowledge(&self, name: String) {
+        let request = Request::Acknowledge { names: vec![name] };
+        let call = Call {
+            id: NOBODYS,
+            request,
+        };
+        if let Ok(bytes) = encode(&call) {
+            let _ = socket::send(&self.socket, &bytes, &[]);
+        }
+    }
+}
+
+/// Reads until the connection ends.
+async fn read(shared: Arc<Shared>, ends: Arc<Ends>) {
+    let mut buffer = Vec::new();
+    loop {
+        let receive = || socket::receive(&shared.socket, &mut buffer);
+        let incoming = shared.socket.async_io(Interest::READABLE, receive).await;
+        match incoming {
+            Ok(Some(incoming)) => shared.take(incoming, &ends),
+            Ok(None) => {
+                tracing::warn!("the shim has closed the connection");
+                break;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the connection to the shim broke");
+                break;
+            }
+        }
+    }
+    shared.close();
+}

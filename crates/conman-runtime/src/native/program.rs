@@ -1,0 +1,237 @@
+//! What runs in a container: by the spec, where it says nothing by the image.
+
+use std::path::Path;
+
+use conman_image::{ImageConfig, resolve_user};
+use conman_linux::CgroupLimits;
+use conman_proto::ResolvedSpec;
+use conman_shim::ProgramSpec;
+
+use super::failure::refused;
+use crate::container_files::generation_environment;
+use crate::{ContainerKey, ExecPlan, RuntimeError};
+
+/// Where commands are looked for when nobody says: as Docker has it.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Open files of one program: plenty, and few enough for programs that close each possible one.
+const NOFILE: u64 = 65_536;
+
+const MILLIS_PER_CPU: f64 = 1e3;
+
+/// The container's first program. `layers`: the image's directories, the topmost first.
+pub(super) fn first_program(
+    key: &ContainerKey,
+    spec: &ResolvedSpec,
+    image: &ImageConfig,
+    layers: &[&Path],
+) -> Result<ProgramSpec, RuntimeError> {
+    let refuse = |reason: String| refused("create", key, reason);
+    let argv = image
+        .argv(&spec.command, &spec.args)
+        .map_err(|error| refuse(error.to_string()))?;
+    let user = image.user.as_deref().unwrap_or_default();
+    let user = resolve_user(layers, user).map_err(|error| refuse(error.to_string()))?;
+    let mut env = Environment::default();
+    env.set("PATH", DEFAULT_PATH);
+    env.set("HOSTNAME", key.session.as_str());
+    env.set("HOME", user.home.as_deref().unwrap_or("/"));
+    for pair in &image.env {
+        if let Some((name, value)) = pair.split_once('=') {
+            env.set(name, value);
+        }
+    }
+    for (name, value) in &spec.env {
+        env.set(name, value);
+    }
+    for (name, value) in generation_environment(key) {
+        env.set(&name, &value);
+    }
+    Ok(ProgramSpec {
+        argv,
+        env: env.0,
+        workdir: image.workdir.clone().unwrap_or_else(|| "/".to_owned()),
+        uid: user.uid,
+        gid: user.gid,
+        groups: user.groups,
+        nofile: Some(NOFILE),
+    })
+}
+
+/// A command in a container: what `first` is, but for what `plan` says. `directories`: the
+/// container's root, the topmost directory first.
+pub(super) fn command(
+    key: &ContainerKey,
+    first: &ProgramSpec,
+    plan: &ExecPlan,
+    directories: &[&Path],
+) -> Result<ProgramSpec, RuntimeError> {
+    let mut program = ProgramSpec {
+        argv: plan.command.clone(),
+        ..first.clone()
+    };
+    let mut env = Environment(std::mem::take(&mut program.env));
+    if plan.tty.is_some() {
+        env.set_absent("TERM", "xterm");
+    }
+    if let Some(user) = &plan.user {
+        let user = resolve_user(directories, user)
+            .map_err(|error| refused("run a command in", key, error.to_string()))?;
+        if let Some(home) = &user.home {
+            env.set("HOME", home);
+        }
+        (program.uid, program.gid, program.groups) = (user.uid, user.gid, user.groups);
+    }
+    for (name, value) in &plan.env {
+        env.set(name, value);
+    }
+    if let Some(workdir) = &plan.workdir {
+        program.workdir.clone_from(workdir);
+    }
+    program.env = env.0;
+    Ok(program)
+}
+
+pub(super) fn limits(spec: &ResolvedSpec) -> CgroupLimits {
+    CgroupLimits {
+        memory_bytes: spec.memory_bytes,
+        pids: Some(u64::from(spec.pids)),
+        cpu_millis: spec.cpus.map(millis),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a checked spec asks for more than nothing and far less than 2^63"
+)]
+fn millis(cpus: f64) -> u64 {
+    ((cpus * MILLIS_PER_CPU).round() as u64).max(1)
+}
+
+/// Variables, each once, the latest value counting.
+#[derive(Debug, Default)]
+struct Environment(Vec<(String, String)>);
+
+impl Environment {
+    fn set(&mut self, name: &str, value: &str) {
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, old)) => value.clone_into(old),
+            None => self.0.push((name.to_owned(), value.to_owned())),
+        }
+    }
+
+    fn set_absent(&mut self, name: &str, value: &str) {
+        if self.0.iter().all(|(known, _)| known != name) {
+            self.set(name, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use conman_proto::{Generation, Network, RuntimeKind};
+
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn key() -> ContainerKey {
+        ContainerKey {
+            session: "alice".parse().expect("a session id"),
+            generation: Generation::new(7).expect("not zero"),
+        }
+    }
+
+    fn spec() -> ResolvedSpec {
+        ResolvedSpec {
+            template: None,
+            runtime: RuntimeKind::Native,
+            image: "a:b".to_owned(),
+            command: Vec::new(),
+            args: Vec::new(),
+            env: BTreeMap::from([("A".to_owned(), "spec".to_owned())]),
+            port: None,
+            ready_path: None,
+            ready_timeout_s: 60,
+            network: Network::Loopback,
+            memory_bytes: None,
+            cpus: Some(0.5),
+            pids: 64,
+            labels: BTreeMap::new(),
+            binds: Vec::new(),
+            idle_timeout_s: 0,
+            max_lifetime_s: 0,
+            preempt_signal: None,
+            preempt_grace_ms: 0,
+        }
+    }
+
+    fn value<'a>(program: &'a ProgramSpec, name: &str) -> Option<&'a str> {
+        let found = program.env.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    #[test]
+    fn what_the_spec_leaves_open_is_the_images() {
+        let root = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(root.path().join("etc")).expect("made");
+        let passwd = "web:x:33:44::/srv/web:/bin/sh\nother:x:55:66::/:/bin/sh\n";
+        std::fs::write(root.path().join("etc/passwd"), passwd).expect("written");
+        let image = ImageConfig {
+            entrypoint: words("serve"),
+            cmd: words("--all"),
+            env: vec!["A=image".to_owned(), "B=image".to_owned()],
+            user: Some("web".to_owned()),
+            workdir: Some("/srv".to_owned()),
+            ..ImageConfig::default()
+        };
+        let layers = [root.path()];
+        let program = first_program(&key(), &spec(), &image, &layers).expect("a program");
+        assert_eq!(program.argv, words("serve --all"));
+        assert_eq!((program.uid, program.gid), (33, 44));
+        assert_eq!(program.workdir, "/srv");
+        for (name, expected) in [
+            ("A", "spec"),
+            ("B", "image"),
+            ("HOME", "/srv/web"),
+            ("PATH", DEFAULT_PATH),
+            ("CONMAN_GENERATION", "7"),
+        ] {
+            assert_eq!(value(&program, name), Some(expected), "{name}");
+        }
+
+        let plan = ExecPlan {
+            command: words("sh"),
+            user: Some("other".to_owned()),
+            env: vec![("B".to_owned(), "exec".to_owned())],
+            ..ExecPlan::default()
+        };
+        let command = command(&key(), &program, &plan, &layers).expect("a command");
+        assert_eq!((command.uid, command.gid), (55, 66));
+        assert_eq!(command.workdir, "/srv");
+        assert_eq!(
+            (value(&command, "A"), value(&command, "B")),
+            (Some("spec"), Some("exec"))
+        );
+        assert_eq!(limits(&spec()).cpu_millis, Some(500));
+    }
+
+    #[test]
+    fn an_image_without_a_program_and_an_unknown_user_are_refused() {
+        let nothing = ImageConfig::default();
+        let error = first_program(&key(), &spec(), &nothing, &[]).expect_err("no program");
+        assert!(error.to_string().contains("give a command"), "{error}");
+        let image = ImageConfig {
+            cmd: words("sh"),
+            user: Some("nobody-knows".to_owned()),
+            ..ImageConfig::default()
+        };
+        let error = first_program(&key(), &spec(), &image, &[]).expect_err("no such user");
+        assert!(error.to_string().contains("nobody-knows"), "{error}");
+    }
+}

@@ -1,0 +1,237 @@
+//! The containers' directories: what there is of a container besides its processes, so that a new
+//! daemon finds them again.
+//!
+//! ```text
+//! <directory>/
+//!   containers/<session>.<generation>/
+//!     plan.json   what to start; its presence makes the container exist
+//!     log         both outputs of its program
+//!     root/       what it writes (the shim makes it, once)
+//!   leaving/      containers that are being removed, by the same names
+//!   trash/        what was removed and is being emptied
+//! ```
+//! A container's directory is the gate for its start: the shim makes `root` in it and fails where
+//! it is gone. So it is moved to `leaving` before a removal believes that no start is under way,
+//! and back when the removal fails.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use conman_image::ImageId;
+use conman_proto::Generation;
+use conman_shim::LaunchSpec;
+use serde::{Deserialize, Serialize};
+
+use super::trash::Trash;
+use crate::container_files::host_error;
+use crate::{ContainerKey, RuntimeError};
+
+const CONTAINERS: &str = "containers";
+const LEAVING: &str = "leaving";
+const TRASH: &str = "trash";
+const PLAN: &str = "plan.json";
+const LOG: &str = "log";
+const ROOT: &str = "root";
+
+/// Root's alone: below lie set-user-id programs that containers made.
+const MODE: u32 = 0o700;
+
+/// What a container was created from, as it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StoredPlan {
+    pub(super) launch: LaunchSpec,
+    /// The host's sides of `launch.binds`, in their order: a directory that is trusted, and a path
+    /// below it on which no symbolic link is followed.
+    pub(super) sources: Vec<(PathBuf, PathBuf)>,
+    pub(super) files_dir: PathBuf,
+    pub(super) image: ImageId,
+}
+
+/// Every container of one instance.
+#[derive(Debug)]
+pub(super) struct Store {
+    containers: PathBuf,
+    leaving: PathBuf,
+    pub(super) trash: Trash,
+}
+
+/// One container's directory.
+#[derive(Debug, Clone)]
+pub(super) struct ContainerDir {
+    path: PathBuf,
+}
+
+/// What a container is called: by the shim, and its directory.
+pub(super) fn name(key: &ContainerKey) -> String {
+    format!("{}.{}", key.session, key.generation)
+}
+
+/// The inverse of [`name`]; no id holds a dot.
+fn parse_name(name: &str) -> Option<ContainerKey> {
+    let (session, generation) = name.split_once('.')?;
+    let key = ContainerKey {
+        session: session.parse().ok()?,
+        generation: Generation::new(generation.parse().ok()?)?,
+    };
+    // Numbers have more than one spelling, such as 07 and +7.
+    (self::name(&key) == name).then_some(key)
+}
+
+impl Store {
+    /// Takes back what an earlier process was about to remove, and throws away what it was about to
+    /// make.
+    pub(super) fn open(directory: &Path) -> Result<Self, RuntimeError> {
+        let trash = directory.join(TRASH);
+        let store = Self {
+            containers: directory.join(CONTAINERS),
+            leaving: directory.join(LEAVING),
+            trash: Trash::open(trash.clone())
+                .map_err(|source| host_error("make", &trash, source))?,
+        };
+        for path in [&store.containers, &store.leaving] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(MODE)
+                .create(path)
+                .map_err(|source| host_error("make", path, source))?;
+        }
+        for name in names(&store.leaving)? {
+            let (from, to) = (store.leaving.join(&name), store.containers.join(&name));
+            fs::rename(&from, &to).map_err(|source| host_error("move back", &from, source))?;
+        }
+        for name in names(&store.containers)? {
+            let path = store.containers.join(name);
+            if !path.join(PLAN).exists() {
+                let discarded = store.trash.discard(&path);
+                discarded.map_err(|source| host_error("throw away", &path, source))?;
+            }
+        }
+        Ok(store)
+    }
+
+    pub(super) fn container(&self, key: &ContainerKey) -> ContainerDir {
+        ContainerDir {
+            path: self.containers.join(name(key)),
+        }
+    }
+
+    /// The containers that exist.
+    pub(super) fn keys(&self) -> Result<Vec<ContainerKey>, RuntimeError> {
+        let mut keys = Vec::new();
+        for name in names(&self.containers)? {
+            let key = name.to_str().and_then(parse_name);
+            keys.extend(key.filter(|_| self.containers.join(&name).join(PLAN).exists()));
+        }
+        keys.sort_unstable();
+        Ok(keys)
+    }
+
+    /// Closes the gate for a container's start. `None` when there is no such container.
+    pub(super) fn leave(&self, key: &ContainerKey) -> Result<Option<ContainerDir>, RuntimeError> {
+        let name = name(key);
+        let (from, to) = (self.containers.join(&name), self.leaving.join(&name));
+        match fs::rename(&from, &to) {
+            Ok(()) => Ok(Some(ContainerDir { path: to })),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(host_error("move", &from, source)),
+        }
+    }
+
+    /// Opens it again, with everything as it was.
+    pub(super) fn stay(&self, leaving: &ContainerDir) -> Result<(), RuntimeError> {
+        let name = leaving.path.file_name().unwrap_or_default();
+        fs::rename(&leaving.path, self.containers.join(name))
+            .map_err(|source| host_error("move back", &leaving.path, source))
+    }
+
+    /// Nothing of it is needed any more.
+    pub(super) fn discard(&self, dir: &ContainerDir) -> Result<(), RuntimeError> {
+        let discarded = self.trash.discard(&dir.path);
+        discarded.map_err(|source| host_error("throw away", &dir.path, source))
+    }
+}
+
+fn names(directory: &Path) -> Result<Vec<OsString>, RuntimeError> {
+    let listed = fs::read_dir(directory).and_then(|entries| {
+        let names = entries.map(|entry| Ok(entry?.file_name()));
+        names.collect::<io::Result<Vec<_>>>()
+    });
+    listed.map_err(|source| host_error("list", directory, source))
+}
+
+impl ContainerDir {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
+
+    pub(super) fn root(&self) -> PathBuf {
+        self.path.join(ROOT)
+    }
+
+    pub(super) fn exists(&self) -> bool {
+        self.path.join(PLAN).exists()
+    }
+
+    /// Makes the directory; false when there is one. Without [`Self::write`] there is no container.
+    pub(super) fn make(&self) -> Result<bool, RuntimeError> {
+        match DirBuilder::new().mode(MODE).create(&self.path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(source) => Err(host_error("make", &self.path, source)),
+        }
+    }
+
+    /// Makes the container exist.
+    pub(super) fn write(&self, plan: &StoredPlan) -> Result<(), RuntimeError> {
+        let path = self.path.join(PLAN);
+        serde_json::to_vec(plan)
+            .map_err(io::Error::from)
+            .and_then(|json| fs::write(&path, json))
+            .map_err(|source| host_error("write", &path, source))
+    }
+
+    /// `None` when there is no such container.
+    pub(super) fn plan(&self) -> Result<Option<StoredPlan>, RuntimeError> {
+        let path = self.path.join(PLAN);
+        let json = match fs::read(&path) {
+            Ok(json) => json,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(host_error("read", &path, source)),
+        };
+        serde_json::from_slice(&json)
+            .map(Some)
+            .map_err(|error| host_error("read", &path, error.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_tells_what_it_was_made_of_and_nothing_else_is_one() {
+        let key = ContainerKey {
+            session: "alice-b".parse().expect("a session id"),
+            generation: Generation::new(7).expect("not zero"),
+        };
+        assert_eq!(name(&key), "alice-b.7");
+        assert_eq!(parse_name("alice-b.7"), Some(key));
+        for other in [
+            "alice-b",
+            "alice-b.07",
+            "alice-b.0",
+            "alice-b.7.1",
+            ".7",
+            "a_b.7",
+        ] {
+            assert_eq!(parse_name(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What the native runtime needs of a host: an image, and a shim for each instance, which ends with
+//! the test.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use conman_core::Instance;
+use conman_core::naming::{CgroupDriver, instance_cgroup};
+use conman_image::{ImageLimits, ImageStore};
+use conman_runtime::{NativeOptions, NativeRuntime, NativeTimeouts};
+
+/// What the store calls busybox.
+pub(crate) const IMAGE: &str = "busybox:test";
+
+const BUSYBOX: &str = "/usr/bin/busybox";
+
+/// Bound on the start of a shim.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A store with an image, and this test's shims.
+pub(crate) struct Host {
+    directory: tempfile::TempDir,
+    store: ImageStore,
+    shims: Mutex<BTreeMap<Instance, Child>>,
+}
+
+impl Host {
+    /// Or what the machine lacks.
+    pub(crate) fn new() -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("containers are made by root".to_owned());
+        }
+        if !Path::new(BUSYBOX).exists() {
+            return Err(format!("{BUSYBOX} is missing (package busybox-static)"));
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("images");
+        let store = ImageStore::open(&path, ImageLimits::default()).expect("a new store");
+        store
+            .import(archive(), &IMAGE.parse().expect("a name"))
+            .expect("imported");
+        Ok(Self {
+            directory,
+            store,
+            shims: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn open(&self, instance: &Instance, timeouts: NativeTimeouts) -> NativeRuntime {
+        let directory = self.directory.path().join(instance.as_str());
+        let socket = self.directory.path().join(format!("{instance}.sock"));
+        let mut shims = self.shims.lock().expect("no test has panicked in here");
+        shims
+            .entry(instance.clone())
+            .or_insert_with(|| start_shim(&socket, instance, self.directory.path()));
+        let options = NativeOptions {
+            instance: instance.clone(),
+            directory,
+            images: self.store.clone(),
+            socket,
+            shim: None,
+            timeouts,
+        };
+        NativeRuntime::open(options).expect("the host has cgroups")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let shims = self.shims.get_mut().expect("no test has panicked in here");
+        for (instance, shim) in shims {
+            if let Some(pid) = rustix::process::Pid::from_raw(shim.id().cast_signed()) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }
+            let _ = shim.wait();
+            if let Ok(cgroups) = conman_linux::Cgroups::detect() {
+                let _ = cgroups.remove_tree(&instance_cgroup(instance, CgroupDriver::Cgroupfs));
+            }
+        }
+    }
+}
+
+fn start_shim(socket: &Path, instance: &Instance, root: &Path) -> Child {
+    let shim = Command::new(env!("CARGO_BIN_EXE_conman-runtime-shim"))
+        .arg(socket)
+        .arg(instance_cgroup(instance, CgroupDriver::Cgroupfs))
+        .arg(root)
+        .spawn()
+        .expect("the shim starts");
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = conman_shim::socket::connect(socket) {
+        assert!(Instant::now() < deadline, "no shim answers: {error}");
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+    shim
+}
+
+/// An archive of a root filesystem with busybox and all its applets, made once.
+fn archive() -> &'static Path {
+    static ARCHIVE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = ARCHIVE.get_or_init(|| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("root");
+        for name in ["bin", "etc", "run", "tmp"] {
+            fs::create_dir_all(root.join(name)).expect("made");
+        }
+        fs::copy(BUSYBOX, root.join("bin/busybox")).expect("copied");
+        fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").expect("written");
+        let listed = Command::new(BUSYBOX).arg("--list").output().expect("runs");
+        for applet in String::from_utf8_lossy(&listed.stdout).lines() {
+            if applet != "busybox" {
+                symlink("busybox", root.join("bin").join(applet)).expect("linked");
+            }
+        }
+        let path = directory.path().join("busybox.tar");
+        let packed = Command::new("tar")
+            .args(["--numeric-owner", "--owner=0", "--group=0", "-cf"])
+            .arg(&path)
+            .arg("-C")
+            .arg(&root)
+            .arg(".")
+            .status()
+            .expect("tar runs");
+        assert!(packed.success(), "{packed}");
+        (directory, path)
+    });
+    path
+}

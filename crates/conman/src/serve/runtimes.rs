@@ -1,0 +1,93 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use conman_proto::RuntimeKind;
+use conman_runtime::{
+    DockerOptions, DockerRuntime, NativeOptions, NativeRuntime, NativeTimeouts, ProcessOptions,
+    ProcessRuntime, Runtime,
+};
+
+use super::state::State;
+use crate::config::Config;
+use crate::shim::{self, ShimPlace};
+
+/// Bound on the process runtime's calls.
+const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
+/// Directories in the state directory, each one runtime's.
+const NATIVE: &str = "native";
+const PROCESS: &str = "process";
+
+/// The runtimes that the node or one of its templates names.
+pub(super) struct Runtimes {
+    all: Vec<Arc<dyn Runtime>>,
+    native: Option<Arc<NativeRuntime>>,
+}
+
+impl Runtimes {
+    /// Asks none of them anything yet. Blocks on the disk.
+    pub(super) fn open(config: &Config, state: &State) -> Result<Self> {
+        let mut kinds: Vec<RuntimeKind> = config
+            .policy
+            .templates
+            .values()
+            .filter_map(|template| template.runtime)
+            .collect();
+        kinds.push(config.runtime);
+        kinds.sort_unstable();
+        kinds.dedup();
+        let mut runtimes = Self {
+            all: Vec::new(),
+            native: None,
+        };
+        for kind in kinds {
+            match kind {
+                RuntimeKind::Native => {
+                    let native = Arc::new(native(config, state)?);
+                    runtimes.native = Some(Arc::clone(&native));
+                    runtimes.all.push(native);
+                }
+                RuntimeKind::Docker => runtimes.all.push(Arc::new(docker(config, state)?)),
+                RuntimeKind::Process => runtimes.all.push(Arc::new(process(config, state)?)),
+            }
+        }
+        Ok(runtimes)
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<dyn Runtime>> {
+        self.all.clone()
+    }
+
+    /// Lets go of what serves nobody any more, once nothing more is started.
+    pub(super) async fn close(&self) {
+        if let Some(native) = &self.native {
+            native.end_idle_shim().await;
+        }
+    }
+}
+
+fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
+    let options = NativeOptions {
+        instance: state.instance.clone(),
+        directory: config.state_dir.join(NATIVE),
+        images: state.images.clone(),
+        socket: ShimPlace::of(&state.instance).socket(),
+        shim: Some(shim::command(&config.state_dir)?),
+        timeouts: NativeTimeouts::default(),
+    };
+    NativeRuntime::open(options).context("cannot set up the native runtime")
+}
+
+fn docker(config: &Config, state: &State) -> Result<DockerRuntime> {
+    let options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
+    DockerRuntime::connect(options).context("cannot set up the Docker runtime")
+}
+
+fn process(config: &Config, state: &State) -> Result<ProcessRuntime> {
+    let options = ProcessOptions {
+        state_dir: config.state_dir.join(PROCESS),
+        instance: state.instance.clone(),
+        call_timeout: PROCESS_PATIENCE,
+    };
+    ProcessRuntime::open(options).context("cannot set up the process runtime")
+}

@@ -1,0 +1,188 @@
+//! `conman shim`: the parent of all native containers of this installation.
+//!
+//! The daemon starts one where none answers; a service manager may as well. It outlives the daemon
+//! and ends by `conman shim --stop`, by SIGTERM, or when a daemon stops that has nothing running.
+//! Containers outlive it, too: the next one takes them over.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use conman_cli::ShimArgs;
+use conman_core::Instance;
+use conman_core::naming::{CgroupDriver, instance_cgroup};
+use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
+use conman_runtime::ShimCommand;
+use conman_shim::{Client, ClientError, ShimOptions};
+
+use crate::config::{self, LogFormat};
+use crate::{state_dir, telemetry};
+
+/// Where what must not outlive a boot is.
+const RUN: &str = "/run";
+const SOCKET: &str = "shim.sock";
+const STATE: &str = "shim.state";
+const LOCK: &str = "shim.lock";
+/// In the state directory: what a shim complains of that the daemon has started.
+const COMPLAINTS: &str = "shim.log";
+
+/// The design's K: how long the fence waits for proof that everything is frozen.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
+/// Bound on an answer of the shim's, and on its end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where the shim of an installation is.
+#[derive(Debug, Clone)]
+pub(crate) struct ShimPlace {
+    /// Root's alone, and this installation's.
+    directory: PathBuf,
+}
+
+impl ShimPlace {
+    /// Not in a directory of the daemon's, which a service manager may remove with the daemon.
+    pub(crate) fn of(instance: &Instance) -> Self {
+        Self {
+            directory: Path::new(RUN).join(format!("conman-{instance}")),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.join(SOCKET)
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let path = &self.directory;
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path);
+        made.with_context(|| format!("cannot make {}", path.display()))?;
+        let metadata = fs::symlink_metadata(path)
+            .with_context(|| format!("cannot look at {}", path.display()))?;
+        let own = rustix::process::geteuid().as_raw();
+        if !metadata.is_dir() || metadata.uid() != own || metadata.mode() & 0o077 != 0 {
+            bail!(
+                "{} is not a directory of uid {own}'s alone; remove it",
+                path.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes away what is of no use to anybody any more.
+    fn clear(&self) {
+        for name in [STATE, LOCK] {
+            let _ = fs::remove_file(self.directory.join(name));
+        }
+        // A successor's socket keeps it.
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+/// What the daemon runs where no shim answers.
+pub(crate) fn command(state_dir: &Path) -> Result<ShimCommand> {
+    Ok(ShimCommand {
+        program: std::env::current_exe().context("cannot find conman's own program")?,
+        arguments: vec![
+            OsString::from("shim"),
+            OsString::from("--state-dir"),
+            state_dir.into(),
+        ],
+        stderr: state_dir.join(COMPLAINTS),
+    })
+}
+
+/// The calling process has one thread.
+pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
+    let done = state_directory(arguments).and_then(|state_dir| {
+        if arguments.stop {
+            stop(&state_dir)
+        } else {
+            be(&state_dir)
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => crate::fail(&format!("{error:#}")),
+    }
+}
+
+fn state_directory(arguments: &ShimArgs) -> Result<PathBuf> {
+    match &arguments.state_dir {
+        Some(directory) if directory.is_absolute() => Ok(directory.clone()),
+        Some(directory) => bail!("--state-dir {} is not absolute", directory.display()),
+        None => Ok(config::load(arguments.config.as_deref())?.state_dir),
+    }
+}
+
+fn be(state_dir: &Path) -> Result<()> {
+    telemetry::init(LogFormat::Text);
+    state_dir::prepare(state_dir)?;
+    let instance = state_dir::instance(state_dir)?;
+    let place = ShimPlace::of(&instance);
+    place.prepare()?;
+    // No signal of a terminal's comes here. A process that leads a group has a session of its own,
+    // or whoever started it wants it where it is.
+    let _ = rustix::process::setsid();
+    let fence_cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
+    conman_shim::run(ShimOptions {
+        socket: place.socket(),
+        roots: vec![state_dir.to_path_buf()],
+        fence_cgroup: fence_cgroup.clone(),
+        state_file: place.directory.join(STATE),
+        do_without: Vec::new(),
+        cgroups: CgroupPart::All,
+        freeze_patience: FREEZE_PATIENCE,
+    })
+    .context("the shim cannot go on")?;
+    if Cgroups::detect().is_ok_and(|cgroups| cgroups.pids_below(&fence_cgroup).is_empty()) {
+        place.clear();
+    }
+    Ok(())
+}
+
+/// Ends the shim of an installation, unless containers live.
+fn stop(state_dir: &Path) -> Result<()> {
+    let socket = ShimPlace::of(&state_dir::instance(state_dir)?).socket();
+    let mut client = match Client::connect(&socket, PATIENCE) {
+        Ok(client) => client,
+        Err(ClientError::Io { source, .. })
+            if matches!(
+                source.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
+            ) =>
+        {
+            crate::tell("no shim runs");
+            return Ok(());
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("no answer on {}", socket.display()));
+        }
+    };
+    let shim = PidFd::open(client.shim_pid()).context("the shim has just gone")?;
+    // It answers after the pidfd was opened, so it is the shim that the pidfd holds.
+    let views = client
+        .list()
+        .context("the shim cannot be asked what runs")?;
+    let alive = views.iter().filter(|view| view.state.is_alive()).count();
+    if alive > 0 {
+        bail!(
+            "{alive} containers and commands live; stop the sessions first (`conman rm`), or let \
+             the shim be: it disturbs nobody"
+        );
+    }
+    shim.signal(Signal::TERM)
+        .context("the shim cannot be ended")?;
+    if !shim
+        .wait_dead(PATIENCE)
+        .context("the shim cannot be waited for")?
+    {
+        bail!("the shim (process {}) has not ended", shim.pid());
+    }
+    crate::tell("the shim has ended");
+    Ok(())
+}
