@@ -6,6 +6,7 @@
 mod connection;
 mod error;
 mod lines;
+mod refusable;
 mod sse;
 mod target;
 mod websocket;
@@ -32,6 +33,7 @@ pub(crate) use sse::SseEvents;
 pub(crate) use websocket::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
 
 use crate::args::Globals;
+use refusable::Refusable;
 use target::Target;
 
 /// Patience for the head of an answer to a request that the daemon carries out at once: longer
@@ -231,7 +233,7 @@ impl Client {
         let stream = connection::connect(&self.target).await?;
         let exchange = async {
             let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                hyper::client::conn::http1::handshake(TokioIo::new(Refusable::new(stream)))
                     .await
                     .map_err(broken)?;
             // Its error also comes out of the response or its body, which is where it is told.
