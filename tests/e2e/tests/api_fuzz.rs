@@ -43,6 +43,8 @@ async fn made_up_requests_get_the_answers_that_the_description_promises() {
     };
     let mut conman = Conman::builder()
         .token("fuzz", "admin")
+        // What is made up to be pulled is nowhere.
+        .toml("[images]\nregistries = []")
         .start(&docker)
         .await;
     let api = conman.api().with_token(conman.token("fuzz"));

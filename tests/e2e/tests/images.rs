@@ -1,0 +1,249 @@
+//! Images through the command line and the daemon: from an archive, and from a registry.
+
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use conman_e2e::{BUSYBOX, Conman, Docker, docker_shared, eventually};
+use conman_proto::{Image, ImageList};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn skipped(why: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// A root file system of the distribution's busybox, packed with gzip.
+fn busybox_archive(directory: &Path) -> Option<PathBuf> {
+    let program = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    let Some(program) = program else {
+        skipped("busybox is not installed");
+        return None;
+    };
+    let root = directory.join("root");
+    fs::create_dir_all(root.join("bin")).expect("a directory");
+    fs::copy(program, root.join("bin/busybox")).expect("copied");
+    for name in ["sh", "sleep", "httpd"] {
+        symlink("busybox", root.join("bin").join(name)).expect("a link");
+    }
+    let archive = directory.join("busybox.tar.gz");
+    let packed = Command::new("tar")
+        .arg("-C")
+        .arg(&root)
+        .arg("-czf")
+        .arg(&archive)
+        .arg(".")
+        .status()
+        .expect("tar runs");
+    assert!(packed.success());
+    Some(archive)
+}
+
+/// What there is of layers in the store, with what is being made.
+fn layers(conman: &Conman) -> usize {
+    let store = conman.state_dir().join("images");
+    ["layers", "tmp"]
+        .into_iter()
+        .map(|part| fs::read_dir(store.join(part)).expect("it is there").count())
+        .sum()
+}
+
+#[tokio::test]
+async fn an_archive_is_imported_listed_kept_over_a_crash_and_removed() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let mut conman = Conman::start(&docker).await;
+    let Some(archive) = busybox_archive(conman.directory()) else {
+        return;
+    };
+    let archive = archive.to_str().expect("text");
+
+    let told = conman
+        .cli(&["image", "import", archive, "busybox:own"])
+        .await;
+    assert!(
+        told.success().starts_with("busybox:own is here"),
+        "{told:?}"
+    );
+    let list = conman.cli(&["--json", "image", "ls"]).await;
+    let list: ImageList = serde_json::from_str(list.success()).expect("a list");
+    assert_eq!(list.images.len(), 1);
+    assert_eq!(list.images[0].names, ["busybox:own"]);
+    assert_eq!(layers(&conman), 1);
+
+    conman.restart_after_crash().await;
+    let shown = conman
+        .cli(&["--json", "image", "inspect", "busybox:own"])
+        .await;
+    let shown: Image = serde_json::from_str(shown.success()).expect("an image");
+    assert_eq!(shown, list.images[0]);
+
+    let removed = conman.cli(&["image", "rm", "busybox:own"]).await;
+    assert_eq!(removed.success(), "busybox:own is removed\n");
+    eventually("the layer is collected", PATIENCE, async || {
+        layers(&conman) == 0
+    })
+    .await;
+    let again = conman.cli(&["image", "rm", "busybox:own"]).await;
+    assert_eq!(again.code, Some(3), "{again:?}");
+    let gc = conman.cli(&["--json", "image", "gc"]).await;
+    let gc: Value = serde_json::from_str(gc.success()).expect("a report");
+    assert_eq!(gc["freed_bytes"], 0);
+}
+
+#[tokio::test]
+async fn what_is_no_archive_is_refused_in_words_and_leaves_nothing() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::builder()
+        .toml("[images]\nmax_archive_bytes = 1048576")
+        .start(&docker)
+        .await;
+    let text = conman
+        .cli_with_input(&["image", "import", "-", "bad:1"], "no archive at all")
+        .await;
+    assert_eq!(text.code, Some(4), "{text:?}");
+    assert!(text.stderr.contains("cannot be imported"), "{text:?}");
+    // Beyond the limit, announced and not.
+    let large = conman.directory().join("large.tar");
+    fs::write(&large, vec![0; 32 << 20]).expect("written");
+    let large = large.to_str().expect("text");
+    for source in [large, "/dev/zero"] {
+        let words = ["--json", "image", "import", source, "bad:1"];
+        let refused = conman.cli(&words).await;
+        assert_eq!(refused.code, Some(4), "{refused:?}");
+        assert!(refused.stderr.contains("body-too-large"), "{refused:?}");
+    }
+    assert_eq!(layers(&conman), 0);
+    let name = conman.cli(&["image", "import", large, "No Name"]).await;
+    assert_eq!(name.code, Some(4), "{name:?}");
+    assert!(name.stderr.contains("NAME:TAG"), "{name:?}");
+}
+
+/// A registry on loopback, gone when it is dropped.
+struct Registry {
+    process: Child,
+    address: String,
+}
+
+impl Registry {
+    async fn start(directory: &Path) -> Option<Self> {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a free port")
+            .port();
+        let address = format!("127.0.0.1:{port}");
+        let config = directory.join("registry.yml");
+        let storage = directory.join("registry");
+        fs::write(
+            &config,
+            format!(
+                "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: \
+                 {address}\n",
+                storage.display()
+            ),
+        )
+        .expect("written");
+        let log = File::create(directory.join("registry.log")).expect("a log");
+        let process = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log)
+            .spawn();
+        let Ok(process) = process else {
+            skipped("docker-registry is not installed");
+            return None;
+        };
+        let registry = Self { process, address };
+        eventually("the registry listens", PATIENCE, async || {
+            TcpStream::connect(&registry.address).is_ok()
+        })
+        .await;
+        Some(registry)
+    }
+
+    /// Puts busybox into it as `name`.
+    async fn push(&self, docker: &Docker, name: &str) -> String {
+        let reference = format!("{}/{name}", self.address);
+        docker.run(&["tag", BUSYBOX, &reference]).await;
+        docker.run(&["push", "--quiet", &reference]).await;
+        docker.run(&["rmi", &reference]).await;
+        reference
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn an_image_is_pulled_from_a_registry_that_the_node_allows() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let Some(registry) = Registry::start(directory.path()).await else {
+        return;
+    };
+    let reference = registry.push(&docker, "test/busybox:1").await;
+    let conman = Conman::builder()
+        .toml(&format!(
+            "[images]\nregistries = [\"{}\"]",
+            registry.address
+        ))
+        .start(&docker)
+        .await;
+
+    let pulled = conman.cli(&["--json", "image", "pull", &reference]).await;
+    let pulled: Image = serde_json::from_str(pulled.success()).expect("an image");
+    assert_eq!(pulled.names, [reference.as_str()]);
+    assert!(!pulled.layers.is_empty() && pulled.size_bytes > 0);
+    let words = ["image", "pull", &reference, "--name", "busybox:pulled"];
+    let named = conman.cli(&words).await;
+    assert!(
+        named.success().starts_with("busybox:pulled is here"),
+        "{named:?}"
+    );
+    let shown = conman
+        .cli(&["--json", "image", "inspect", &reference])
+        .await;
+    let shown: Image = serde_json::from_str(shown.success()).expect("an image");
+    assert_eq!(shown.id, pulled.id);
+    assert_eq!(shown.names.len(), 2);
+
+    for (reference, slug) in [
+        (
+            format!("{}/test/busybox:2", registry.address),
+            "not-in-registry",
+        ),
+        (
+            format!("{}/test/nothing:1", registry.address),
+            "not-in-registry",
+        ),
+        (
+            "127.0.0.1:1/test/busybox:1".to_owned(),
+            "registry-not-allowed",
+        ),
+        ("busybox".to_owned(), "bad-body"),
+    ] {
+        let refused = conman.cli(&["--json", "image", "pull", &reference]).await;
+        assert_eq!(refused.code, Some(4), "{refused:?}");
+        assert!(refused.stderr.contains(slug), "{reference}: {refused:?}");
+    }
+    assert_eq!(layers(&conman), pulled.layers.len());
+}
