@@ -141,6 +141,16 @@ impl Client {
         }
     }
 
+    /// Tells that a container has started which somebody else was asked to start
+    /// ([`Request::Guard`]), by its first process.
+    pub fn appeared(&mut self, name: &str, process: &PidFd) -> Result<(), ClientError> {
+        let request = Request::Appeared {
+            name: name.to_owned(),
+            pid: process.pid(),
+        };
+        self.call("guard", request, &[process.as_fd()]).map(|_| ())
+    }
+
     /// All containers.
     pub fn list(&mut self) -> Result<Vec<ContainerView>, ClientError> {
         let mut all: Vec<ContainerView> = Vec::new();

@@ -32,9 +32,12 @@ pub(crate) struct Container {
     #[serde(default)]
     pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
-    /// Whether its freezing was ordered.
+    /// Whether a client ordered its freezing.
     #[serde(default)]
     pub(crate) frozen: bool,
+    /// Somebody else starts it.
+    #[serde(default)]
+    pub(crate) foreign: bool,
     /// For one that an earlier shim started, so that it is no child.
     #[serde(skip)]
     pub(crate) held: Option<PidFd>,
@@ -57,6 +60,7 @@ impl Container {
             exec_in,
             state: ContainerState::Launching,
             frozen: false,
+            foreign: false,
             held: None,
         }
     }
@@ -85,6 +89,7 @@ impl Container {
             exec_in: self.exec_in.clone(),
             state: self.state,
             frozen: self.frozen,
+            foreign: self.foreign,
             held: None,
         }
     }
@@ -108,6 +113,7 @@ impl Container {
             pid: self.pid,
             state: self.state,
             exec_in: self.exec_in.clone(),
+            foreign: self.foreign,
         }
     }
 }

@@ -7,11 +7,12 @@
 mod adopting;
 mod children;
 mod fencing;
+mod foreign;
 mod keeping;
 mod replacing;
 mod requests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -35,13 +36,15 @@ use rustix::time::{
 
 use crate::connection::Connection;
 use crate::containers::Containers;
-use crate::fence::Fence;
+use crate::fence::DeadMan;
 use crate::handover::Sealed;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
 use crate::ledger::Ledger;
 use crate::options::ShimOptions;
-use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION, decode};
+use crate::protocol::{
+    Call, CallError, FenceState, LaunchError, Message, Reply, Request, VERSION, decode,
+};
 use crate::seqpacket;
 use crate::spec::SpecError;
 
@@ -60,8 +63,8 @@ const MESSAGES_A_TURN: usize = 64;
 /// Containers, living or not acknowledged: as many as there are ranges of ids.
 const MAX_CONTAINERS: usize = 16_384;
 
-/// Never chosen by the OOM killer (proc_pid_oom_score_adj(5)).
-const OOM_SCORE: &str = "-1000";
+/// The first is never chosen by the OOM killer (proc_pid_oom_score_adj(5)); then what comes next.
+const OOM_SCORES: [i32; 4] = [-1000, -900, -500, -1];
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -83,7 +86,11 @@ pub(crate) struct Control {
     signals: SignalFd,
     timer: OwnedFd,
     freezer: Freezer,
-    fence: Fence,
+    fence: DeadMan,
+    /// Whose freezing is ordered and not proven.
+    unverified: BTreeSet<String>,
+    /// What subscribers were told last.
+    told_fence: FenceState,
     ids: IdRanges,
     containers: Containers,
     launching: Launching,
@@ -101,6 +108,8 @@ pub(crate) struct Control {
     program: PathBuf,
     replacing: Option<replacing::Replacing>,
     replacements: u32,
+    /// What could not be done for the fence to work when memory is short.
+    unprotected: Vec<String>,
 }
 
 impl Control {
@@ -157,7 +166,9 @@ impl Control {
         freezer.ensure(&options.fence_cgroup)?;
         let ledger = Ledger::at(&options.state_file);
         Ok(Self {
-            fence: Fence::new(options.freeze_patience),
+            fence: DeadMan::new(options.freeze_patience),
+            unverified: BTreeSet::new(),
+            told_fence: FenceState::Unarmed,
             options,
             sole,
             epoll,
@@ -179,6 +190,7 @@ impl Control {
             program: std::env::current_exe()?,
             replacing: None,
             replacements: 0,
+            unprotected: Vec::new(),
         })
     }
 
@@ -193,7 +205,7 @@ impl Control {
         self.ensure_launcher()?;
         self.launching.flush();
         self.update_interest(LAUNCHER);
-        protect();
+        self.unprotected = protect();
         // Children that ended in between have sent their signal to nobody.
         self.reap_all()
     }
@@ -241,7 +253,7 @@ impl Control {
     fn set_timer(&self) {
         let now = boottime_ns();
         let next = [
-            self.fence.next_wake_ns(now),
+            self.next_fence_ns(now),
             self.next_look_ns(now),
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
         ];
@@ -374,6 +386,7 @@ impl Control {
                 }
                 Err(error) => Err(error),
             },
+            Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
             Request::Replace { program } => {
                 match self.begin_replacing(Some((client, call.id)), program) {
                     // Answered by the program that goes on.
@@ -406,6 +419,7 @@ impl Control {
             pid: rustix::process::getpid().as_raw_nonzero().get(),
             features: self.launching.features.clone(),
             replacements: self.replacements,
+            unprotected: self.unprotected.clone(),
         })
     }
 
@@ -417,34 +431,29 @@ impl Control {
             }
             Request::Find { name } => Ok(self.find(&name)),
             Request::Acknowledge { names } => self.acknowledge(&names),
-            Request::Kill { name } => {
-                let container = self.living(&name)?;
-                self.kill(container).map_err(host_error("kill", &name))?;
-                Ok(Reply::Done)
-            }
+            Request::Kill { name } => self.kill_one(name),
             Request::KillAll => self.kill_all(),
             Request::Signal { name, signal } => self.signal(&name, signal),
             Request::Freeze { name } => self.freeze(&name),
             Request::Thaw { name } => self.thaw(&name),
             Request::ExtendDeadline { until_boottime_ns } => {
-                self.keep_deadline(Some(until_boottime_ns))?;
-                self.fence.extend(until_boottime_ns);
-                self.on_time();
-                Ok(self.fence_reply())
+                Ok(self.extend_deadline(until_boottime_ns))
             }
-            Request::Disarm => {
-                self.keep_deadline(None)?;
-                self.fence.disarm();
-                self.on_time();
-                Ok(self.fence_reply())
-            }
-            Request::Unfence => self.unfence(),
+            Request::Disarm => self.disarm(),
+            Request::FreezeAll => Ok(self.freeze_all()),
+            Request::Unfence {
+                until_boottime_ns,
+                names,
+            } => self.unfence(until_boottime_ns, names.as_deref()),
+            Request::Guard { name, cgroup } => self.guard(&name, &cgroup),
+            Request::NotStarted { name } => self.not_started(&name),
             Request::Fence => Ok(self.fence_reply()),
             // Answered elsewhere.
             Request::Hello { .. }
             | Request::Launch(_)
             | Request::Exec(_)
             | Request::Hold { .. }
+            | Request::Appeared { .. }
             | Request::Replace { .. }
             | Request::Subscribe => Err(CallError::NoHello),
         }
@@ -501,10 +510,16 @@ impl Drop for Control {
     }
 }
 
-/// The fence must work when memory is short. What is not permitted is done without.
-fn protect() {
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
-        tracing::warn!(%error, "the OOM killer may choose the shim");
+/// The fence must work when memory is short. What is not permitted is done without, and told.
+fn protect() -> Vec<String> {
+    let mut missing = Vec::new();
+    // As low as is permitted: without the capability no lower than it once was.
+    let score = OOM_SCORES.into_iter().find(|score| {
+        let text = score.to_string();
+        std::fs::write("/proc/self/oom_score_adj", text).is_ok()
+    });
+    if score != OOM_SCORES.first().copied() {
+        missing.push("the OOM killer may choose the shim (it lacks CAP_SYS_RESOURCE)".to_owned());
     }
     // Without the capability a limit holds, at which allocations would fail.
     let capable = rustix::thread::capabilities(None)
@@ -512,8 +527,12 @@ fn protect() {
     // Pages as they are used: a large program is not brought into memory whole.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if !capable || mlockall(flags).is_err() {
-        tracing::warn!("the shim's memory may be swapped out");
+        missing.push("the shim's memory may be swapped out (it lacks CAP_IPC_LOCK)".to_owned());
     }
+    for what in &missing {
+        tracing::warn!("{what}");
+    }
+    missing
 }
 
 fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {
@@ -570,7 +589,7 @@ fn full(what: &str) -> CallError {
     }
 }
 
-fn host_error(action: &str, name: &str) -> impl FnOnce(io::Error) -> CallError {
+fn host_error(action: &str, name: &str) -> impl FnOnce(io::Error) -> CallError + use<> {
     let (action, name) = (action.to_owned(), name.to_owned());
     move |error| CallError::Host {
         action,

@@ -1,139 +1,148 @@
-//! The dead-man fence, without clock or cgroups.
+//! The dead-man fence as the shim drives it: [`conman_core::ownership::Fence`] by names and
+//! nanoseconds.
 //!
-//! ```text
-//! Unarmed ──extend──▶ Armed ──deadline──▶ Freezing ──proof──▶ Fenced
-//!    ▲                 ▲ │ extend            │  ▲               │
-//!    └────disarm───────┘ ┘                   │  └ patience over: │ the unfrozen are killed
-//!    ▲                 ▲                     │                  │
-//!    └─────────────────┴───────lift──────────┴──────────────────┘
-//! ```
-//! Only an order lifts it, never a later deadline alone: whoever comes back from the dead must
-//! first make sure whose the containers are.
+//! Unarmed there is none, as with a registry that nobody else can take over from. The first deadline
+//! arms it with all that lives.
 
 use std::time::Duration;
 
+use conman_core::ownership::{
+    BootTime, Fence, FenceAction, FenceEvent, Kept, Slot, SlotView, Timing,
+};
+use serde::{Deserialize, Serialize};
+
 use crate::protocol::FenceState;
 
-/// Pause between two looks whether everything is frozen.
-const LOOK_NS: u64 = 2_000_000;
+const NS_IN_MS: u64 = 1_000_000;
 
-/// What the fence wants done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FenceStep {
-    Nothing,
-    /// Order the freezing of everything, then look.
-    Freeze,
-    /// Look whether everything is frozen.
-    Look,
-    /// Look, and kill what is not frozen.
-    KillUnfrozen,
+/// What of an armed fence outlives the shim, as it is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptFence {
+    pub(crate) deadline_ms: u64,
+    /// When it fired, until an order thaws.
+    pub(crate) fired_ms: Option<u64>,
 }
 
-/// Times are nanoseconds on CLOCK_BOOTTIME.
+/// The fence, or none while it is unarmed. Times are nanoseconds on CLOCK_BOOTTIME.
 #[derive(Debug)]
-pub(crate) struct Fence {
-    state: FenceState,
-    /// The latest deadline that was ever given, also while fenced; `None` when disarmed.
-    deadline: Option<u64>,
-    patience_ns: u64,
+pub(crate) struct DeadMan {
+    timing: Timing,
+    fence: Option<Fence>,
 }
 
-impl Fence {
-    pub(crate) fn new(patience: Duration) -> Self {
+impl DeadMan {
+    pub(crate) fn new(freeze_patience: Duration) -> Self {
+        let timing = Timing {
+            freeze_ms: u64::try_from(freeze_patience.as_millis()).unwrap_or(u64::MAX),
+            ..Timing::default()
+        };
         Self {
-            state: FenceState::Unarmed,
-            deadline: None,
-            patience_ns: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
+            timing,
+            fence: None,
         }
     }
 
-    pub(crate) fn state(&self) -> FenceState {
-        self.state
-    }
-
-    /// The latest deadline; `None` when there is none.
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        self.deadline
+    pub(crate) fn is_armed(&self) -> bool {
+        self.fence.is_some()
     }
 
     /// Whether nothing may start.
     pub(crate) fn is_closed(&self) -> bool {
-        match self.state {
-            FenceState::Unarmed | FenceState::Armed { .. } => false,
-            FenceState::Freezing { .. } | FenceState::Fenced { .. } => true,
+        self.fence.as_ref().is_some_and(Fence::has_fired)
+    }
+
+    /// `all_verified`: no look at a cgroup is outstanding.
+    pub(crate) fn state(&self, all_verified: bool) -> FenceState {
+        let Some(fence) = &self.fence else {
+            return FenceState::Unarmed;
+        };
+        let kept = fence.kept();
+        let Some(fired) = kept.fired else {
+            return FenceState::Armed {
+                until_boottime_ns: ns(kept.deadline),
+            };
+        };
+        let since_boottime_ns = ns(fired);
+        let settled = |view: &SlotView| view.frozen || view.certified;
+        if all_verified && fence.view().iter().all(settled) {
+            FenceState::Fenced { since_boottime_ns }
+        } else {
+            FenceState::Freezing { since_boottime_ns }
         }
     }
 
-    /// A deadline; an earlier one than the present is passed over.
-    pub(crate) fn extend(&mut self, until_ns: u64) {
-        let until_boottime_ns = self.deadline.map_or(until_ns, |old| old.max(until_ns));
-        self.deadline = Some(until_boottime_ns);
-        if !self.is_closed() {
-            self.state = FenceState::Armed { until_boottime_ns };
-        }
+    /// Takes up what was written down, with what lives; `None` disarms it.
+    pub(crate) fn restore(&mut self, now_ns: u64, kept: Option<KeptFence>, found: Vec<SlotView>) {
+        let timing = self.timing;
+        self.fence = kept.map(|kept| {
+            let kept = Kept {
+                deadline: BootTime(kept.deadline_ms),
+                fired: kept.fired_ms.map(BootTime),
+            };
+            Fence::restored(timing, kept, BootTime(whole_ms(now_ns)), found)
+        });
     }
 
-    /// No deadline any more.
-    pub(crate) fn disarm(&mut self) {
-        self.deadline = None;
-        if !self.is_closed() {
-            self.state = FenceState::Unarmed;
-        }
-    }
-
-    /// Opens it again: `true` when everything is to be thawed. `false`, and nothing changes, with a
-    /// deadline that has passed.
-    pub(crate) fn lift(&mut self, now_ns: u64) -> bool {
-        match self.deadline {
-            Some(until) if until <= now_ns => false,
-            Some(until_boottime_ns) => {
-                self.state = FenceState::Armed { until_boottime_ns };
-                true
+    /// What is to be written down.
+    pub(crate) fn kept(&self) -> Option<KeptFence> {
+        self.fence.as_ref().map(|fence| {
+            let kept = fence.kept();
+            KeptFence {
+                deadline_ms: kept.deadline.0,
+                fired_ms: kept.fired.map(|at| at.0),
             }
-            None => {
-                self.state = FenceState::Unarmed;
-                true
-            }
+        })
+    }
+
+    /// Nothing is demanded of an unarmed one.
+    pub(crate) fn on(&mut self, now_ns: u64, event: FenceEvent) -> Vec<FenceAction> {
+        match &mut self.fence {
+            Some(fence) => fence.on(BootTime(whole_ms(now_ns)), event),
+            None => Vec::new(),
         }
     }
 
-    /// What is due.
-    pub(crate) fn on_time(&mut self, now_ns: u64) -> FenceStep {
-        match self.state {
-            FenceState::Armed { until_boottime_ns } if until_boottime_ns <= now_ns => {
-                self.state = FenceState::Freezing {
-                    since_boottime_ns: now_ns,
-                };
-                FenceStep::Freeze
-            }
-            FenceState::Freezing { since_boottime_ns } => {
-                if now_ns.saturating_sub(since_boottime_ns) >= self.patience_ns {
-                    FenceStep::KillUnfrozen
-                } else {
-                    FenceStep::Look
-                }
-            }
-            FenceState::Unarmed | FenceState::Armed { .. } | FenceState::Fenced { .. } => {
-                FenceStep::Nothing
-            }
-        }
+    /// When a tick is due.
+    pub(crate) fn next_wake_ns(&self) -> Option<u64> {
+        self.fence.as_ref().and_then(Fence::next_wake).map(ns)
     }
 
-    /// Everything has been seen frozen.
-    pub(crate) fn proven(&mut self) {
-        if let FenceState::Freezing { since_boottime_ns } = self.state {
-            self.state = FenceState::Fenced { since_boottime_ns };
-        }
+    /// All that it knows.
+    pub(crate) fn slots(&self) -> Vec<Slot> {
+        let views = self.fence.as_ref().map(Fence::view).unwrap_or_default();
+        views.into_iter().map(|view| view.slot).collect()
     }
+}
 
-    /// When [`Fence::on_time`] should be asked next.
-    pub(crate) fn next_wake_ns(&self, now_ns: u64) -> Option<u64> {
-        match self.state {
-            FenceState::Armed { until_boottime_ns } => Some(until_boottime_ns),
-            FenceState::Freezing { .. } => Some(now_ns.saturating_add(LOOK_NS)),
-            FenceState::Unarmed | FenceState::Fenced { .. } => None,
-        }
+/// In the fence's own unit: a deadline rather too early than too late.
+pub(crate) fn whole_ms(ns: u64) -> u64 {
+    ns / NS_IN_MS
+}
+
+fn ns(at: BootTime) -> u64 {
+    at.0.saturating_mul(NS_IN_MS)
+}
+
+/// `SESSION.GENERATION` as a slot; any other name is one without a generation.
+pub(crate) fn slot(name: &str) -> Slot {
+    let parsed = name.rsplit_once('.').and_then(|(session, text)| {
+        let generation: u64 = text.parse().ok()?;
+        // Numbers have more than one spelling, such as 07.
+        (generation > 0 && generation.to_string() == text).then_some((session, generation))
+    });
+    let (session, generation) = parsed.unwrap_or((name, 0));
+    Slot {
+        session: session.into(),
+        generation,
     }
+}
+
+/// The name that [`slot`] came from.
+pub(crate) fn name_of(slot: &Slot) -> String {
+    if slot.generation == 0 {
+        return slot.session.to_string();
+    }
+    format!("{}.{}", slot.session, slot.generation)
 }
 
 #[cfg(test)]
@@ -142,63 +151,80 @@ mod tests {
 
     use super::*;
 
-    fn fence() -> Fence {
-        Fence::new(Duration::from_nanos(100))
+    const MS: u64 = NS_IN_MS;
+
+    fn found(name: &str, present: bool) -> SlotView {
+        SlotView {
+            slot: slot(name),
+            present,
+            frozen: false,
+            certified: false,
+        }
+    }
+
+    fn armed() -> DeadMan {
+        let mut fence = DeadMan::new(Duration::from_millis(100));
+        let kept = KeptFence {
+            deadline_ms: 1_000,
+            fired_ms: None,
+        };
+        let living = vec![found("a.1", true), found("b.1", false)];
+        fence.restore(MS, Some(kept), living);
+        fence.on(MS, FenceEvent::Tick);
+        fence
     }
 
     #[test]
-    fn it_freezes_at_the_deadline_looks_and_kills_what_is_not_frozen_in_time() {
-        let mut fence = fence();
-        assert_eq!(fence.on_time(u64::MAX), FenceStep::Nothing);
-        fence.extend(1_000);
-        assert_eq!(fence.on_time(999), FenceStep::Nothing);
-        assert_eq!(fence.on_time(1_000), FenceStep::Freeze);
-        assert!(fence.is_closed());
-        assert_eq!(fence.on_time(1_099), FenceStep::Look);
-        assert_eq!(fence.on_time(1_100), FenceStep::KillUnfrozen);
-        fence.proven();
-        assert_eq!(fence.on_time(9_000), FenceStep::Nothing);
-        assert_eq!(fence.next_wake_ns(9_000), None);
+    fn unarmed_it_demands_nothing_and_closes_nothing() {
+        let mut fence = DeadMan::new(Duration::from_millis(100));
+        assert_eq!(fence.on(u64::MAX, FenceEvent::Tick), []);
+        assert_eq!(fence.on(1, FenceEvent::FreezeAll), []);
+        assert!(!fence.is_closed() && !fence.is_armed());
+        assert_eq!(fence.next_wake_ns(), None);
+        assert_eq!(fence.state(true), FenceState::Unarmed);
+        assert_eq!(fence.kept(), None);
     }
 
     #[test]
-    fn a_later_deadline_alone_does_not_lift_it() {
-        let mut fence = fence();
-        fence.extend(1_000);
-        let _ = fence.on_time(1_000);
-        fence.extend(5_000);
+    fn armed_it_freezes_what_lives_at_the_deadline() {
+        let mut fence = armed();
+        assert_eq!(fence.next_wake_ns(), Some(1_000 * MS));
+        assert_eq!(fence.on(999 * MS, FenceEvent::Tick), []);
+        let actions = fence.on(1_000 * MS, FenceEvent::Tick);
+        let expected = [
+            FenceAction::Fired,
+            FenceAction::Freeze(slot("a.1")),
+            FenceAction::Freeze(slot("b.1")),
+        ];
+        assert_eq!(actions, expected);
         assert!(fence.is_closed());
-        assert!(!fence.lift(5_000));
-        assert!(fence.lift(4_999));
+        let since_boottime_ns = 1_000 * MS;
         assert_eq!(
-            fence.state(),
-            FenceState::Armed {
-                until_boottime_ns: 5_000
-            }
+            fence.state(true),
+            FenceState::Freezing { since_boottime_ns }
         );
+        fence.on(1_001 * MS, FenceEvent::FreezeVerified(slot("a.1")));
+        fence.on(1_001 * MS, FenceEvent::StartOver(slot("b.1")));
+        assert_eq!(fence.state(true), FenceState::Fenced { since_boottime_ns });
     }
 
     #[test]
-    fn disarming_does_not_thaw_but_lets_it_be_lifted() {
-        let mut fence = fence();
-        fence.extend(1_000);
-        let _ = fence.on_time(1_000);
-        fence.disarm();
-        assert!(fence.is_closed());
-        assert!(fence.lift(9_999));
-        assert_eq!(fence.state(), FenceState::Unarmed);
+    fn a_later_shim_finds_it_fired() {
+        let mut fence = armed();
+        fence.on(1_000 * MS, FenceEvent::Tick);
+        let text = serde_json::to_string(&fence.kept()).expect("written");
+        let mut later = DeadMan::new(Duration::from_millis(100));
+        let kept = serde_json::from_str(&text).expect("read");
+        later.restore(1_050 * MS, kept, vec![found("a.1", true)]);
+        assert!(later.is_closed());
+        let actions = later.on(1_050 * MS, FenceEvent::Tick);
+        assert_eq!(actions, [FenceAction::Freeze(slot("a.1"))]);
     }
 
     proptest! {
         #[test]
-        fn the_deadline_never_moves_back(until in proptest::collection::vec(1..1_000_u64, 1..20)) {
-            let mut fence = fence();
-            for one in &until {
-                fence.extend(*one);
-            }
-            let latest = until.iter().copied().max().unwrap_or(0);
-            prop_assert_eq!(fence.on_time(latest - 1), FenceStep::Nothing);
-            prop_assert_eq!(fence.on_time(latest), FenceStep::Freeze);
+        fn a_slot_keeps_its_name(name in "[a-z0-9.-]{1,12}") {
+            prop_assert_eq!(name_of(&slot(&name)), name);
         }
     }
 }

@@ -15,6 +15,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Container;
+use crate::fence::KeptFence;
 
 /// Form of the file. It grows when an older shim would misunderstand.
 const VERSION: u32 = 1;
@@ -46,8 +47,8 @@ pub(crate) enum Record<Name, Whole> {
     },
     /// It is removed.
     Swept { ticket: u64 },
-    /// The fence's deadline; `None` when it has none.
-    Deadline { until_boottime_ns: Option<u64> },
+    /// The fence's own; `None` when it is unarmed.
+    Fence { state: Option<KeptFence> },
 }
 
 /// A line as it is read.
@@ -61,7 +62,7 @@ pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) sweeps: BTreeMap<u64, (String, PathBuf)>,
-    pub(crate) until_boottime_ns: Option<u64>,
+    pub(crate) fence: Option<KeptFence>,
 }
 
 impl Kept {
@@ -84,7 +85,7 @@ impl Kept {
             Record::Swept { ticket } => {
                 self.sweeps.remove(&ticket);
             }
-            Record::Deadline { until_boottime_ns } => self.until_boottime_ns = until_boottime_ns,
+            Record::Fence { state } => self.fence = state,
         }
     }
 }

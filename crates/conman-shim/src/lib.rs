@@ -20,6 +20,10 @@
 //! When it dies its containers live on. A later shim finds them in the state file, holds them by
 //! verified pidfds, and asks the kernel how they ended.
 //!
+//! The fence is that of `conman_core::ownership`: at its deadline everything freezes, what cannot be
+//! proven frozen is killed, and only an order thaws. It covers what others start, too, by the
+//! cgroups that they are told to start it in.
+//!
 //! What is absent: any knowledge of sessions, images, ownership. Names, paths and deadlines come
 //! from the client, which is the daemon.
 #![forbid(unsafe_code)]

@@ -76,10 +76,36 @@ pub enum Request {
     ExtendDeadline {
         until_boottime_ns: u64,
     },
-    /// No deadline any more. Does not thaw.
+    /// No deadline any more. Refused when it has passed.
     Disarm,
-    /// Thaws what the fence froze. Only with a deadline ahead or disarmed.
-    Unfence,
+    /// As if the deadline had passed.
+    FreezeAll,
+    /// Thaws what the fence froze: these, or all that are not being killed. They run until the
+    /// deadline, which must be later than any before; without one the fence is unarmed again. More
+    /// names than one message holds go in several, each with a later deadline.
+    Unfence {
+        #[serde(default)]
+        until_boottime_ns: Option<u64>,
+        #[serde(default)]
+        names: Option<Vec<String>>,
+    },
+    /// Puts a container that somebody else is about to start under the fence, by a cgroup above
+    /// all of it, whose first part begins with `conman`. Refused when the fence is closed; only
+    /// afterwards may the start be ordered. It is listed, told, frozen, killed and acknowledged
+    /// like the shim's own.
+    Guard {
+        name: String,
+        cgroup: String,
+    },
+    /// It has started. A pidfd of its first process comes along.
+    Appeared {
+        name: String,
+        pid: i32,
+    },
+    /// It has not, and cannot any more.
+    NotStarted {
+        name: String,
+    },
     /// What the fence is doing.
     Fence,
     /// Go on as this program, an absolute path; as the shim's own anew when there is none. The
@@ -122,6 +148,9 @@ pub enum Reply {
         /// How often it has gone on as another program.
         #[serde(default)]
         replacements: u32,
+        /// What could not be done for the fence to work when memory is short, as sentences.
+        #[serde(default)]
+        unprotected: Vec<String>,
     },
     /// It goes on as the program that was asked for.
     Replaced {
@@ -166,6 +195,9 @@ pub struct ContainerView {
     /// The container it is a command in.
     #[serde(default)]
     pub exec_in: Option<String>,
+    /// Somebody else started it.
+    #[serde(default)]
+    pub foreign: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -350,8 +350,7 @@ fn the_fence_freezes_everything_at_its_deadline_and_lets_nothing_start() {
     let launched = client
         .launch(shim.spec("one.1", "exec sleep 1000"))
         .expect("launched");
-    // Long past: the deadline is on the clock since boot.
-    let until_boottime_ns = 1;
+    let until_boottime_ns = support::boottime_ns() + 50_000_000;
     client
         .ask(Request::ExtendDeadline { until_boottime_ns })
         .expect("armed");
@@ -374,19 +373,28 @@ fn the_fence_freezes_everything_at_its_deadline_and_lets_nothing_start() {
         matches!(refused, ClientError::Refused(CallError::Fenced)),
         "{refused}"
     );
+    let unfence = |until_boottime_ns| Request::Unfence {
+        until_boottime_ns,
+        names: None,
+    };
     let refused = client
-        .ask(Request::Unfence)
+        .ask(unfence(Some(until_boottime_ns + 1)))
         .expect_err("the deadline has passed");
     assert!(
         matches!(refused, ClientError::Refused(CallError::Fenced)),
         "{refused}"
     );
-    client.ask(Request::Disarm).expect("disarmed");
-    assert!(
-        freezer.is_frozen(&shim.cgroup).expect("asked"),
-        "disarming does not thaw"
-    );
-    client.ask(Request::Unfence).expect("lifted");
+    for request in [
+        Request::Disarm,
+        Request::Thaw {
+            name: "one.1".to_owned(),
+        },
+    ] {
+        let refused = client.ask(request).expect_err("it is closed");
+        assert!(matches!(refused, ClientError::Refused(CallError::Fenced)));
+    }
+    assert!(freezer.is_frozen(&shim.cgroup).expect("asked"));
+    client.ask(unfence(None)).expect("lifted");
     assert!(!freezer.is_frozen(&shim.cgroup).expect("asked"));
     let process = launched.process.as_ref().expect("a hold");
     assert!(!process.is_dead().expect("asked"));

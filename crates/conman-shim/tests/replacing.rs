@@ -201,6 +201,8 @@ fn the_deadline_stays_in_force_across_a_replacement() {
         .launch(shim.spec("held.1", "exec sleep 1000"))
         .expect("launched");
     let until_boottime_ns = support::boottime_ns() + 1_500_000_000;
+    // The fence counts whole milliseconds.
+    let until_boottime_ns = until_boottime_ns / 1_000_000 * 1_000_000;
     client
         .ask(Request::ExtendDeadline { until_boottime_ns })
         .expect("armed");

@@ -94,6 +94,7 @@ mod tests {
             pid: 7,
             state,
             exec_in: exec_in.map(str::to_owned),
+            foreign: false,
         }
     }
 

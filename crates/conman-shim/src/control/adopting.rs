@@ -25,14 +25,11 @@ const PATIENCE_NS: u64 = 500_000_000;
 impl Control {
     /// Takes up what an earlier shim left that has died.
     pub(super) fn adopt(&mut self, kept: Kept) -> io::Result<()> {
-        if let Some(until) = kept.until_boottime_ns {
-            self.fence.extend(until);
-        }
         for (ticket, (cgroup, scratch)) in kept.sweeps {
             self.launching.resume_sweep(ticket, cgroup, scratch);
         }
         for (name, mut container) in kept.containers {
-            if container.state == ContainerState::Launching {
+            if container.state == ContainerState::Launching && !container.foreign {
                 self.end_interrupted(&name, container)?;
                 continue;
             }
@@ -43,11 +40,14 @@ impl Control {
                         self.watch_adopted(&name, &process)?;
                         container.held = Some(process);
                     }
+                    // It may yet appear.
+                    None if container.foreign && container.pid == 0 => {}
                     None => container.state = ContainerState::Lost,
                 }
             }
             self.containers.adopt(name, container);
         }
+        self.arm(kept.fence);
         Ok(())
     }
 
@@ -56,9 +56,6 @@ impl Control {
         let mut kept = Kept::default();
         for line in handover.lines.drain(..) {
             kept.take(line);
-        }
-        if let Some(until) = kept.until_boottime_ns {
-            self.fence.extend(until);
         }
         for (name, fd) in handover.adopted.drain(..) {
             let fd = inherited_fd(fd)?;
@@ -94,6 +91,7 @@ impl Control {
             }
         }
         self.replacements = handover.replacements;
+        self.arm(kept.fence);
         Ok(())
     }
 
@@ -131,7 +129,7 @@ impl Control {
         Ok(())
     }
 
-    fn watch_adopted(&mut self, name: &str, process: &PidFd) -> io::Result<()> {
+    pub(super) fn watch_adopted(&mut self, name: &str, process: &PidFd) -> io::Result<()> {
         let token = self.next_adopted;
         let data = EventData::new_u64(token);
         epoll::add(&self.epoll, process, data, EventFlags::IN)?;

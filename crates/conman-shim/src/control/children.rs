@@ -2,12 +2,14 @@
 
 use std::io;
 
+use conman_core::ownership::FenceEvent;
 use conman_linux::{Ended, ProcessIdentity};
 use nix::sys::signal::Signal as NixSignal;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{Control, LAUNCHER, open_child, reap};
 use crate::containers::Reaped;
+use crate::fence::slot;
 use crate::launcher::Report;
 use crate::launching::Pending;
 use crate::protocol::{CallError, ContainerState, LaunchError, Message, Reply};
@@ -62,6 +64,7 @@ impl Control {
 
     pub(super) fn tell_end(&mut self, name: &str) {
         self.keep(name);
+        self.change(FenceEvent::Died(slot(name)));
         if let Some(container) = self.containers.get(name) {
             let container = container.view(name);
             self.tell_subscribers(&Message::Ended { container });
@@ -133,6 +136,9 @@ impl Control {
         if let Some(ended) = self.containers.begin(name.clone(), container) {
             let _ = self.containers.reaped(pid, ended);
         }
+        if !is_command {
+            self.change(FenceEvent::Appeared(slot(&name)));
+        }
         if is_command {
             // A container whose start is interrupted is found by its cgroup, a command by this.
             self.keep(&name);
@@ -147,6 +153,12 @@ impl Control {
             && let Err(error) = self.kill(command)
         {
             tracing::error!(name = start.name, %error, "a command that failed lives on");
+        }
+        if start.own.is_some() {
+            let name = || start.name.clone();
+            self.change(FenceEvent::StartOver(slot(&name())));
+            self.change(FenceEvent::Died(slot(&name())));
+            self.change(FenceEvent::Forget(slot(&name())));
         }
         self.containers.discard(&start.name);
         self.forget(&start.name);

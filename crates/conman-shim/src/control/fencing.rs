@@ -1,76 +1,257 @@
-//! Carrying out what the fence decides.
+//! Carrying out what the fence demands, of native containers and of others' alike: by cgroup.
 
 use std::io;
 
+use conman_core::ownership::{BootTime, FenceAction, FenceEvent, SlotView};
+
 use super::{Control, boottime_ns, host_error};
-use crate::fence::FenceStep;
+use crate::containers::Container;
+use crate::fence::{KeptFence, name_of, slot, whole_ms};
 use crate::ledger::Record;
-use crate::protocol::{CallError, Message, Reply};
+use crate::protocol::{CallError, FenceState, Message, Reply};
+
+/// Pause between two looks whether everything is frozen.
+const LOOK_NS: u64 = 2_000_000;
 
 impl Control {
-    /// Keeps the deadline for a later shim, before it is relied on.
-    pub(super) fn keep_deadline(&mut self, until_ns: Option<u64>) -> Result<(), CallError> {
-        let until_boottime_ns = until_ns.map(|until| until.max(self.fence.deadline().unwrap_or(0)));
-        let written = self.note(&Record::Deadline { until_boottime_ns });
-        written.map_err(host_error(
-            "keep the deadline in",
-            &self.options.state_file.to_string_lossy(),
-        ))
+    fn fence_state(&self) -> FenceState {
+        self.fence.state(self.unverified.is_empty())
     }
 
     pub(super) fn fence_reply(&self) -> Reply {
         Reply::Fence {
-            state: self.fence.state(),
+            state: self.fence_state(),
         }
     }
 
-    pub(super) fn unfence(&mut self) -> Result<Reply, CallError> {
-        if !self.fence.lift(boottime_ns()) {
+    /// A deadline, the first of which arms the fence.
+    pub(super) fn extend_deadline(&mut self, until_ns: u64) -> Reply {
+        if self.fence.is_armed() {
+            self.change(FenceEvent::Extend(BootTime(whole_ms(until_ns))));
+        } else {
+            let kept = KeptFence {
+                deadline_ms: whole_ms(until_ns),
+                fired_ms: None,
+            };
+            self.arm(Some(kept));
+            self.keep_fence();
+        }
+        self.on_time();
+        self.fence_reply()
+    }
+
+    /// The fence is this from now on, with all that lives.
+    pub(super) fn arm(&mut self, kept: Option<KeptFence>) {
+        let fired = kept.is_some_and(|kept| kept.fired_ms.is_some());
+        let view = |name: &str, present, cgroup: &str| SlotView {
+            slot: slot(name),
+            present,
+            frozen: fired && self.freezer.is_frozen(cgroup).unwrap_or(false),
+            certified: false,
+        };
+        let begun = self.containers.iter();
+        let begun = begun
+            .filter(|(_, one)| one.is_alive() && one.exec_in.is_none())
+            .map(|(name, one)| view(name, one.pid != 0, &one.cgroup));
+        let starts = self.launching.pending.values();
+        let starting = starts
+            .filter(|start| start.own.is_some() && self.containers.get(&start.name).is_none())
+            .map(|start| view(&start.name, false, &start.cgroup));
+        let found = begun.chain(starting).collect();
+        self.fence.restore(boottime_ns(), kept, found);
+    }
+
+    /// No deadline any more; with a closed fence only [`Control::unfence`] does it.
+    pub(super) fn disarm(&mut self) -> Result<Reply, CallError> {
+        if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
-        let cgroup = &self.options.fence_cgroup;
-        self.freezer
-            .thaw(cgroup)
-            .map_err(host_error("thaw", cgroup))?;
+        self.arm(None);
+        self.unverified.clear();
+        self.keep_fence();
         self.on_time();
         Ok(self.fence_reply())
     }
 
-    /// Carries out what is due.
-    pub(super) fn fence_on_time(&mut self) {
-        let before = self.fence.state();
-        let step = self.fence.on_time(boottime_ns());
-        let cgroup = self.options.fence_cgroup.clone();
-        if step == FenceStep::Freeze
-            && let Err(error) = self.freezer.freeze(&cgroup)
-        {
-            tracing::error!(%error, "the fence cannot freeze");
+    /// Opens it again: these, or all that are not condemned, run until the deadline, or for ever
+    /// without one.
+    pub(super) fn unfence(
+        &mut self,
+        until_ns: Option<u64>,
+        names: Option<&[String]>,
+    ) -> Result<Reply, CallError> {
+        if !self.fence.is_armed() {
+            return match until_ns {
+                Some(until_ns) => Ok(self.extend_deadline(until_ns)),
+                None => Ok(self.fence_reply()),
+            };
         }
-        if step != FenceStep::Nothing {
-            // Without its cgroup there is nothing that could run.
-            let frozen = self.freezer.is_frozen(&cgroup);
-            let none = matches!(&frozen, Err(error) if error.kind() == io::ErrorKind::NotFound);
-            if none || matches!(frozen, Ok(true)) {
-                self.fence.proven();
-            } else if step == FenceStep::KillUnfrozen {
-                self.kill_unfrozen(&cgroup);
+        let deadline = BootTime(until_ns.map_or(u64::MAX, whole_ms));
+        let slots = match names {
+            Some(names) => names.iter().map(|name| slot(name)).collect(),
+            None => self.fence.slots(),
+        };
+        self.change(FenceEvent::Thaw { deadline, slots });
+        if self.fence.is_closed() {
+            return Err(CallError::Fenced);
+        }
+        // Whoever is to stay frozen is so by its own cgroup.
+        let cgroup = &self.options.fence_cgroup;
+        let thawed = self.freezer.thaw(cgroup);
+        thawed.map_err(host_error("thaw", cgroup))?;
+        if until_ns.is_none() {
+            return self.disarm();
+        }
+        self.on_time();
+        Ok(self.fence_reply())
+    }
+
+    pub(super) fn freeze_all(&mut self) -> Reply {
+        if !self.fence.is_armed() {
+            // Closed at once, and opened by an order only.
+            return self.extend_deadline(boottime_ns());
+        }
+        self.change(FenceEvent::FreezeAll);
+        self.on_time();
+        self.fence_reply()
+    }
+
+    /// Writes down what a later shim must know of the fence. One that does not know freezes too
+    /// early, or stays closed, and never lets anything run too long: so a failure is only told.
+    fn keep_fence(&mut self) {
+        let state = self.fence.kept();
+        if let Err(error) = self.note(&Record::Fence { state }) {
+            tracing::error!(%error, "a later shim would not know the fence's state");
+        }
+    }
+
+    /// Something happens; does what the fence demands then. `false` when it refuses.
+    pub(super) fn change(&mut self, event: FenceEvent) -> bool {
+        if !self.fence.is_armed() {
+            return true;
+        }
+        let before = self.fence.kept();
+        let actions = self.fence.on(boottime_ns(), event);
+        if self.fence.kept() != before {
+            self.keep_fence();
+        }
+        self.carry_out_fence(actions)
+    }
+
+    fn carry_out_fence(&mut self, actions: Vec<FenceAction>) -> bool {
+        let mut admitted = true;
+        for action in actions {
+            match action {
+                FenceAction::Opened(_) => {}
+                FenceAction::Refused(_) => admitted = false,
+                FenceAction::Fired => self.fired(),
+                FenceAction::Freeze(slot) => {
+                    let name = name_of(&slot);
+                    if let Some(cgroup) = self.cgroup_of(&name) {
+                        self.order_freezing(&name, &cgroup);
+                        self.unverified.insert(name);
+                    }
+                }
+                FenceAction::Thaw(slot) => {
+                    let name = name_of(&slot);
+                    self.unverified.remove(&name);
+                    self.thaw_slot(&name);
+                }
+                FenceAction::Kill(slot) => self.kill_slot(&name_of(&slot)),
+                // Told with its end.
+                FenceAction::Certificate(_) => {}
             }
         }
-        if self.fence.state() != before {
-            let state = self.fence.state();
-            tracing::warn!(?state, "the fence");
+        admitted
+    }
+
+    /// Stops everything of ours with one order, before each is ordered by itself.
+    fn fired(&self) {
+        tracing::warn!("the fence's deadline has passed: everything freezes");
+        // Where the frozen cannot die, one that is killed could not be thawed alone below it.
+        if self.freezer.dies_frozen()
+            && let Err(error) = self.freezer.freeze(&self.options.fence_cgroup)
+        {
+            tracing::error!(%error, "the fence cannot freeze all at once");
+        }
+    }
+
+    fn order_freezing(&self, name: &str, cgroup: &str) {
+        match self.freezer.freeze(cgroup) {
+            // Not made yet, or gone.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::error!(name, %error, "the fence cannot freeze");
+            }
+            _ => {}
+        }
+    }
+
+    fn thaw_slot(&self, name: &str) {
+        // What a client froze stays so until it thaws it.
+        if self.containers.get(name).is_some_and(|one| one.frozen) {
+            return;
+        }
+        if let Some(cgroup) = self.cgroup_of(name)
+            && let Err(error) = self.freezer.thaw(&cgroup)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::error!(name, %error, "a container cannot be thawed");
+        }
+    }
+
+    fn kill_slot(&self, name: &str) {
+        let killed = match self.containers.get(name) {
+            Some(container) if container.is_alive() => self.kill(container),
+            _ => Ok(()),
+        };
+        match killed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::error!(name, %error, "a container cannot be killed");
+            }
+            _ => {}
+        }
+    }
+
+    fn cgroup_of(&self, name: &str) -> Option<String> {
+        if let Some(container) = self.containers.get(name) {
+            return Some(container.cgroup.clone());
+        }
+        let mut starts = self.launching.pending.values();
+        let start = starts.find(|start| start.name == name)?;
+        Some(start.cgroup.clone())
+    }
+
+    /// Carries out what is due.
+    pub(super) fn fence_on_time(&mut self) {
+        let now = boottime_ns();
+        if self.fence.next_wake_ns().is_some_and(|due| due <= now) {
+            self.change(FenceEvent::Tick);
+        }
+        let looked: Vec<String> = self
+            .unverified
+            .iter()
+            .filter(|name| {
+                let cgroup = self.cgroup_of(name);
+                cgroup.is_some_and(|cgroup| self.freezer.is_frozen(&cgroup).unwrap_or(false))
+            })
+            .cloned()
+            .collect();
+        for name in looked {
+            self.unverified.remove(&name);
+            self.change(FenceEvent::FreezeVerified(slot(&name)));
+        }
+        let alive = |name: &String| self.containers.get(name).is_none_or(Container::is_alive);
+        self.unverified.retain(alive);
+        let state = self.fence_state();
+        if state != self.told_fence {
+            self.told_fence = state;
             self.tell_subscribers(&Message::Fence { state });
         }
     }
 
-    pub(super) fn kill_unfrozen(&self, cgroup: &str) {
-        let children = self.freezer.children(cgroup).unwrap_or_default();
-        for child in children {
-            if !self.freezer.is_frozen(&child).unwrap_or(false)
-                && let Err(error) = self.freezer.kill(&child)
-            {
-                tracing::error!(child, %error, "what does not freeze cannot be killed");
-            }
-        }
+    pub(super) fn next_fence_ns(&self, now_ns: u64) -> Option<u64> {
+        let look = !self.unverified.is_empty();
+        let look = look.then(|| now_ns.saturating_add(LOOK_NS));
+        self.fence.next_wake_ns().into_iter().chain(look).min()
     }
 }

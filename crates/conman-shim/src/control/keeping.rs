@@ -69,8 +69,8 @@ impl Control {
 
     /// All that is known, and nothing else.
     pub(super) fn rewrite_ledger(&mut self) -> io::Result<()> {
-        let deadline = Record::Deadline {
-            until_boottime_ns: self.fence.deadline(),
+        let fence = Record::Fence {
+            state: self.fence.kept(),
         };
         let begun = self.containers.iter();
         let begun = begun.map(|(name, container)| Record::Put {
@@ -95,7 +95,7 @@ impl Control {
             cgroup: cgroup.clone(),
             scratch: scratch.clone(),
         });
-        let lines = std::iter::once(deadline)
+        let lines = std::iter::once(fence)
             .chain(sweeps)
             .chain(begun)
             .chain(starting);

@@ -238,11 +238,11 @@ impl Control {
             name: name.clone(),
             container: container.copy(),
         });
-        let deadline = Record::Deadline {
-            until_boottime_ns: self.fence.deadline(),
+        let fence = Record::Fence {
+            state: self.fence.kept(),
         };
         let mut handover = Handover {
-            lines: std::iter::once(deadline).chain(begun).collect(),
+            lines: std::iter::once(fence).chain(begun).collect(),
             listener: number(&self.listener),
             lock: number(&self.lock),
             clients: self

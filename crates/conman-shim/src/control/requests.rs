@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use conman_core::ownership::FenceEvent;
 use conman_linux::Signal;
 use rustix::io::Errno;
 
 use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
 use crate::containers::Container;
+use crate::fence::slot;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{MAX_PENDING, Own, Pending};
 use crate::protocol::{CallError, Reply};
@@ -30,7 +32,29 @@ impl Control {
             )));
         }
         self.admit(&spec.name)?;
-        let ids = self.ids.take().ok_or_else(|| full("ranges of ids"))?;
+        let name = spec.name.clone();
+        if !self.change(FenceEvent::Open(slot(&name))) {
+            return Err(CallError::Fenced);
+        }
+        let begun = self.begin_admitted(client, call, spec, binds);
+        if let Err((_, name)) = &begun {
+            let name = || name.clone();
+            self.change(FenceEvent::StartOver(slot(&name())));
+            self.change(FenceEvent::Forget(slot(&name())));
+        }
+        begun.map_err(|(error, _)| error)
+    }
+
+    /// The fence has opened its slot. An error comes with the name.
+    fn begin_admitted(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: LaunchSpec,
+        binds: Vec<OwnedFd>,
+    ) -> Result<(), (CallError, String)> {
+        let ids = self.ids.take();
+        let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
         let own = Own {
             ids,
             scratch: spec.root.scratch.clone(),
@@ -53,7 +77,7 @@ impl Control {
         if let Err(error) = taken {
             self.ids.give_back(ids);
             self.forget(&name);
-            return Err(host_error("launch", &name)(error));
+            return Err((host_error("launch", &name)(error), name));
         }
         Ok(())
     }
@@ -161,10 +185,23 @@ impl Control {
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
-        if container.frozen && container.exec_in.is_none() && !self.freezer.dies_frozen() {
+        let may_be_frozen = container.frozen || self.fence.is_closed();
+        let by_cgroup = may_be_frozen && container.exec_in.is_none() && !self.freezer.dies_frozen();
+        if by_cgroup || container.foreign {
             return self.freezer.kill(&container.cgroup);
         }
         container.signal(Signal::KILL)
+    }
+
+    /// Kills it, and goes on doing so until it is dead while the fence is armed.
+    pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
+        let container = self.living(&name)?;
+        self.kill(container).map_err(host_error("kill", &name))?;
+        if container.exec_in.is_none() {
+            self.change(FenceEvent::Condemn(slot(&name)));
+            self.set_timer();
+        }
+        Ok(Reply::Done)
     }
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
@@ -202,6 +239,9 @@ impl Control {
 
     pub(super) fn thaw(&mut self, name: &str) -> Result<Reply, CallError> {
         let cgroup = self.container(name)?.cgroup.clone();
+        if self.fence.is_closed() {
+            return Err(CallError::Fenced);
+        }
         self.freezer
             .thaw(&cgroup)
             .map_err(host_error("thaw", name))?;
@@ -227,6 +267,7 @@ impl Control {
             {
                 self.give_back(container.ids);
                 self.forget(name);
+                self.change(FenceEvent::Forget(slot(name)));
             }
         }
         Ok(Reply::Done)

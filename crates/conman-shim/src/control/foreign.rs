@@ -1,0 +1,114 @@
+//! Containers that somebody else starts, such as Docker: the fence covers them by a cgroup above
+//! all of each.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use conman_core::ownership::FenceEvent;
+use conman_linux::{PidFd, ProcessIdentity};
+
+use super::{Control, host_error, spec_error};
+use crate::containers::Container;
+use crate::fence::slot;
+use crate::protocol::{CallError, ContainerState, Reply};
+use crate::spec::check_name;
+
+/// How the first part of every cgroup of ours begins, so that no order freezes the host.
+const OURS: &str = "/conman";
+
+impl Control {
+    /// Takes one under the fence before its start is ordered.
+    pub(super) fn guard(&mut self, name: &str, cgroup: &str) -> Result<Reply, CallError> {
+        check_name(name).map_err(spec_error)?;
+        let ours = cgroup.strip_prefix(OURS);
+        if !ours.is_some_and(|rest| rest.contains('/') && !rest.ends_with('/')) {
+            return Err(host_error("guard", name)(io::Error::other(
+                "its cgroup is not one below conman's",
+            )));
+        }
+        self.admit(name)?;
+        // What is born in it after it was frozen never runs.
+        let made = self.freezer.ensure(cgroup);
+        made.map_err(host_error("make the cgroup of", name))?;
+        let name = name.to_owned();
+        if !self.change(FenceEvent::Open(slot(&name))) {
+            return Err(CallError::Fenced);
+        }
+        let mut container = Container::starting(cgroup, None, None, None);
+        container.foreign = true;
+        self.containers.adopt(name.clone(), container);
+        self.keep(&name);
+        Ok(Reply::Done)
+    }
+
+    /// Its first process is known.
+    pub(super) fn appeared(
+        &mut self,
+        name: &str,
+        pid: i32,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Reply, CallError> {
+        self.foreign(name)?;
+        let identified = fds
+            .into_iter()
+            .next()
+            .ok_or_else(|| io::Error::other("no pidfd came along"))
+            .and_then(|fd| identify(PidFd::received(fd, pid)));
+        let (process, identity) = identified.map_err(host_error("take hold of", name))?;
+        let watched = self.watch_adopted(name, &process);
+        watched.map_err(host_error("watch", name))?;
+        if let Some(container) = self.containers.get_mut(name) {
+            container.pid = pid;
+            container.start_ticks = identity.start_time_ticks;
+            container.state = ContainerState::Running;
+            container.held = Some(process);
+        }
+        self.keep(name);
+        let name = name.to_owned();
+        self.change(FenceEvent::Appeared(slot(&name)));
+        self.set_timer();
+        Ok(Reply::Done)
+    }
+
+    /// It never will be.
+    pub(super) fn not_started(&mut self, name: &str) -> Result<Reply, CallError> {
+        self.foreign(name)?;
+        if let Some(container) = self.containers.get_mut(name) {
+            container.state = ContainerState::Lost;
+        }
+        self.change(FenceEvent::StartOver(slot(name)));
+        self.tell_end(name);
+        Ok(Reply::Done)
+    }
+
+    /// One that has not appeared yet.
+    fn foreign(&self, name: &str) -> Result<(), CallError> {
+        let container = self.living(name)?;
+        if container.foreign && container.state == ContainerState::Launching {
+            return Ok(());
+        }
+        Err(CallError::Exists {
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// What tells the process of a pidfd from every other, provided that it is that of the PID.
+fn identify(process: PidFd) -> io::Result<(PidFd, ProcessIdentity)> {
+    let is_it = || {
+        let number = process.as_fd().as_raw_fd();
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+        let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+        if pid.and_then(|pid| pid.trim().parse().ok()) == Some(process.pid()) {
+            return Ok(());
+        }
+        Err(io::Error::other(
+            "the descriptor does not hold that process",
+        ))
+    };
+    is_it()?;
+    let identity = ProcessIdentity::of(process.pid()).map_err(io::Error::other)?;
+    // It had the PID all the while, since it has it now and had it before.
+    is_it()?;
+    Ok((process, identity))
+}

@@ -1,0 +1,367 @@
+//! The dead-man fence over containers of the shim's own and of others.
+
+mod support;
+
+use std::process::Command;
+
+use conman_linux::{Cgroups, Freezer, PidFd};
+use conman_shim::{CallError, Client, ClientError, ContainerState, FenceState, Reply, Request};
+
+use support::{Shim, available, boottime_ns, next_end, subscribe, until, wait_dead};
+
+const MS: u64 = 1_000_000;
+
+fn freezer() -> Freezer {
+    Freezer::detect().expect("detected")
+}
+
+fn state(client: &mut Client) -> FenceState {
+    match client.ask(Request::Fence).expect("asked") {
+        Reply::Fence { state } => state,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_fenced(client: &mut Client) -> bool {
+    until(|| matches!(state(client), FenceState::Fenced { .. }))
+}
+
+fn fenced<T: std::fmt::Debug>(outcome: Result<T, ClientError>) -> bool {
+    let error = outcome.expect_err("it is closed");
+    matches!(error, ClientError::Refused(CallError::Fenced))
+}
+
+fn arm(client: &mut Client, after_ms: u64) -> u64 {
+    let until_boottime_ns = boottime_ns() + after_ms * MS;
+    client
+        .ask(Request::ExtendDeadline { until_boottime_ns })
+        .expect("armed");
+    until_boottime_ns
+}
+
+fn unfence(names: Option<&[&str]>) -> Request {
+    Request::Unfence {
+        until_boottime_ns: Some(boottime_ns() + 60_000 * MS),
+        names: names.map(|names| names.iter().map(|name| (*name).to_owned()).collect()),
+    }
+}
+
+#[test]
+fn unarmed_it_lets_everything_run_and_armed_only_until_the_deadline() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    assert_eq!(state(&mut client), FenceState::Unarmed);
+    let before = client
+        .launch(shim.spec("before.1", "exec sleep 1000"))
+        .expect("launched");
+    let first = arm(&mut client, 300);
+    let second = arm(&mut client, 700);
+    assert!(first < second);
+    let after = client
+        .launch(shim.spec("after.1", "exec sleep 1000"))
+        .expect("launched");
+    assert!(is_fenced(&mut client));
+    assert!(boottime_ns() >= second - MS, "too early");
+    for name in ["before.1", "after.1"] {
+        let cgroup = format!("{}/{name}", shim.cgroup);
+        assert!(freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+    }
+    // A later deadline alone changes nothing.
+    arm(&mut client, 60_000);
+    assert!(matches!(state(&mut client), FenceState::Fenced { .. }));
+    assert!(fenced(client.launch(shim.spec("late.1", "true"))));
+    client.ask(unfence(None)).expect("opened");
+    assert!(matches!(state(&mut client), FenceState::Armed { .. }));
+    for name in ["before.1", "after.1"] {
+        let cgroup = format!("{}/{name}", shim.cgroup);
+        assert!(!freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+    }
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&before);
+    wait_dead(&after);
+}
+
+#[test]
+fn only_those_that_are_named_are_thawed_and_the_lost_are_killed_while_they_are_frozen() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let mut launch = |name: &str| {
+        client
+            .launch(shim.spec(name, "echo begun; while :; do echo ran; sleep 0.02; done"))
+            .expect("launched")
+    };
+    let (mine, other, lost) = (launch("mine.1"), launch("other.1"), launch("lost.1"));
+    client.ask(Request::FreezeAll).expect("frozen");
+    assert!(is_fenced(&mut client));
+    let before = shim.log("lost.1");
+    client
+        .ask(Request::Kill {
+            name: "lost.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&lost);
+    assert_eq!(shim.log("lost.1"), before, "it ran on its way out");
+    client.ask(unfence(Some(&["mine.1"]))).expect("opened");
+    let frozen = |name: &str| {
+        let cgroup = format!("{}/{name}", shim.cgroup);
+        freezer().is_frozen(&cgroup).expect("asked")
+    };
+    assert!(!frozen("mine.1"));
+    assert!(frozen("other.1"));
+    let length = shim.log("mine.1").len();
+    assert!(until(|| shim.log("mine.1").len() > length), "it runs again");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&mine);
+    wait_dead(&other);
+}
+
+#[test]
+fn a_fence_that_has_fired_stays_closed_over_the_death_of_the_shim() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let launched = client
+        .launch(shim.spec("held.1", "exec sleep 1000"))
+        .expect("launched");
+    arm(&mut client, 100);
+    assert!(is_fenced(&mut client));
+    shim.succeed();
+    let mut client = shim.client();
+    assert!(is_fenced(&mut client));
+    let cgroup = format!("{}/held.1", shim.cgroup);
+    assert!(freezer().is_frozen(&cgroup).expect("asked"));
+    assert!(fenced(client.launch(shim.spec("late.1", "true"))));
+    // The deadline alone, given to the dead one, does not open it either.
+    arm(&mut client, 60_000);
+    assert!(is_fenced(&mut client));
+    client.ask(unfence(None)).expect("opened");
+    assert!(!freezer().is_frozen(&cgroup).expect("asked"));
+    let process = launched.process.as_ref().expect("a hold");
+    assert!(!process.is_dead().expect("asked"));
+    process.kill().expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn what_a_client_froze_is_not_thawed_by_the_fence() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let launched = client
+        .launch(shim.spec("own.1", "exec sleep 1000"))
+        .expect("launched");
+    let name = "own.1".to_owned();
+    client
+        .ask(Request::Freeze { name: name.clone() })
+        .expect("frozen");
+    arm(&mut client, 50);
+    assert!(is_fenced(&mut client));
+    client.ask(unfence(None)).expect("opened");
+    let cgroup = format!("{}/own.1", shim.cgroup);
+    assert!(freezer().is_frozen(&cgroup).expect("asked"));
+    client.ask(Request::Thaw { name }).expect("thawed");
+    assert!(!freezer().is_frozen(&cgroup).expect("asked"));
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+const IMAGE: &str = "conman-test:busybox";
+
+/// A container of Docker's, removed at the end.
+struct Docked(String);
+
+impl Docked {
+    /// `None` where there is no Docker.
+    #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
+    fn create(name: &str, cgroup: &str, script: &str) -> Option<Self> {
+        let known = docker(&["image", "inspect", IMAGE]);
+        if known.is_none() {
+            eprintln!("skipped: Docker or its image {IMAGE} is missing");
+            return None;
+        }
+        let arguments = [
+            "create",
+            "--name",
+            name,
+            "--network",
+            "none",
+            "--cgroup-parent",
+            cgroup,
+            IMAGE,
+            "sh",
+            "-c",
+            script,
+        ];
+        docker(&arguments).map(|_| Self(name.to_owned()))
+    }
+
+    fn start(&self) {
+        docker(&["start", &self.0]).expect("started");
+    }
+
+    fn pid(&self) -> i32 {
+        let text = docker(&["inspect", "-f", "{{.State.Pid}}", &self.0]).expect("inspected");
+        text.trim().parse().expect("a number")
+    }
+
+    fn log(&self) -> usize {
+        docker(&["logs", &self.0]).expect("a log").len()
+    }
+}
+
+impl Drop for Docked {
+    fn drop(&mut self) {
+        let _ = docker(&["rm", "-f", &self.0]);
+    }
+}
+
+/// Bounded, since Docker waits for what is frozen.
+fn docker(arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new("timeout");
+    let output = command.args(["20", "docker"]).args(arguments).output();
+    let output = output.ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then_some(text)
+}
+
+#[test]
+fn containers_of_dockers_freeze_thaw_and_die_by_the_fence() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let cgroup = format!("{}/docked.1", shim.cgroup);
+    let name = format!("shimtest-{}-docked", std::process::id());
+    let script = "while :; do echo ran; sleep 0.02; done";
+    let Some(docked) = Docked::create(&name, &cgroup, script) else {
+        return;
+    };
+    let mut client = shim.client();
+    subscribe(&mut client);
+    let guard = Request::Guard {
+        name: "docked.1".to_owned(),
+        cgroup: cgroup.clone(),
+    };
+    client.ask(guard.clone()).expect("guarded");
+    let twice = client.ask(guard).expect_err("twice");
+    assert!(matches!(
+        twice,
+        ClientError::Refused(CallError::Exists { .. })
+    ));
+    arm(&mut client, 60_000);
+    docked.start();
+    let process = PidFd::open(docked.pid()).expect("it runs");
+    client
+        .appeared("docked.1", &process)
+        .expect("taken under the fence");
+    client.ask(Request::FreezeAll).expect("frozen");
+    assert!(is_fenced(&mut client));
+    let before = docked.log();
+    assert!(freezer().is_frozen(&cgroup).expect("asked"));
+    client.ask(unfence(None)).expect("opened");
+    assert!(until(|| docked.log() > before), "it runs again");
+    client.ask(Request::FreezeAll).expect("frozen");
+    assert!(is_fenced(&mut client));
+    client
+        .ask(Request::Kill {
+            name: "docked.1".to_owned(),
+        })
+        .expect("killed");
+    assert!(process.wait_dead(support::SOON).expect("waited"));
+    let view = next_end(&mut client);
+    assert_eq!((view.name.as_str(), view.foreign), ("docked.1", true));
+    assert!(
+        matches!(
+            view.state,
+            ContainerState::Signalled { signal: 9 } | ContainerState::Lost
+        ),
+        "{view:?}"
+    );
+    let names = vec![view.name];
+    client
+        .ask(Request::Acknowledge { names })
+        .expect("acknowledged");
+    assert_eq!(client.list().expect("listed"), []);
+}
+
+#[test]
+fn a_start_of_dockers_that_comes_after_the_deadline_never_runs() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let cgroup = format!("{}/late.1", shim.cgroup);
+    let name = format!("shimtest-{}-late", std::process::id());
+    let Some(docked) = Docked::create(&name, &cgroup, "echo ran; exec sleep 1000") else {
+        return;
+    };
+    let mut client = shim.client();
+    client
+        .ask(Request::Guard {
+            name: "late.1".to_owned(),
+            cgroup: cgroup.clone(),
+        })
+        .expect("guarded");
+    arm(&mut client, 1);
+    assert!(until(|| freezer().is_frozen(&cgroup).expect("asked")));
+    // Docker does not know, and starts it all the same; it may wait for ever.
+    std::thread::scope(|scope| {
+        scope.spawn(|| docker(&["start", &docked.0]));
+        let cgroups = Cgroups::detect().expect("detected");
+        let begun = until(|| !cgroups.pids_below(&cgroup).is_empty());
+        // Docker answers nothing about it before that start is over.
+        client
+            .ask(Request::Kill {
+                name: "late.1".to_owned(),
+            })
+            .expect("killed");
+        assert!(begun, "Docker never started it");
+    });
+    assert_eq!(docked.log(), 0, "it ran");
+    client
+        .ask(Request::NotStarted {
+            name: "late.1".to_owned(),
+        })
+        .expect("over");
+    assert!(fenced(client.ask(Request::Guard {
+        name: "later.1".to_owned(),
+        cgroup: format!("{}/later.1", shim.cgroup),
+    })));
+}
+
+#[test]
+fn a_cgroup_that_is_not_ours_is_not_guarded() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    for cgroup in [
+        "/",
+        "/system.slice",
+        "/conman",
+        "conman/x",
+        "/conman/../x",
+        "/conmanx/",
+    ] {
+        let outcome = client.ask(Request::Guard {
+            name: "x.1".to_owned(),
+            cgroup: cgroup.to_owned(),
+        });
+        assert!(outcome.is_err(), "{cgroup}");
+    }
+    assert_eq!(client.list().expect("listed"), []);
+    let process = PidFd::open(std::process::id().cast_signed()).expect("held");
+    let outcome = client.appeared("x.1", &process);
+    assert!(outcome.is_err());
+}
