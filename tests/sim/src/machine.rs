@@ -191,6 +191,10 @@ impl World {
             let late = self.lossy > 0 && self.random.percent(8);
             let most = if late { 9_000 } else { 30 };
             self.soon(1, most, Ev::Arrive(node, epoch, op, request));
+            // Then another daemon, of another incarnation, meets what this one sent.
+            if late && self.random.percent(10) {
+                self.soon(1, 500, Ev::DaemonDies(node));
+            }
         }
     }
 
@@ -297,6 +301,7 @@ impl World {
         let daemon = NodeProtocol::new(name, &observed, timing, now, first_attempt, view);
         machine.daemon = Some(daemon);
         self.note(|| format!("n{node} daemon begins"));
+        self.stir_rejoin(node);
     }
 
     pub(crate) fn shim_dies(&mut self, node: usize) {

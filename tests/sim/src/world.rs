@@ -45,11 +45,14 @@ pub(crate) enum Ev {
     Ask,
     Look,
     Fault,
+    DaemonDies(usize),
     DaemonUp(usize),
     ShimUp(usize),
     DaemonContinues(usize),
     MachineContinues(usize),
     MachineUp(usize),
+    /// (node, for how long)
+    RequestsLost(usize, u64),
     RequestsPass(usize),
     AnswersPass(usize),
     Heal,
@@ -200,11 +203,21 @@ impl World {
                 self.at(LOOK_MS, Ev::Look);
             }
             Ev::Fault => self.fault(),
+            Ev::DaemonDies(node) if self.machines[node].daemon.is_some() => {
+                self.daemon_dies(node);
+                self.soon(1, 1_000, Ev::DaemonUp(node));
+            }
+            Ev::DaemonDies(_) => {}
             Ev::DaemonUp(node) => self.daemon_up(node),
             Ev::ShimUp(node) => self.shim_up(node),
             Ev::DaemonContinues(node) => self.daemon_continues(node),
             Ev::MachineContinues(node) => self.machine_continues(node),
             Ev::MachineUp(node) => self.machine_up(node),
+            Ev::RequestsLost(node, lasts) if self.now < HEAL_MS => {
+                self.machines[node].cut_out = true;
+                self.at(lasts, Ev::RequestsPass(node));
+            }
+            Ev::RequestsLost(..) => {}
             Ev::RequestsPass(node) => self.machines[node].cut_out = false,
             Ev::AnswersPass(node) => self.machines[node].cut_in = false,
             Ev::Heal => self.heal(),
@@ -249,8 +262,8 @@ impl World {
         match kind {
             0 => self.store_down_until = self.now + self.random.range(500, 25_000),
             1 | 2 => {
-                self.machines[node].cut_out = true;
-                self.soon(500, 30_000, Ev::RequestsPass(node));
+                let lasts = self.random.range(500, 30_000);
+                self.at(0, Ev::RequestsLost(node, lasts));
             }
             3 => {
                 self.machines[node].cut_in = true;
@@ -285,9 +298,16 @@ impl World {
         }
         self.soon(0, 1_000, Ev::RequestsPass(node));
         self.soon(0, 1_000, Ev::AnswersPass(node));
-        if self.machines[node].daemon.is_some() && self.random.percent(50) {
-            self.daemon_dies(node);
-            self.soon(1, 1_000, Ev::DaemonUp(node));
+        if self.random.percent(50) {
+            self.at(0, Ev::DaemonDies(node));
+        }
+    }
+
+    /// What interrupts a daemon in the middle of its rejoining.
+    pub(crate) fn stir_rejoin(&mut self, node: usize) {
+        if !self.only_outages && self.random.percent(15) {
+            let lasts = self.random.range(5_000, 25_000);
+            self.soon(10, 150, Ev::RequestsLost(node, lasts));
         }
     }
 

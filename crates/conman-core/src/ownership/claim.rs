@@ -11,7 +11,7 @@ use super::{Transaction, Value};
 /// Why a session cannot be claimed now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its owner is not known to be fenced.
+    /// Its owner, perhaps myself, is not known to be fenced.
     Owned(NodeName),
 }
 
@@ -25,10 +25,9 @@ fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
 
 /// Makes the session mine with a greater generation, conditional on my incarnation being live and
 /// on its owner's still being fenced, on its release, or on its absence above the floor.
-/// A record of my own that no slot stands behind is claimed like a released one.
 ///
 /// # Errors
-/// When another node may own it.
+/// When a node may own it.
 pub fn claim(
     me: &NodeName,
     incarnation: u64,
@@ -49,7 +48,7 @@ pub fn claim(
             floor.unwrap_or(0)
         }
         Some(record) => {
-            if record.state != OwnedState::Released && record.owner != *me {
+            if record.state != OwnedState::Released {
                 match owner {
                     Some(owner) if owner.state == NodeState::Fenced => {
                         let theirs = Key::Node(record.owner.clone());

@@ -124,7 +124,10 @@ impl Held {
             (Freezer::Frozen { since }, _) => Some(since.plus(timing.frozen_max_ms)),
             _ => None,
         };
-        self.condemned |= condemned_at.is_some_and(|at| now >= at);
+        if !self.condemned && condemned_at.is_some_and(|at| now >= at) {
+            self.condemned = true;
+            self.retry_at = now;
+        }
         let kills = self.condemned && self.present;
         let freezes = !kills && self.freezer == Freezer::Asked;
         if (kills || freezes) && now >= self.retry_at {

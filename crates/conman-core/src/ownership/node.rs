@@ -161,7 +161,8 @@ pub struct NodeProtocol {
 impl NodeProtocol {
     /// `observed` are the nodes that this one watches; `first_attempt` must exceed every attempt
     /// number that an earlier daemon of this node used; `slots` is what the shim holds: without a
-    /// shim's answer there is no telling what exists, and nothing may begin.
+    /// shim's answer there is no telling what exists, and nothing may begin. The shim carries out,
+    /// or drops, every order of an earlier daemon before the first of this one.
     #[must_use]
     pub fn new(
         me: NodeName,
@@ -419,11 +420,10 @@ impl NodeProtocol {
             let record = mine.remove(&session);
             self.settle(&session, record);
         }
-        // No slot was ever opened for these, or it died with the machine.
         for (session, record) in mine {
             self.sessions
-                .insert(session.clone(), Local::new(record, Phase::Releasing));
-            self.wait(&session, now);
+                .insert(session.clone(), Local::new(record.clone(), Phase::Looking));
+            self.end_unknown(&session, record);
         }
         if now < self.deadline {
             self.thaw();

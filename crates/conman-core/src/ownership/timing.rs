@@ -75,7 +75,8 @@ impl Timing {
     pub fn slack_ms(&self) -> Result<u64, UnsafeTiming> {
         const MILLION: u128 = 1_000_000;
         let drift = u128::from(self.drift_ppm);
-        let bound = (u128::from(self.bound_ms()) * (MILLION + drift)).div_ceil(MILLION);
+        let bound = u128::from(self.bound_ms()).saturating_mul(MILLION + drift);
+        let bound = bound.div_ceil(MILLION);
         let bound = u64::try_from(bound).unwrap_or(u64::MAX);
         let patience = u128::from(self.takeover_ms) * MILLION.saturating_sub(drift) / MILLION;
         let patience = u64::try_from(patience).unwrap_or(u64::MAX);

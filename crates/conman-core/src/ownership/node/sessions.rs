@@ -183,6 +183,21 @@ impl NodeProtocol {
         self.actions.push(Action::Kill(local.slot_of(session)));
     }
 
+    /// Ours by the registry, and no slot is known: it was never opened, or died with the machine,
+    /// or the order to open it is still on its way from an earlier daemon. The fence knows, and
+    /// refuses to open it once it was condemned.
+    pub(super) fn end_unknown(&mut self, session: &SessionName, record: Ownership) {
+        if let Some(local) = self.sessions.get_mut(session) {
+            if local.slot != 0 && local.slot != record.generation {
+                self.actions.push(Action::Forget(local.slot_of(session)));
+            }
+            local.slot = record.generation;
+            local.record = record;
+            local.phase = Phase::Held;
+            self.end(session, true);
+        }
+    }
+
     pub(super) fn certified(&mut self, now: BootTime, slot: &Slot) {
         let live = self.is_live();
         let local = self.sessions.get_mut(&slot.session);
@@ -194,6 +209,10 @@ impl NodeProtocol {
             Phase::Ending { owned: false } => {
                 self.sessions.remove(&slot.session);
                 self.actions.push(Action::Forget(slot.clone()));
+            }
+            Phase::Held | Phase::Ending { .. } if live && local.record.generation != local.slot => {
+                let record = local.record.clone();
+                self.end_unknown(&slot.session, record);
             }
             Phase::Held | Phase::Ending { .. } if live => {
                 local.phase = Phase::Releasing;
@@ -219,7 +238,7 @@ impl NodeProtocol {
         let Some(record) = record else {
             return self.end(session, false);
         };
-        // A record of another generation than the slot's was claimed, and never started.
+        // A record of another generation than the slot's is ended after the slot.
         let superseded = record.generation != local.slot;
         local.record = record;
         local.phase = Phase::Held;
@@ -249,11 +268,12 @@ impl NodeProtocol {
             return self.give_up(now, &session);
         }
         let current = record_in(answer, &session);
+        let owned = current.filter(|record| record.state == OwnedState::Owned);
         let mut owner = None;
-        if let Some(record) = current
-            && record.owner != self.me
-            && record.state == OwnedState::Owned
-        {
+        if let Some(record) = owned {
+            if record.owner == self.me {
+                return self.end_unknown(&session, record.clone());
+            }
             let key = Key::Node(record.owner.clone());
             if !was_asked(answer, &key) {
                 let keys = vec![Key::Session(session.clone()), Key::Floor, key];
@@ -365,12 +385,16 @@ impl NodeProtocol {
             return self.retry(session, now);
         }
         match record_in(answer, session) {
-            // Whatever its generation, no slot but the certified one ever stood behind it.
             Some(read) if read.owner == self.me && read.state == OwnedState::Owned => {
-                if let Some(local) = self.sessions.get_mut(session) {
+                let Some(local) = self.sessions.get_mut(session) else {
+                    return;
+                };
+                if local.record.generation == read.generation {
                     local.record = read.clone();
+                    self.retry(session, now);
+                } else {
+                    self.end_unknown(session, read.clone());
                 }
-                self.retry(session, now);
             }
             _ => self.released(now, session),
         }
@@ -400,11 +424,8 @@ impl NodeProtocol {
             return self.retry(&session, now);
         }
         match record_in(answer, &session) {
-            // A claim that took effect after its daemon or its asker had gone.
             Some(record) if record.owner == self.me && record.state == OwnedState::Owned => {
-                local.record = record.clone();
-                local.phase = Phase::Releasing;
-                self.wait(&session, now);
+                self.end_unknown(&session, record.clone());
             }
             Some(record) if record.state == OwnedState::Released && local.delete => {
                 let transaction = collect(&session, record, floor_in(answer));
