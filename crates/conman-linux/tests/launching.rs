@@ -8,7 +8,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use conman_linux::{
-    CgroupLimits, CgroupMaker, Cgroups, Ended, Features, Freezer, MakeCgroupError, SoleThread,
+    CgroupLayout, CgroupLimits, CgroupMaker, CgroupPart, Cgroups, Ended, Features, Freezer,
+    Interface, MakeCgroupError, SoleThread,
 };
 
 use support::{Process, SOON};
@@ -53,6 +54,179 @@ fn put(cgroup: &str, process: &Process) {
         .find(|file| file.exists())
         .expect("the cgroup is in the unified hierarchy");
     std::fs::write(found, process.pid().to_string()).expect("a process joins");
+}
+
+/// Every limit there is.
+const ALL_LIMITS: CgroupLimits = CgroupLimits {
+    memory_bytes: Some(64 << 20),
+    pids: Some(17),
+    cpu_millis: Some(250),
+};
+
+/// What a cgroup's files of this name hold, in whatever hierarchies have it.
+fn values(cgroup: &str, file: &str) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let mounts = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let points = mounts.filter_map(|line| line.split(' ').nth(4));
+    let below = cgroup.trim_start_matches('/');
+    let files = points.map(|point| std::path::Path::new(point).join(below).join(file));
+    let texts = files.filter_map(|file| std::fs::read_to_string(file).ok());
+    texts.map(|text| text.trim().to_owned()).collect()
+}
+
+fn part(part: CgroupPart) -> CgroupLayout {
+    CgroupLayout::detect().expect("readable").part(part)
+}
+
+#[test]
+fn v1_hierarchies_alone_take_every_limit_and_freeze_and_kill() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::V1);
+    let Ok(freezer) = Freezer::of(&layout) else {
+        eprintln!("skipped: this host has no v1 freezer");
+        return;
+    };
+    let cgroup = CgroupMaker::of(&layout)
+        .make(&scratch.inner(), &ALL_LIMITS)
+        .expect("made");
+    assert!(cgroup.unified().is_none());
+    assert_eq!(cgroup.entrances().count(), 4, "memory, pids, cpu, freezer");
+    let expected = [
+        ("memory.limit_in_bytes", "67108864"),
+        ("pids.max", "17"),
+        ("cpu.cfs_quota_us", "25000"),
+        ("freezer.state", "THAWED"),
+    ];
+    for (file, value) in expected {
+        assert_eq!(values(&scratch.inner(), file), [value], "{file}");
+    }
+    let process = Process::idle();
+    let pids = freezer_tasks(&scratch.inner());
+    std::fs::write(pids, process.pid().to_string()).expect("a process joins");
+    freezer.freeze(&scratch.path).expect("ordered");
+    assert!(freezer.wait_frozen(&scratch.inner(), SOON).expect("waited"));
+    assert!(!freezer.dies_frozen());
+    freezer.kill(&scratch.inner()).expect("killed");
+    // The parent holds it still.
+    freezer.thaw(&scratch.path).expect("thawed");
+    assert!(process.pidfd().wait_dead(SOON).expect("waited"));
+}
+
+fn freezer_tasks(cgroup: &str) -> std::path::PathBuf {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let line = mounts.lines().find(|line| {
+        let options = line.rsplit(' ').next().unwrap_or_default();
+        line.contains(" - cgroup ") && options.split(',').any(|option| option == "freezer")
+    });
+    let point = line.and_then(|line| line.split(' ').nth(4));
+    std::path::Path::new(point.expect("a v1 freezer"))
+        .join(cgroup.trim_start_matches('/'))
+        .join("cgroup.procs")
+}
+
+#[test]
+fn a_unified_hierarchy_alone_takes_every_limit_or_refuses_the_first_that_it_cannot() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::Unified);
+    if Freezer::of(&layout).is_err() {
+        eprintln!("skipped: this host has no unified cgroup hierarchy");
+        return;
+    }
+    let maker = CgroupMaker::of(&layout);
+    match maker.make(&scratch.inner(), &ALL_LIMITS) {
+        Ok(cgroup) => {
+            assert!(cgroup.unified().is_some() && cgroup.entrances().next().is_none());
+            let expected = [
+                ("memory.max", "67108864"),
+                ("memory.oom.group", "1"),
+                ("pids.max", "17"),
+                ("cpu.max", "25000 100000"),
+            ];
+            for (file, value) in expected {
+                assert_eq!(values(&scratch.inner(), file), [value], "{file}");
+            }
+        }
+        Err(MakeCgroupError::NoController { controller }) => {
+            eprintln!("skipped in part: the {controller} controller belongs to v1 on this host");
+            assert_eq!(
+                values(&scratch.inner(), "cgroup.procs"),
+                [""; 0],
+                "it was taken back"
+            );
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let plain = format!("{}/plain.1", scratch.path);
+    let cgroup = maker.make(&plain, &CgroupLimits::default()).expect("made");
+    assert!(cgroup.unified().is_some());
+}
+
+#[test]
+fn limits_that_no_hierarchy_can_enforce_are_refused_by_name() {
+    let scratch = Scratch::new();
+    let maker = CgroupMaker::of(&CgroupLayout::parse(b""));
+    let cases = [
+        ("memory", ALL_LIMITS),
+        (
+            "cpu",
+            CgroupLimits {
+                cpu_millis: Some(1_000),
+                ..CgroupLimits::default()
+            },
+        ),
+    ];
+    for (name, limits) in cases {
+        let error = maker.make(&scratch.inner(), &limits).expect_err("refused");
+        assert!(
+            matches!(error, MakeCgroupError::NoController { controller } if controller == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_older_kernel_is_entered_instead_of_born_in_and_killed_one_by_one() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::Unified);
+    let Ok(freezer) = Freezer::of(&layout) else {
+        eprintln!("skipped: this host has no unified cgroup hierarchy");
+        return;
+    };
+    let cgroup = CgroupMaker::of(&layout)
+        .without_birth()
+        .make(&scratch.inner(), &CgroupLimits::default())
+        .expect("made");
+    assert!(cgroup.unified().is_none());
+    assert_eq!(cgroup.entrances().count(), 1);
+    let processes: Vec<Process> = (0..3).map(|_| Process::idle()).collect();
+    for process in &processes {
+        put(&scratch.inner(), process);
+    }
+    freezer
+        .killing_one_by_one()
+        .kill(&scratch.path)
+        .expect("killed");
+    for process in &processes {
+        assert!(process.pidfd().wait_dead(SOON).expect("waited"));
+    }
+}
+
+#[test]
+fn interfaces_are_left_out_by_their_names() {
+    let features = Features::probe().expect("probed");
+    for interface in Interface::ALL {
+        assert_eq!(Interface::from_name(interface.name()), Some(interface));
+        let less = features.clone().without(&[interface]);
+        let json = serde_json::to_value(&less).expect("JSON");
+        assert_eq!(json[interface.name()], serde_json::json!(false));
+    }
+    assert_eq!(Interface::from_name("everything"), None);
+    // Owners are mapped by the same call.
+    assert!(
+        !features
+            .without(&[Interface::MountAttributes])
+            .mapped_layers
+    );
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! at a time; for every thousand prints the median of each phase, its 99th percentile and its 10th, to
 //! which a busy machine adds the least, then the
 //! kernel's memory for each container, the shim's and the launcher's. Kills all and leaves nothing
-//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp` or `masks`, to see
-//! what each costs. The shim is this same program once more.
+//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp`, `masks` or
+//! `prepare`, to see what each costs or saves. The shim is this same program once more.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
 use std::error::Error;
@@ -80,12 +80,13 @@ struct Start {
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["shim", directory, cgroup] => Ok(run(ShimOptions {
+        ["shim", directory, cgroup, prepare_for] => Ok(run(ShimOptions {
             socket: Path::new(directory).join("shim.sock"),
             roots: vec![PathBuf::from(directory)],
             state_file: Path::new(directory).join("shim.state"),
             do_without: Vec::new(),
             cgroups: CgroupPart::All,
+            prepare_for: prepare_for.parse()?,
             fence_cgroup: cgroup.to_owned(),
             freeze_patience: Duration::from_secs(1),
         })?),
@@ -104,8 +105,10 @@ fn measure(plan: &Plan) -> Result<(), Failure> {
         fs::create_dir(directory.path().join(name))?;
     }
     let cgroup = format!("/conman-launch-times-{}", std::process::id());
+    let prepare_for = if plan.has("prepare") { plan.count } else { 0 };
     let mut shim = Command::new(std::env::current_exe()?)
         .args(["shim", &directory.path().to_string_lossy(), &cgroup])
+        .arg(prepare_for.to_string())
         .spawn()?;
     let before = memory_cgroups();
     let outcome = measure_with(directory.path(), &cgroup, plan, &shim);

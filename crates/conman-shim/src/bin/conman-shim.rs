@@ -1,5 +1,6 @@
 //! The shim as a program of its own, for tests:
-//! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified] ROOT…`.
+//! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified]
+//! [--prepare-for COUNT] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 #[expect(clippy::print_stderr, reason = "a program tells its user there")]
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] ROOT..."
+        "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] \
+         [--prepare-for COUNT] ROOT..."
     );
     ExitCode::from(2)
 }
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         roots: Vec::new(),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
+        prepare_for: 0,
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,
     };
@@ -41,6 +44,10 @@ fn main() -> ExitCode {
         match word.to_str() {
             Some("--without") => match value().and_then(|name| Interface::from_name(&name)) {
                 Some(interface) => options.do_without.push(interface),
+                None => return usage(),
+            },
+            Some("--prepare-for") => match value().and_then(|count| count.parse().ok()) {
+                Some(count) => options.prepare_for = count,
                 None => return usage(),
             },
             Some("--cgroups") => match value().as_deref() {

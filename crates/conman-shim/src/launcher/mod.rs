@@ -32,6 +32,7 @@ mod child;
 mod exec;
 mod launch;
 mod places;
+mod preparing;
 mod rootfs;
 
 use std::io;
@@ -139,6 +140,7 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
 fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim)?;
     let sole = SoleThread::prove()?;
+    let mut preparing = preparing::Preparing::begin(&sole, options);
     let mut launcher = match launch::Launcher::new(sole, options) {
         Ok(launcher) => launcher,
         Err(error) => return report(socket, &Report::Broken { error }),
@@ -147,6 +149,7 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     report(socket, &Report::Ready { features })?;
     let mut buffer = seqpacket::buffer();
     while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
+        preparing.look();
         let fds = received.fds;
         let cloned = |ticket, pid| report(socket, &Report::Cloned { ticket, pid });
         let (ticket, outcome) = match decode(received.bytes).map_err(io::Error::other)? {

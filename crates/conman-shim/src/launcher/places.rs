@@ -19,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::protocol::LaunchError;
 
 /// Where the new root is put together; any directory that every host has.
-const BENCH: &str = "/tmp";
+pub(super) const BENCH: &str = "/tmp";
 
 /// An empty directory of the launchpad, to be put over directories of procfs.
 pub(super) const EMPTY: &str = "/empty";
@@ -188,7 +188,7 @@ pub(super) fn no_programs() -> MountAttributes {
         | MountAttributes::MOUNT_ATTR_NOEXEC
 }
 
-fn new_tmpfs(at: &str) -> io::Result<()> {
+pub(super) fn new_tmpfs(at: &str) -> io::Result<()> {
     let fresh = NewFilesystem::open("tmpfs")?;
     fresh.set("mode", "755")?;
     fresh.set("size", "64k")?;

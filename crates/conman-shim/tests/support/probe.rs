@@ -1,6 +1,8 @@
 //! Programs of a few system calls, as static ELF files of some hundred bytes, so that a container
 //! needs nothing to run them and no library softens what the kernel answers.
 
+#![allow(dead_code, reason = "every test program takes what it needs")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

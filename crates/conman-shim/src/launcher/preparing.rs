@@ -1,0 +1,92 @@
+//! Making the kernel ready for many containers.
+//!
+//! Every memory cgroup holds an array with an entry for each superblock there is. When superblocks
+//! are more than ever before since the boot, the kernel makes every array on the host longer, every
+//! 64th time: with ten thousand containers that is more than half of what their starts cost. So as
+//! many superblocks as they will have are made at once, while there are few cgroups, and removed
+//! again; the arrays stay long, as they would.
+//!
+//! The price: every memory cgroup takes the memory from the beginning that it would take in the
+//! end, 16 bytes for each superblock.
+
+use std::fs::create_dir;
+use std::io;
+use std::path::Path;
+
+use conman_linux::{CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::process::{WaitOptions, waitpid};
+
+use super::places::{BENCH, new_tmpfs};
+use crate::options::ShimOptions;
+
+/// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
+const SUPERBLOCKS: u32 = 3;
+
+/// Most that are made; the kernel allows 100,000 mounts in a namespace (fs.mount-max).
+const MOST: u32 = 90_000;
+
+/// The process that does it, until it has done it.
+#[derive(Debug, Default)]
+pub(super) struct Preparing {
+    process: Option<PidFd>,
+}
+
+impl Preparing {
+    /// Begins, unless it has been done since the boot. What fails makes starts slower, nothing
+    /// else.
+    pub(super) fn begin(sole: &SoleThread, options: &ShimOptions) -> Self {
+        let wanted = options.prepare_for.saturating_mul(SUPERBLOCKS).min(MOST);
+        let mark = format!("{} {wanted}\n", boot_id().unwrap_or_default());
+        let file = options.state_file.with_extension("prepared");
+        if wanted == 0 || std::fs::read_to_string(&file).is_ok_and(|text| text == mark) {
+            return Self::default();
+        }
+        let how = CloneOptions {
+            namespaces: Some(Namespaces::NEWNS),
+            keep_only: Some(&[]),
+            ..CloneOptions::default()
+        };
+        let work = || match make_superblocks(wanted) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::warn!(%error, "the kernel is not prepared for so many containers");
+                1
+            }
+        };
+        let process = clone_process(sole, &how, work);
+        // Beforehand: one that runs out of memory is not to be tried again.
+        if let Err(error) = std::fs::write(&file, mark) {
+            tracing::warn!(file = %file.display(), %error, "cannot note that the kernel is prepared");
+        }
+        Self {
+            process: process.ok(),
+        }
+    }
+
+    /// Reaps the process when it has ended.
+    pub(super) fn look(&mut self) {
+        if let Some(process) = &self.process
+            && let Ok(true) = process.is_dead()
+        {
+            let pid = rustix::process::Pid::from_raw(process.pid());
+            let _ = waitpid(pid, WaitOptions::NOHANG);
+            self.process = None;
+        }
+    }
+}
+
+/// They go with the mount namespace of the calling process.
+fn make_superblocks(count: u32) -> io::Result<()> {
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )?;
+    new_tmpfs(BENCH)?;
+    for number in 0..count {
+        let directory = Path::new(BENCH).join(number.to_string());
+        create_dir(&directory)?;
+        mount("none", &directory, "ramfs", MountFlags::empty(), None)?;
+    }
+    Ok(())
+}

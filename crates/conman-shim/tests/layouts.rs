@@ -1,0 +1,146 @@
+//! Containers on hosts whose cgroups or kernel are others than this one's, as far as it can be them.
+
+#![allow(clippy::print_stderr, reason = "a skipped test says so there")]
+
+mod support;
+
+use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface};
+use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Reply, Request};
+
+use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
+
+/// Whether the host has such hierarchies to freeze with.
+fn has(part: CgroupPart) -> bool {
+    let layout = CgroupLayout::detect().expect("readable").part(part);
+    if Freezer::of(&layout).is_ok() {
+        return true;
+    }
+    eprintln!("skipped: this host has no such cgroups: {part:?}");
+    false
+}
+
+fn alone(part: CgroupPart) -> Cgroups {
+    Cgroups::of(&CgroupLayout::detect().expect("readable").part(part))
+}
+
+#[test]
+fn v1_alone_limits_freezes_and_kills() {
+    if !available() || !has(CgroupPart::V1) {
+        return;
+    }
+    let shim = Shim::start_with(&["--cgroups", "v1"]);
+    let mut client = shim.client();
+    subscribe(&mut client);
+    let bomb = "(while true; do sleep 1000 & done 2>/dev/null) & exec sleep 1000";
+    let mut spec = shim.spec("bomb.1", bomb);
+    spec.limits.cpu_millis = Some(500);
+    let launched = client
+        .launch(spec)
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    let cgroup = format!("{}/bomb.1", shim.cgroup);
+    let v1 = alone(CgroupPart::V1);
+    assert!(until(|| v1.pids_below(&cgroup).len() >= 30));
+    assert!(v1.pids_below(&cgroup).len() <= 32);
+    assert_eq!(alone(CgroupPart::Unified).pids_below(&cgroup), [0_i32; 0]);
+    let name = || "bomb.1".to_owned();
+    let frozen = until(|| {
+        let reply = client.ask(Request::Freeze { name: name() });
+        reply.expect("ordered") == Reply::Frozen { verified: true }
+    });
+    assert!(frozen);
+    client.ask(Request::Kill { name: name() }).expect("killed");
+    wait_dead(&launched);
+    assert_eq!(
+        next_end(&mut client).state,
+        ContainerState::Signalled { signal: 9 }
+    );
+
+    let hog = "exec dd if=/dev/zero of=/dev/null bs=200M count=1";
+    let launched = client.launch(shim.spec("hog.1", hog)).expect("launched");
+    wait_dead(&launched);
+    assert_eq!(
+        next_end(&mut client).state,
+        ContainerState::Signalled { signal: 9 }
+    );
+    assert!(until(|| shim.sweep().is_empty()));
+}
+
+#[test]
+fn a_unified_hierarchy_alone_limits_or_refuses_to_start_without_the_limit() {
+    if !available() || !has(CgroupPart::Unified) {
+        return;
+    }
+    let shim = Shim::start_with(&["--cgroups", "unified"]);
+    let mut client = shim.client();
+    match client.launch(shim.spec("limited.1", "exec sleep 1000")) {
+        Ok(launched) => {
+            let process = launched.process.as_ref().expect("a hold");
+            process.kill().expect("killed");
+            wait_dead(&launched);
+        }
+        Err(ClientError::Refused(CallError::Launch {
+            error: LaunchError::Step { step, reason, .. },
+        })) => {
+            assert_eq!(step, "make the cgroup");
+            assert!(reason.contains("memory controller"), "{reason}");
+            eprintln!("skipped in part: the controllers belong to v1 on this host");
+            assert!(!shim.path("scratch/limited.1").exists());
+            assert_eq!(client.list().expect("listed"), []);
+        }
+        Err(error) => panic!("{error}: {error:?}"),
+    }
+    let mut spec = shim.spec("plain.1", "exec sleep 1000");
+    spec.limits = CgroupLimits::default();
+    let launched = client.launch(spec).expect("launched");
+    let cgroup = format!("{}/plain.1", shim.cgroup);
+    let unified = alone(CgroupPart::Unified);
+    assert_eq!(unified.pids_below(&cgroup), [launched.pid]);
+    assert_eq!(alone(CgroupPart::V1).pids_below(&cgroup), [0_i32; 0]);
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn where_none_is_born_in_its_cgroup_it_joins_before_its_program_runs() {
+    if !available() || !has(CgroupPart::Unified) {
+        return;
+    }
+    let shim = Shim::start_with(&["--without", "birth_in_cgroup", "--without", "cgroup_kill"]);
+    let mut client = shim.client();
+    let script = "cat /proc/self/cgroup; exec sleep 1000";
+    let launched = client
+        .launch(shim.spec("joined.1", script))
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    let cgroup = format!("{}/joined.1", shim.cgroup);
+    assert_eq!(
+        alone(CgroupPart::Unified).pids_below(&cgroup),
+        [launched.pid]
+    );
+    // Its cgroup namespace begins there.
+    assert!(until(|| shim.log("joined.1").contains("0::/\n")));
+    let process = launched.process.as_ref().expect("a hold");
+    client.ask(Request::KillAll).expect("killed");
+    assert!(process.wait_dead(SOON).expect("waited"));
+    let features = shim.client().features().cloned().expect("told");
+    assert!(!features.birth_in_cgroup && !features.cgroup_kill);
+}
+
+#[test]
+fn a_kernel_that_cannot_map_layers_refuses_and_says_what_it_lacks() {
+    if !available() {
+        return;
+    }
+    for lacking in [Interface::MappedLayers, Interface::MountAttributes] {
+        let shim = Shim::start_with(&["--without", lacking.name()]);
+        let mut client = shim.client();
+        let error = client
+            .launch(shim.spec("old.1", "true"))
+            .expect_err("it cannot");
+        let text = error.to_string();
+        assert!(text.contains("Linux 5.19"), "{text}");
+        assert!(!shim.path("scratch/old.1").exists());
+        assert_eq!(client.list().expect("listed"), []);
+        let freezer = Freezer::detect().expect("detected");
+        assert_eq!(freezer.children(&shim.cgroup).expect("listed"), [""; 0]);
+    }
+}
