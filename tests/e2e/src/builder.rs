@@ -6,21 +6,32 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::conman::Conman;
+use crate::conman::{Conman, Runtimes};
 use crate::docker::{BUSYBOX, Docker, PYTHON};
+use crate::native::{NATIVE_TEMPLATES, Native, ROOT};
 use crate::port::Port;
 
-/// What a [`Conman`] is to be like. Without a word it has the templates
+/// What a [`Conman`] is to be like. Without a word it has Docker, no tokens, and the templates
 /// - `tiny`: busybox that sleeps, without a port,
-/// - `python`: `http.server` on port 8080, started by a connection,
+/// - `python`: `http.server` on port 8080, started by a connection.
 ///
-/// and no tokens.
+/// With the native runtime, see [`NATIVE_TEMPLATES`].
 #[derive(Debug)]
 #[must_use]
 pub struct Builder {
     sections: Vec<(String, String)>,
     toml: String,
     tokens: Vec<(String, String)>,
+    runtime: Runtime,
+}
+
+/// What the daemon runs sessions on unless a template says otherwise, and what else it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runtime {
+    Docker,
+    Native,
+    /// Native, and Docker for the templates that name it.
+    Both,
 }
 
 impl Builder {
@@ -29,6 +40,7 @@ impl Builder {
             sections: Vec::new(),
             toml: String::new(),
             tokens: Vec::new(),
+            runtime: Runtime::Docker,
         }
     }
 
@@ -63,8 +75,39 @@ impl Builder {
         conman
     }
 
+    /// The same on the native runtime, with the image [`ROOT`] in the store.
+    ///
+    /// # Panics
+    /// When it does not become ready, or the image cannot be imported.
+    pub async fn start_native(mut self, native: &Native) -> Conman {
+        self.runtime = Runtime::Native;
+        self.launch_native(native).await
+    }
+
+    /// The same with Docker beside it: `tiny` and `python` are Docker's then, too.
+    ///
+    /// # Panics
+    /// As [`Self::start_native`].
+    pub async fn start_both(mut self, native: &Native, _docker: &Docker) -> Conman {
+        self.runtime = Runtime::Both;
+        self.launch_native(native).await
+    }
+
+    async fn launch_native(self, native: &Native) -> Conman {
+        let mut conman = self.build();
+        conman.launch().await;
+        let archive = native.archive().to_string_lossy().into_owned();
+        let imported = conman.cli(&["image", "import", &archive, ROOT]).await;
+        imported.success();
+        conman
+    }
+
     /// Everything but the start.
     pub fn prepare(self, _docker: &Docker) -> Conman {
+        self.build()
+    }
+
+    fn build(self) -> Conman {
         let directory = tempfile::Builder::new()
             .prefix("conman-e2e-")
             .tempdir()
@@ -85,7 +128,12 @@ impl Builder {
             .into_iter()
             .map(|token| (token.name, token.text))
             .collect();
-        Conman::new(directory, ports, tokens)
+        let (native, docker) = match self.runtime {
+            Runtime::Docker => (false, true),
+            Runtime::Native => (true, false),
+            Runtime::Both => (true, true),
+        };
+        Conman::new(directory, ports, tokens, Runtimes { native, docker })
     }
 
     fn config(&self, directory: &Path, ports: &[Port; 2]) -> String {
@@ -108,7 +156,11 @@ impl Builder {
             match table {
                 "node" => {
                     default("state_dir", format!("\"{directory}/state\""));
-                    default("runtime", "\"docker\"".to_owned());
+                    let runtime = match self.runtime {
+                        Runtime::Docker => "\"docker\"",
+                        Runtime::Native | Runtime::Both => "\"native\"",
+                    };
+                    default("runtime", runtime.to_owned());
                 }
                 "listen" => {
                     default("api", format!("\"127.0.0.1:{}\"", ports[0].number));
@@ -124,14 +176,20 @@ impl Builder {
                 let _ = writeln!(text, "{line}");
             }
         }
-        let _ = write!(
-            text,
-            "[templates.tiny]\nimage = \"{BUSYBOX}\"\ncommand = [\"sleep\", \"1000000\"]\n\
-             [templates.python]\nimage = \"{PYTHON}\"\n\
-             command = [\"python3\", \"-m\", \"http.server\", \"8080\"]\nport = 8080\n\
-             start_on_connect = true\n{}",
-            self.toml
-        );
+        if self.runtime != Runtime::Docker {
+            text.push_str(NATIVE_TEMPLATES);
+        }
+        if self.runtime != Runtime::Native {
+            let _ = write!(
+                text,
+                "[templates.tiny]\nimage = \"{BUSYBOX}\"\nruntime = \"docker\"\n\
+                 command = [\"sleep\", \"1000000\"]\n\
+                 [templates.python]\nimage = \"{PYTHON}\"\nruntime = \"docker\"\n\
+                 command = [\"python3\", \"-m\", \"http.server\", \"8080\"]\nport = 8080\n\
+                 start_on_connect = true\n",
+            );
+        }
+        text.push_str(&self.toml);
         text
     }
 }

@@ -32,7 +32,15 @@ pub struct Conman {
     directory: TempDir,
     ports: [Port; 2],
     tokens: Vec<(String, String)>,
+    runtimes: Runtimes,
     daemon: Option<Child>,
+}
+
+/// What sessions may run on, and what has to be swept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Runtimes {
+    pub(crate) native: bool,
+    pub(crate) docker: bool,
 }
 
 impl Conman {
@@ -46,11 +54,17 @@ impl Conman {
         Self::builder().start(docker).await
     }
 
-    pub(crate) fn new(directory: TempDir, ports: [Port; 2], tokens: Vec<(String, String)>) -> Self {
+    pub(crate) fn new(
+        directory: TempDir,
+        ports: [Port; 2],
+        tokens: Vec<(String, String)>,
+        runtimes: Runtimes,
+    ) -> Self {
         Self {
             directory,
             ports,
             tokens,
+            runtimes,
             daemon: None,
         }
     }
@@ -268,6 +282,36 @@ impl Conman {
         eprintln!("--- the daemon's log ends with\n{}\n---", tail.join("\n"));
     }
 
+    /// The process id of the shim that the daemon was connected to last, living or not.
+    ///
+    /// # Panics
+    /// When there was none.
+    pub fn shim_pid(&self) -> i32 {
+        let log = self.log();
+        let connected = log.rsplit_once("connected to the shim pid=");
+        let (_, rest) = connected.expect("the daemon has told of its shim");
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+        let pid = digits.and_then(|digits| digits.parse().ok());
+        pid.expect("a process id")
+    }
+
+    /// Runs `conman shim --stop`: its exit code and what it said.
+    pub fn stop_shim(&self) -> (Option<i32>, String) {
+        let output = Command::new(crate::binary())
+            .args(["shim", "--stop", "--config"])
+            .arg(self.config_path())
+            .output()
+            .expect("conman can be run");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (output.status.code(), said)
+    }
+
+    /// Where the shim of this installation is reached.
+    pub fn shim_directory(&self) -> PathBuf {
+        Path::new("/run").join(format!("conman-{}", self.instance()))
+    }
+
     /// Kills what runs, and then has Docker remove what is left: killing through Docker would
     /// take minutes.
     fn sweep(&self) {
@@ -279,11 +323,38 @@ impl Conman {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        remove_containers(&instance);
-        // dockerd may still have been making one that the killed daemon had asked for.
-        std::thread::park_timeout(LATE_CREATE);
-        remove_containers(&instance);
+        if self.runtimes.native {
+            self.sweep_shim();
+        }
+        if self.runtimes.docker {
+            remove_containers(&instance);
+            // dockerd may still have been making one that the killed daemon had asked for.
+            std::thread::park_timeout(LATE_CREATE);
+            remove_containers(&instance);
+        }
         remove_cgroups(&instance);
+    }
+
+    /// Ends the shim, and kills what its last starts bring forth meanwhile.
+    #[expect(clippy::print_stderr, reason = "what cannot be ended must be told")]
+    fn sweep_shim(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (code, said) = self.stop_shim();
+            if code == Some(0) {
+                return;
+            }
+            if Instant::now() > deadline {
+                eprintln!("the shim was left behind: {said}");
+                return;
+            }
+            for process in self.processes() {
+                if let Some(pid) = Pid::from_raw(process.pid) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            std::thread::park_timeout(POLL);
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The end-to-end tests' own world: a real `conman serve` with its state in a temporary
-//! directory, on ports of its own, before the machine's real Docker.
+//! directory, on ports of its own, on the machine's real kernel and Docker.
 //!
-//! A test asks [`docker_shared`] for Docker first and returns when there is none; what it gets is
+//! A test of the native runtime asks for [`native`] first, and needs nothing else.
+//!
+//! A test of Docker's asks [`docker_shared`] for Docker first and returns when there is none; what it gets is
 //! a share of a lock across all test binaries, which only a test that stops dockerd holds alone
 //! ([`docker_exclusive`]). From it a [`Builder`] makes a [`Conman`]: one daemon, or several one
 //! after the other on the same state. Dropping it ends the daemon, every process of its sessions
@@ -22,6 +24,7 @@ mod docker_lock;
 mod echo;
 mod memory;
 mod metadata_server;
+mod native;
 mod port;
 mod raw_http;
 mod requests;
@@ -38,6 +41,7 @@ pub use docker::{BUSYBOX, Docker, HungDockerd, PYTHON, docker_exclusive, docker_
 pub use echo::{ECHO_TEMPLATE, log_with};
 pub use memory::{peak_resident_bytes, resident_bytes};
 pub use metadata_server::MetadataServer;
+pub use native::{NATIVE_TEMPLATES, Native, ROOT, native};
 pub use raw_http::{RawClient, raw_exchange};
 pub use requests::{WebSocket, answer, websocket, with};
 pub use sse::EventStream;

@@ -18,6 +18,8 @@ pub(super) struct Trouble {
     pub(super) kind: FailureKind,
     /// Phase, cause and remedy in words.
     pub(super) why: String,
+    /// Of a program that cannot be run, as a shell gives it.
+    pub(super) exit_code: Option<i32>,
 }
 
 impl Trouble {
@@ -25,6 +27,7 @@ impl Trouble {
         Self {
             kind,
             why: why.into(),
+            exit_code: None,
         }
     }
 
@@ -33,7 +36,7 @@ impl Trouble {
         let (kind, remedy) = match error {
             RuntimeError::Unavailable { .. } => (
                 FailureKind::RuntimeUnavailable,
-                "; see that it runs (for Docker: systemctl status docker)",
+                "; see that it runs (for Docker: systemctl status docker; for native: `conman shim`)",
             ),
             RuntimeError::TimedOut { .. } => (
                 FailureKind::RuntimeUnavailable,
@@ -59,10 +62,17 @@ impl Trouble {
                 "; see to the host, then start the session again",
             ),
         };
-        Self::new(
-            kind,
-            format!("{phase}: {}{remedy}", crate::error_chain(error)),
-        )
+        let exit_code = match error {
+            RuntimeError::NoSuchCommand { exit_code, .. } => Some(*exit_code),
+            _ => None,
+        };
+        Self {
+            exit_code,
+            ..Self::new(
+                kind,
+                format!("{phase}: {}{remedy}", crate::error_chain(error)),
+            )
+        }
     }
 }
 

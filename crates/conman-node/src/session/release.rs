@@ -23,6 +23,8 @@ const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Obituary {
     /// Whether its program ran and nobody killed it, so that its exit code is worth telling.
     pub(super) by_itself: bool,
+    /// Of a program that could not be run.
+    pub(super) unrun_exit_code: Option<i32>,
     pub(super) cause: Cause,
     pub(super) started_at: Option<Timestamp>,
     pub(super) phases: Vec<Phase>,
@@ -53,7 +55,7 @@ pub(super) async fn ending(
     obituary: Obituary,
 ) -> Ending {
     let patience = context.options.bounds.exit_code;
-    let mut exit_code = None;
+    let mut exit_code = obituary.unrun_exit_code;
     let mut output = None;
     if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
         let asked = timeout(patience, runtime.exit_code(key, patience)).await;

@@ -7,7 +7,7 @@
 //! that is removed goes into the trash, which is emptied beside everything else ([`trash`]).
 //!
 //! Tasks: one that reads what the shim says ([`link`]), one for each running command ([`exec`]). A
-//! blocking thread while there is trash to empty.
+//! thread while there is trash to empty.
 
 mod ends;
 mod exec;
@@ -134,9 +134,14 @@ impl NativeRuntime {
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
         };
         inner.hold_images()?;
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        let inner = Arc::new(inner);
+        let same = Arc::clone(&inner);
+        // What an earlier one did not come to.
+        std::thread::Builder::new()
+            .name("conman-trash".to_owned())
+            .spawn(move || same.store.trash.empty())
+            .map_err(|source| host_error("start a thread for", &options.directory, source))?;
+        Ok(Self { inner })
     }
 
     /// Ends the shim if it runs nothing; otherwise, and when none is connected, does nothing. For a

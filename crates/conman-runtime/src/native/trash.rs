@@ -2,10 +2,12 @@
 //!
 //! What is in them is hostile: as deep, as wide and as full as somebody liked to make it. So a
 //! directory is first moved away by one rename, which is all that anybody waits for, and emptied
-//! later by one thread. It goes no level down: a directory in a directory is moved up beside it and
-//! emptied in its turn, so that neither the stack nor the number of descriptors depends on depth.
+//! later by one thread. It goes down a few levels only: what lies deeper is moved up into the trash
+//! and emptied in its turn, so that neither the stack nor the number of descriptors depends on
+//! depth.
 
 use std::collections::hash_map::RandomState;
+use std::ffi::{CStr, CString};
 use std::fs::{self, DirBuilder};
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind};
@@ -18,6 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
+
+/// Levels that are gone down, each of which takes a descriptor: deeper than images usually are.
+const MAX_DEPTH: usize = 24;
 
 /// Root's alone, like what was moved into it.
 const MODE: u32 = 0o700;
@@ -87,7 +92,7 @@ impl Trash {
             let mut removed = false;
             for (name, is_directory) in entries(&trash)? {
                 let result = if is_directory {
-                    self.remove_directory(&trash, &name)
+                    self.remove_directory(&trash, &trash, &name, 1)
                 } else {
                     gone(unlinkat(&trash, &name, AtFlags::empty()))
                 };
@@ -102,17 +107,25 @@ impl Trash {
         }
     }
 
-    /// Its files go, its directories come up into the trash.
-    fn remove_directory(&self, trash: &OwnedFd, name: &std::ffi::CStr) -> io::Result<()> {
-        let directory = open_directory(trash, name)?;
+    /// Its files go, and so do its directories, those too deep by way of the trash.
+    fn remove_directory(
+        &self,
+        trash: &OwnedFd,
+        parent: &OwnedFd,
+        name: &CStr,
+        depth: usize,
+    ) -> io::Result<()> {
+        let directory = open_directory(parent, name)?;
         for (entry, is_directory) in entries(&directory)? {
-            if is_directory {
-                renameat(&directory, &entry, trash, self.fresh_name())?;
-            } else {
+            if !is_directory {
                 gone(unlinkat(&directory, &entry, AtFlags::empty()))?;
+            } else if depth < MAX_DEPTH {
+                self.remove_directory(trash, &directory, &entry, depth + 1)?;
+            } else {
+                renameat(&directory, &entry, trash, self.fresh_name())?;
             }
         }
-        gone(unlinkat(trash, name, AtFlags::REMOVEDIR))
+        gone(unlinkat(parent, name, AtFlags::REMOVEDIR))
     }
 
     fn fresh_name(&self) -> String {
@@ -127,7 +140,7 @@ fn open_directory(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> i
 }
 
 /// What is in a directory now, and whether each is one itself.
-fn entries(directory: &OwnedFd) -> io::Result<Vec<(std::ffi::CString, bool)>> {
+fn entries(directory: &OwnedFd) -> io::Result<Vec<(CString, bool)>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -128,7 +128,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let state_dir = absolute(&node, "state_dir", "/var/lib/conman");
     let runtime = node
         .parsed("runtime", runtime_kind)
-        .unwrap_or(RuntimeKind::Docker);
+        .unwrap_or(RuntimeKind::Native);
     node.finish();
 
     let listen = listen(&root.section("listen"));

@@ -45,6 +45,8 @@ use state::State;
 
 /// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
 const EXIT_CONFIG: u8 = 2;
+/// Descriptors beside standard input, output and error.
+const FIRST_OTHER_FD: u32 = 3;
 /// Time for tunnels and requests in flight when the daemon stops.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two clean-ups of the metrics' histograms.
@@ -85,6 +87,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn start(arguments: &ServeArgs, config: Config, tokens: Option<Arc<TokenFile>>) -> Result<()> {
+    // What this process was given is not for the shim, which outlives it.
+    conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     tracing::info!("{config}, {soft} open files at most");
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -269,6 +269,7 @@ impl Driver {
 
     fn fail(&mut self, trouble: Trouble) -> String {
         self.fail_with(trouble.kind);
+        self.unrun_exit_code = self.unrun_exit_code.or(trouble.exit_code);
         trouble.why
     }
 

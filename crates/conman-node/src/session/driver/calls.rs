@@ -225,6 +225,7 @@ impl Driver {
         let by_itself = matches!(cause, Cause::Exited | Cause::ExitedEarly);
         let obituary = Obituary {
             by_itself: by_itself || ended_at_once,
+            unrun_exit_code: self.unrun_exit_code,
             cause,
             started_at: self.handle.view().started_at,
             phases: self.clock.phases().to_vec(),

@@ -75,6 +75,8 @@ struct Driver {
     recorded_at: Option<Instant>,
     patience: Option<Patience>,
     failure: Option<Failure>,
+    /// Of a program that could not be run.
+    unrun_exit_code: Option<i32>,
     ending: Option<Ending>,
     was_running: bool,
     /// Orders from outside that the machine has been told of.
@@ -143,6 +145,7 @@ impl Driver {
             failure: None,
             ending: None,
             was_running: false,
+            unrun_exit_code: None,
             told_stop: false,
             told_fate: false,
         };

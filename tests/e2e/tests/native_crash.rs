@@ -1,0 +1,168 @@
+//! Daemons and shims that die or stop while native sessions run.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use conman_e2e::{Api, Conman, docker_shared, eventually, native};
+use conman_linux::{PidFd, Signal};
+use conman_proto::{Generation, RuntimeKind, SessionList, SessionState};
+use http::StatusCode;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What must outlive a daemon: each running session's runtime, generation and process.
+async fn running(api: &Api) -> BTreeMap<String, (RuntimeKind, Generation, Option<i32>)> {
+    let list = api.get("/v1/sessions?state=running&limit=1000").await;
+    let list: SessionList = list.expect(StatusCode::OK);
+    let facts = list.sessions.into_iter().map(|one| {
+        let facts = (one.runtime, one.generation, one.pid);
+        (one.id.to_string(), facts)
+    });
+    facts.collect()
+}
+
+async fn page(conman: &Conman, id: &str) -> String {
+    conman.sessions().get(&format!("/s/{id}/")).await.text()
+}
+
+#[tokio::test]
+async fn sessions_outlive_a_killed_daemon_with_their_processes_and_generations() {
+    let Some(native) = native() else { return };
+    let mut conman = Conman::builder().start_native(&native).await;
+    for number in 0..10 {
+        let request = json!({"template": "web"});
+        conman.api().ensure(&format!("s{number}"), &request).await;
+    }
+    let before = running(&conman.api()).await;
+    let shim = conman.shim_pid();
+    conman.restart_after_crash().await;
+    let api = conman.api();
+    assert_eq!(running(&api).await, before);
+    assert_eq!((before.len(), conman.shim_pid()), (10, shim));
+    assert_eq!(page(&conman, "s7").await, "hello\n");
+    let exec = json!({"command": ["sh", "-c", "exit 5"]});
+    let result = api.post("/v1/sessions/s7/exec", &exec).await;
+    assert!(
+        result.text().contains("\"exit_code\":5"),
+        "{}",
+        result.text()
+    );
+    // The image is in use, whatever becomes of its name.
+    conman
+        .cli(&["image", "rm", conman_e2e::ROOT])
+        .await
+        .success();
+    assert_eq!(api.stop("s3").await.state, SessionState::Stopped);
+    assert_eq!(page(&conman, "s4").await, "hello\n");
+}
+
+#[tokio::test]
+async fn sessions_outlive_a_killed_shim_and_the_next_one_starts_more() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    api.ensure("before", &json!({"template": "web"})).await;
+    let facts = running(&api).await;
+    let shim = PidFd::open(conman.shim_pid()).expect("the shim lives");
+    shim.kill().expect("it can be killed");
+    assert!(shim.wait_dead(PATIENCE).expect("it is waited for"));
+    assert_eq!(page(&conman, "before").await, "hello\n");
+    api.ensure("after", &json!({"template": "web"})).await;
+    assert_eq!(page(&conman, "after").await, "hello\n");
+    assert_ne!(conman.shim_pid(), shim.pid());
+    let mut now = running(&api).await;
+    now.remove("after");
+    assert_eq!(now, facts);
+    for id in ["before", "after"] {
+        assert_eq!(api.stop(id).await.state, SessionState::Stopped);
+    }
+    let containers = conman.state_dir().join("native/containers");
+    eventually("both are removed", PATIENCE, async || {
+        std::fs::read_dir(&containers).is_ok_and(|mut left| left.next().is_none())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopped_daemon_leaves_the_shim_with_what_runs_and_takes_an_idle_one_along() {
+    let Some(native) = native() else { return };
+    let mut conman = Conman::builder().start_native(&native).await;
+    conman.api().ensure("s", &json!({"template": "idle"})).await;
+    let facts = running(&conman.api()).await;
+    let shim = PidFd::open(conman.shim_pid()).expect("the shim lives");
+    assert!(conman.terminate().await.success());
+    assert!(!shim.is_dead().expect("it can be looked at"));
+    let (code, said) = conman.stop_shim();
+    assert!(code != Some(0) && said.contains("1 containers"), "{said}");
+
+    conman.launch().await;
+    assert_eq!(running(&conman.api()).await, facts);
+    conman.api().stop("s").await;
+    assert!(conman.terminate().await.success());
+    assert!(shim.wait_dead(PATIENCE).expect("it is waited for"));
+    eventually("its files go with it", PATIENCE, async || {
+        !conman.shim_directory().exists()
+    })
+    .await;
+    let (code, said) = conman.stop_shim();
+    assert_eq!((code, said.trim()), (Some(0), "no shim runs"));
+}
+
+#[tokio::test]
+async fn the_shim_has_a_session_of_its_own_and_nothing_of_the_daemons() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    conman.api().ensure("s", &json!({"template": "idle"})).await;
+    let (shim, daemon) = (conman.shim_pid(), conman.pid());
+    let session = conman_linux::Lineage::of(shim).expect("readable").session;
+    assert_eq!(session, shim);
+    let open = |pid: i32| {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("readable");
+        let targets = entries
+            .flatten()
+            .filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        targets.map(|target| target.to_string_lossy().into_owned())
+    };
+    // Sockets and pipes are known by their numbers.
+    let daemons: Vec<String> = open(daemon).filter(|one| one.contains(":[")).collect();
+    let shared: Vec<String> = open(shim)
+        .filter(|one| daemons.contains(one) && !one.starts_with("anon_inode"))
+        .collect();
+    assert_eq!(shared, Vec::<String>::new());
+    // The daemon can be killed as a group without the shim.
+    let process = PidFd::open(shim).expect("the shim lives");
+    assert!(process.signal(Signal::CONT).expect("sent"));
+}
+
+#[tokio::test]
+async fn docker_and_native_sessions_live_side_by_side() {
+    let Some(native) = native() else { return };
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let mut conman = Conman::builder().start_both(&native, &docker).await;
+    let api = conman.api();
+    api.ensure("native", &json!({"template": "web"})).await;
+    api.ensure("docker", &json!({"template": "python"})).await;
+    let before = running(&api).await;
+    let kinds: Vec<RuntimeKind> = before.values().map(|(kind, ..)| *kind).collect();
+    assert_eq!(kinds, [RuntimeKind::Docker, RuntimeKind::Native]);
+    assert_eq!(page(&conman, "native").await, "hello\n");
+    assert!(page(&conman, "docker").await.contains("Directory listing"));
+
+    conman.restart_after_crash().await;
+    let api = conman.api();
+    assert_eq!(running(&api).await, before);
+    for id in ["native", "docker"] {
+        let exec = json!({"command": ["echo", "here"]});
+        let answer = api.post(&format!("/v1/sessions/{id}/exec"), &exec).await;
+        assert!(answer.text().contains("here"), "{}", answer.text());
+    }
+    let report = api
+        .post("/v1/nodes/self/preempt", &json!({"reason": "a test"}))
+        .await;
+    assert_eq!(report.status, StatusCode::OK, "{}", report.text());
+    assert_eq!(conman.processes(), []);
+    assert_eq!(running(&api).await, BTreeMap::new());
+}

@@ -1,0 +1,281 @@
+//! Sessions of the native runtime, from the start to nothing left of them, with no other daemon.
+
+use std::time::Duration;
+
+use conman_e2e::{Api, Conman, Native, ROOT, eventually, eventually_some, native, websocket};
+use conman_linux::Cgroups;
+use conman_proto::{ExecResult, PreemptReport, RuntimeKind, Session, SessionList, SessionState};
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn start(native: &Native) -> Conman {
+    Conman::builder().start_native(native).await
+}
+
+async fn exec(api: &Api, id: &str, request: Value) -> ExecResult {
+    let answer = api.post(&format!("/v1/sessions/{id}/exec"), &request).await;
+    answer.expect(StatusCode::OK)
+}
+
+/// Nothing of any session is left: processes, cgroups, directories.
+async fn assert_nothing_left(conman: &Conman) {
+    let cgroups = Cgroups::detect().expect("there are cgroups");
+    let cgroup = format!("/conman-{}", conman.instance());
+    let state = conman.state_dir();
+    eventually("everything is removed", PATIENCE, async || {
+        let empty = |name: &str| {
+            let entries = std::fs::read_dir(state.join(name));
+            entries.map_or(0, Iterator::count) == 0
+        };
+        conman.processes().is_empty()
+            && cgroups.pids_below(&cgroup).is_empty()
+            && [
+                "native/containers",
+                "native/leaving",
+                "native/trash",
+                "files",
+            ]
+            .into_iter()
+            .all(empty)
+    })
+    .await;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let own = state.to_string_lossy().into_owned();
+    assert!(!mounts.contains(&own), "a mount is left: {mounts}");
+}
+
+#[tokio::test]
+async fn a_session_answers_over_http_and_leaves_nothing() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let made = api.ensure("web", &json!({"template": "web"})).await;
+    assert_eq!(made.session.runtime, RuntimeKind::Native);
+    assert_eq!(made.session.state, SessionState::Running);
+    let answer = conman.sessions().get("/s/web/").await;
+    assert_eq!(
+        (answer.status, answer.text().as_str()),
+        (StatusCode::OK, "hello\n")
+    );
+    // One that a connection starts.
+    let answer = conman.sessions().get("/s/web/index.html").await;
+    assert_eq!(answer.text(), "hello\n");
+
+    assert_eq!(api.stop("web").await.state, SessionState::Stopped);
+    assert_eq!(conman.processes(), []);
+    assert_nothing_left(&conman).await;
+    // Again, as the next generation, on what the first has left of its name: nothing.
+    let next = api.ensure("web", &json!({"template": "web"})).await;
+    assert!(next.session.generation > made.session.generation);
+    assert_eq!(conman.sessions().get("/s/web/").await.text(), "hello\n");
+}
+
+#[tokio::test]
+async fn a_websocket_gets_through_and_is_told_when_its_session_goes() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    conman
+        .api()
+        .ensure("s", &json!({"template": "socket"}))
+        .await;
+    let sessions = conman.sessions();
+    let request = sessions.request(Method::GET, "/s/s/", None);
+    let (_, mut socket) = websocket(&sessions, request, &[])
+        .await
+        .expect("it is upgraded");
+    let first = socket.next().await.expect("a frame").expect("readable");
+    assert_eq!(first, Message::text("hello"));
+    conman.api().stop("s").await;
+    let last = socket.next().await.expect("a frame").expect("readable");
+    match last {
+        Message::Close(Some(frame)) => assert_eq!(u16::from(frame.code), 1012),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn commands_and_logs_are_those_of_the_session() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let script = "echo one; echo two >&2; echo three; exec sleep 1000000";
+    let request = json!({"image": ROOT, "command": ["sh", "-c", script]});
+    api.ensure("s", &request).await;
+    let result = exec(
+        &api,
+        "s",
+        json!({"command": ["sh", "-c", "cat; id -u; exit 42"],
+        "stdin": "typed\n", "user": "user", "workdir": "/tmp"}),
+    )
+    .await;
+    assert_eq!(
+        (result.exit_code, result.stdout.as_str()),
+        (42, "typed\n1000\n")
+    );
+    let missing = json!({"command": ["no-such-program"]});
+    let answer = api.post("/v1/sessions/s/exec", &missing).await;
+    assert_eq!(answer.problem().slug(), "no-such-command");
+    let lines = eventually_some("three lines", PATIENCE, async || {
+        let log = api.get("/v1/sessions/s/logs").await.text();
+        log.contains("three").then_some(log)
+    })
+    .await;
+    let order = ["one", "two", "three"].map(|word| lines.find(word).expect("it is there"));
+    assert!(order.is_sorted(), "{lines}");
+    let tail = api.get("/v1/sessions/s/logs?tail=1").await.text();
+    assert!(tail.contains("three") && !tail.contains("two"), "{tail}");
+}
+
+#[tokio::test]
+async fn a_terminal_is_one_inside_too() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    conman.api().ensure("s", &json!({"template": "idle"})).await;
+    let script = "conman=$1; shift; exec script -qec \"$conman $*\" /dev/null";
+    let binary = conman_e2e::binary().to_string_lossy().into_owned();
+    let socket = conman.socket_path().to_string_lossy().into_owned();
+    let inside = "'test -t 0 && echo it is a terminal'";
+    let arguments = [
+        "--socket", &socket, "exec", "-it", "s", "--", "sh", "-c", inside,
+    ];
+    let output = tokio::process::Command::new("sh")
+        .args(["-c", script, "sh", &binary])
+        .args(arguments)
+        .output()
+        .await
+        .expect("script(1) runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("it is a terminal"), "{said}");
+}
+
+#[tokio::test]
+async fn limits_hold_and_hurt_nobody_else() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    api.ensure("bystander", &json!({"template": "web"})).await;
+    let hog = json!({"image": ROOT, "command": ["sh", "-c", "sleep 0.2; tail /dev/zero"],
+        "memory_bytes": 32 << 20});
+    api.ensure("hog", &hog).await;
+    let ended = eventually_some("the hog is killed", PATIENCE, async || {
+        let session = api.session("hog").await;
+        session.state.is_ended().then_some(session)
+    })
+    .await;
+    assert_eq!(ended.exit_code, Some(137), "{ended:?}");
+    let bomb = json!({"image": ROOT, "pids": 16,
+        "command": ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 1000000"]});
+    api.ensure("bomb", &bomb).await;
+    let count = || {
+        let processes = conman.processes();
+        let own = |one: &&conman_linux::proc_scan::ProcEntry| {
+            one.is_below(&format!("/conman-{}/bomb.1", conman.instance()))
+        };
+        processes.iter().filter(own).count()
+    };
+    assert!(count() <= 16, "{}", count());
+    assert_eq!(
+        conman.sessions().get("/s/bystander/").await.text(),
+        "hello\n"
+    );
+    api.stop("bomb").await;
+    assert_eq!(count(), 0);
+}
+
+#[tokio::test]
+async fn starts_that_cannot_succeed_say_why_and_leave_nothing() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    for (id, request, slug, words, exit_code) in [
+        (
+            "image",
+            json!({"image": "no-such/image:1", "command": ["sh"]}),
+            "no-such-image",
+            ["no-such/image:1", "conman image import"],
+            None,
+        ),
+        (
+            "command",
+            json!({"image": ROOT, "command": ["no-such-program"]}),
+            "start-refused",
+            ["no-such-program", "not found in PATH"],
+            Some(127),
+        ),
+        (
+            "directory",
+            json!({"image": ROOT, "command": ["/etc"]}),
+            "start-refused",
+            ["/etc", "ermission denied"],
+            Some(126),
+        ),
+        (
+            "nothing",
+            json!({"image": ROOT}),
+            "start-refused",
+            ["entrypoint", "give a command"],
+            None,
+        ),
+        (
+            "early",
+            json!({"image": ROOT, "command": ["sh", "-c", "echo sorry; exit 3"], "port": 8080}),
+            "start-exited",
+            ["exit code 3", "sorry"],
+            Some(3),
+        ),
+    ] {
+        let answer = api.put(&format!("/v1/sessions/{id}"), &request).await;
+        let problem = answer.problem();
+        assert_eq!(problem.slug(), slug, "{problem:?}");
+        let session: Session = api.session(id).await;
+        assert_eq!(session.state, SessionState::Failed, "{session:?}");
+        let reason = session.reason.unwrap_or_default();
+        for word in words {
+            assert!(reason.contains(word), "{reason}");
+        }
+        assert_eq!(session.exit_code, exit_code, "{reason}");
+    }
+    let bridge = json!({"image": ROOT, "command": ["sh"], "network": "bridge"});
+    let answer = api.put("/v1/sessions/bridge", &bridge).await;
+    assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(answer.text().contains("loopback"), "{}", answer.text());
+    assert_nothing_left(&conman).await;
+}
+
+#[tokio::test]
+async fn a_preemption_kills_certifies_and_releases_all() {
+    const COUNT: usize = 40;
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let script = "trap '' TERM INT; sleep 1000001 & (trap '' HUP TERM; sleep 1000002) & wait";
+    let request = json!({"image": ROOT, "command": ["sh", "-c", script]});
+    stream::iter(0..COUNT)
+        .for_each_concurrent(8, async |number| {
+            api.ensure(&format!("s{number}"), &request).await;
+        })
+        .await;
+    let notice = json!({"reason": "a test"});
+    let report = api.post("/v1/nodes/self/preempt", &notice).await;
+    assert_eq!(conman.processes(), []);
+    let report: PreemptReport = report.expect(StatusCode::OK);
+    let counts = [report.killed, report.certified, report.released];
+    assert_eq!(counts, [COUNT as u64; 3]);
+    let list = api.get("/v1/sessions?limit=1000").await;
+    let list: SessionList = list.expect(StatusCode::OK);
+    let stopped = list.sessions.iter().map(|one| one.state);
+    assert_eq!(
+        stopped.collect::<Vec<_>>(),
+        vec![SessionState::Stopped; COUNT]
+    );
+    // The machine stays after all.
+    conman.cli(&["readmit"]).await.success();
+    api.ensure("after", &json!({"template": "idle"})).await;
+    api.stop("after").await;
+    assert_nothing_left(&conman).await;
+}
