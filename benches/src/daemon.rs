@@ -3,7 +3,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use conman_proto::{EnsureResponse, PreemptReport, Session, SessionId, SessionState, StopReport};
+use conman_linux::{Cgroups, proc_scan};
+use conman_proto::{
+    EnsureResponse, PreemptReport, RuntimeKind, Session, SessionId, SessionState, StopReport,
+};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use http::Method;
 use serde_json::json;
@@ -20,6 +23,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// A conman of the benchmark's own.
 pub(crate) struct Daemon {
+    binary: PathBuf,
     directory: tempfile::TempDir,
     child: Child,
     api: String,
@@ -31,14 +35,22 @@ impl Daemon {
     /// Starts `binary` with templates `bridge` and `loopback` (busybox asleep) and `echo` and
     /// `echo-bridge` (this binary's WebSocket echo server).
     pub(crate) async fn start(binary: &Path) -> Result<Self> {
+        let templates = templates(binary)?;
+        Self::with_templates(binary, RuntimeKind::Docker, &templates).await
+    }
+
+    /// Starts `binary` with these templates alone.
+    pub(crate) async fn with_templates(
+        binary: &Path,
+        runtime: RuntimeKind,
+        templates: &str,
+    ) -> Result<Self> {
         let directory = tempfile::tempdir().context("making a temporary folder")?;
         let [api, sessions] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
         let config = directory.path().join("conman.toml");
-        std::fs::write(
-            &config,
-            configuration(directory.path(), binary, &api, &sessions)?,
-        )
-        .with_context(|| format!("writing {}", config.display()))?;
+        let settings = settings(directory.path(), runtime, &api, &sessions);
+        std::fs::write(&config, settings + templates)
+            .with_context(|| format!("writing {}", config.display()))?;
         let log = std::fs::File::create(directory.path().join("log")).context("making a log")?;
         let child = Command::new(binary)
             .args(["serve", "--config"])
@@ -53,6 +65,7 @@ impl Daemon {
             .spawn()
             .with_context(|| format!("starting {}", binary.display()))?;
         let mut daemon = Self {
+            binary: binary.to_owned(),
             directory,
             child,
             api,
@@ -85,6 +98,25 @@ impl Daemon {
             Ok(result) => result,
             Err(_) => bail!("conman is not ready after {} s", START_PATIENCE.as_secs()),
         }
+    }
+
+    pub(crate) fn api(&self) -> &str {
+        &self.api
+    }
+
+    /// Its shim, where it has one: the process that has this daemon's state directory and `shim`
+    /// on its command line.
+    pub(crate) fn shim_pid(&self) -> Option<i32> {
+        let state = self.directory.path().display().to_string();
+        let entries = std::fs::read_dir("/proc").ok()?;
+        entries.filter_map(Result::ok).find_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line);
+            let mut words = line.split('\0');
+            let is_shim = words.nth(1) == Some("shim") && words.any(|word| word.contains(&state));
+            is_shim.then_some(pid)
+        })
     }
 
     pub(crate) fn pid(&self) -> Result<i32> {
@@ -188,6 +220,10 @@ impl Daemon {
             .with_context(|| {
                 format!("containers with label {} were left behind", self.label())
             })??;
+        self.end().await
+    }
+
+    async fn end(&mut self) -> Result<()> {
         let pid = rustix::process::Pid::from_raw(self.pid()?).context("conman has no pid")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .context("stopping conman")?;
@@ -196,6 +232,53 @@ impl Daemon {
             .context("conman did not stop")?
             .context("waiting for conman")?;
         Ok(())
+    }
+
+    /// Puts an image into conman's own store.
+    pub(crate) async fn import(&self, archive: &Path, name: &str) -> Result<()> {
+        let output = Command::new(&self.binary)
+            .arg("--socket")
+            .arg(self.directory.path().join("conman.sock"))
+            .args(["image", "import"])
+            .arg(archive)
+            .arg(name)
+            .output()
+            .await
+            .context("starting `conman image import`")?;
+        if !output.status.success() {
+            bail!(
+                "`conman image import` failed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends everything at once, waits until nothing of it is left, stops the daemon.
+    pub(crate) async fn stop_all(mut self) -> Result<()> {
+        let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
+        if !proc_scan::alive_below(&self.cgroup()).is_empty() {
+            self.preempt().await?;
+        }
+        // A preempted node cleans nothing up, because its machine is going; this one stays.
+        self.readmit().await?;
+        let clean = async {
+            while !cgroups.children(&self.cgroup()).is_empty() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        if tokio::time::timeout(CLEAN_UP_PATIENCE, clean)
+            .await
+            .is_err()
+        {
+            let left = cgroups.children(&self.cgroup());
+            bail!(
+                "{} cgroups were left behind below {}",
+                left.len(),
+                self.cgroup()
+            );
+        }
+        self.end().await
     }
 
     fn log(&self) -> String {
@@ -215,21 +298,12 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     Ok(ports)
 }
 
-fn configuration(directory: &Path, binary: &Path, api: &str, sessions: &str) -> Result<String> {
-    let binary: PathBuf = binary
-        .canonicalize()
-        .context("finding conman's own binary")?;
-    let folder = binary.parent().context("conman's binary has no folder")?;
-    let name = binary
-        .file_name()
-        .context("conman's binary has no name")?
-        .to_string_lossy();
-    let echo = format!(r#"["/opt/conman/{name}", "bench", "echo", "--listen", "0.0.0.0:8080"]"#);
-    let (directory, folder) = (directory.display(), folder.display());
-    Ok(format!(
+fn settings(directory: &Path, runtime: RuntimeKind, api: &str, sessions: &str) -> String {
+    let directory = directory.display();
+    format!(
         r#"[node]
 state_dir = "{directory}/state"
-runtime = "docker"
+runtime = "{runtime}"
 
 [listen]
 api = "{api}"
@@ -240,7 +314,23 @@ admin = "{directory}/conman.sock"
 max_sessions = 20000
 max_connections = 20000
 
-[binds]
+"#
+    )
+}
+
+fn templates(binary: &Path) -> Result<String> {
+    let binary: PathBuf = binary
+        .canonicalize()
+        .context("finding conman's own binary")?;
+    let folder = binary.parent().context("conman's binary has no folder")?;
+    let name = binary
+        .file_name()
+        .context("conman's binary has no name")?
+        .to_string_lossy();
+    let echo = format!(r#"["/opt/conman/{name}", "bench", "echo", "--listen", "0.0.0.0:8080"]"#);
+    let folder = folder.display();
+    Ok(format!(
+        r#"[binds]
 allow = ["{folder}"]
 
 [templates.bridge]

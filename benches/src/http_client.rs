@@ -21,13 +21,8 @@ pub(crate) async fn json_over_tcp<T: DeserializeOwned>(
     path: &str,
     body: Option<&serde_json::Value>,
 ) -> Result<T> {
-    let stream = TcpStream::connect(address)
-        .await
-        .with_context(|| format!("connecting to {address}"))?;
-    stream
-        .set_nodelay(true)
-        .context("switching off Nagle's algorithm")?;
-    exchange(TokioIo::new(stream), method, path, body).await
+    let mut connection = Connection::open(address).await?;
+    connection.json(method, path, body).await
 }
 
 /// One GET on a connection of its own over a Unix socket, answered with JSON.
@@ -35,56 +30,100 @@ pub(crate) async fn json_over_unix<T: DeserializeOwned>(socket: &Path, path: &st
     let stream = UnixStream::connect(socket)
         .await
         .with_context(|| format!("connecting to {}", socket.display()))?;
-    exchange(TokioIo::new(stream), Method::GET, path, None).await
+    let mut connection = Connection::over(TokioIo::new(stream)).await?;
+    connection.json(Method::GET, path, None).await
 }
 
-async fn exchange<T, S>(
-    stream: S,
-    method: Method,
-    path: &str,
-    body: Option<&serde_json::Value>,
-) -> Result<T>
-where
-    T: DeserializeOwned,
-    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
-    let sent = format!("{method} {path}");
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream)
-        .await
-        .with_context(|| format!("opening a connection for {sent}"))?;
-    let connection = tokio::spawn(connection);
-    let payload = body
-        .map(serde_json::to_vec)
-        .transpose()
-        .context("writing a body")?;
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("host", "localhost")
-        .header("content-type", "application/json")
-        .body(Full::new(Bytes::from(payload.unwrap_or_default())))
-        .with_context(|| format!("building {sent}"))?;
-    let answered = tokio::time::timeout(PATIENCE, async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY_BYTES)
-            .collect()
-            .await;
-        anyhow::Ok((
-            status,
-            body.map_err(|error| anyhow::anyhow!(error))?.to_bytes(),
-        ))
-    });
-    let (status, body) = answered
-        .await
-        .with_context(|| format!("{sent}: no answer within {} s", PATIENCE.as_secs()))?
-        .with_context(|| sent.clone())?;
-    connection.abort();
-    if !status.is_success() {
-        bail!(
-            "{sent} was answered {status}: {}",
-            String::from_utf8_lossy(&body)
-        );
+/// A connection that is kept for many requests.
+pub(crate) struct Connection {
+    sender: hyper::client::conn::http1::SendRequest<Full<Bytes>>,
+    driver: tokio::task::JoinHandle<Result<(), hyper::Error>>,
+}
+
+impl Connection {
+    pub(crate) async fn open(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address)
+            .await
+            .with_context(|| format!("connecting to {address}"))?;
+        stream
+            .set_nodelay(true)
+            .context("switching off Nagle's algorithm")?;
+        Self::over(TokioIo::new(stream)).await
     }
-    serde_json::from_slice(&body).with_context(|| format!("reading the answer to {sent}"))
+
+    async fn over<S>(stream: S) -> Result<Self>
+    where
+        S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let (sender, connection) = hyper::client::conn::http1::handshake(stream)
+            .await
+            .context("opening an HTTP connection")?;
+        let driver = tokio::spawn(connection);
+        Ok(Self { sender, driver })
+    }
+
+    /// One request, answered with JSON.
+    pub(crate) async fn json<T: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> Result<T> {
+        let payload = body
+            .map(serde_json::to_vec)
+            .transpose()
+            .context("writing a body")?;
+        let body = self
+            .exchange(&method, path, Bytes::from(payload.unwrap_or_default()))
+            .await?;
+        serde_json::from_slice(&body)
+            .with_context(|| format!("reading the answer to {method} {path}"))
+    }
+
+    /// A page, as text.
+    pub(crate) async fn text(&mut self, path: &str) -> Result<String> {
+        let body = self.exchange(&Method::GET, path, Bytes::new()).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
+    async fn exchange(&mut self, method: &Method, path: &str, payload: Bytes) -> Result<Bytes> {
+        let sent = format!("{method} {path}");
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .body(Full::new(payload))
+            .with_context(|| format!("building {sent}"))?;
+        let sender = &mut self.sender;
+        let answered = tokio::time::timeout(PATIENCE, async {
+            sender.ready().await?;
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BODY_BYTES)
+                .collect()
+                .await;
+            anyhow::Ok((
+                status,
+                body.map_err(|error| anyhow::anyhow!(error))?.to_bytes(),
+            ))
+        });
+        let (status, body) = answered
+            .await
+            .with_context(|| format!("{sent}: no answer within {} s", PATIENCE.as_secs()))?
+            .with_context(|| sent.clone())?;
+        if !status.is_success() {
+            bail!(
+                "{sent} was answered {status}: {}",
+                String::from_utf8_lossy(&body)
+            );
+        }
+        Ok(body)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
 }

@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::chart::shown;
+use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
@@ -287,7 +287,7 @@ fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report>
                 options.count
             ),
             unit: "ms",
-            bars,
+            plot: Plot::Bars(bars),
         },
     })
 }

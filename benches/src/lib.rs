@@ -11,6 +11,7 @@
 
 mod chart;
 mod daemon;
+mod density;
 mod docker;
 mod echo;
 mod forward;
@@ -26,6 +27,7 @@ mod statistics;
 mod tunnels;
 
 pub use chart::Chart;
+pub use density::{DensityOptions, density};
 pub use echo::serve_echo;
 pub use forward::serve_forward;
 pub use kill::{KillOptions, kill};

@@ -30,6 +30,10 @@ impl Observer {
         })
     }
 
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        self.alive.iter().map(|(pid, _)| *pid).collect()
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.alive.len()
     }

@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::chart::shown;
+use crate::chart::{Plot, shown};
 use crate::daemon::{Daemon, free_ports};
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
@@ -206,7 +206,7 @@ fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report
         chart: Chart {
             title: "WebSocket echo of 64 B, one connection: median".to_owned(),
             unit: "µs",
-            bars,
+            plot: Plot::Bars(bars),
         },
     })
 }

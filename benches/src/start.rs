@@ -8,7 +8,7 @@ use conman_proto::Session;
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::chart::shown;
+use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
@@ -120,7 +120,7 @@ fn report(options: &StartOptions, sessions: &[Session], elapsed_s: f64) -> Resul
                 options.parallel
             ),
             unit: "ms",
-            bars,
+            plot: Plot::Bars(bars),
         },
     })
 }

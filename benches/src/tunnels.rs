@@ -7,7 +7,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::chart::shown;
+use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
@@ -60,7 +60,7 @@ pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
         chart: Chart {
             title: format!("Daemon memory of an idle tunnel, {} open", options.count),
             unit: "KiB",
-            bars: vec![("conman".to_owned(), each)],
+            plot: Plot::Bars(vec![("conman".to_owned(), each)]),
         },
     })
 }

@@ -91,6 +91,24 @@ impl Cgroups {
         pids.into_iter().collect()
     }
 
+    /// Names of the cgroups directly below, in any hierarchy, each once.
+    #[must_use]
+    pub fn children(&self, path: &str) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        for directory in self.directories(path) {
+            let Ok(entries) = std::fs::read_dir(directory) else {
+                continue;
+            };
+            names.extend(
+                entries
+                    .filter_map(Result::ok)
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.file_name().to_string_lossy().into_owned()),
+            );
+        }
+        names.into_iter().collect()
+    }
+
     /// The cgroups of a process as `/proc/PID/cgroup` shows them, each path once.
     pub fn of_pid(pid: i32) -> io::Result<Vec<String>> {
         let text = std::fs::read(format!("/proc/{pid}/cgroup"))?;

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use conman_bench::{
-    KillOptions, ProxyOptions, Report, StartOptions, TunnelsOptions, kill, proxy, start, tunnels,
+    DensityOptions, KillOptions, ProxyOptions, Report, StartOptions, TunnelsOptions, density, kill,
+    proxy, start, tunnels,
 };
 use conman_cli::{BenchArgs, BenchCommand};
 
@@ -62,6 +63,18 @@ async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
             })
             .await?,
             None,
+        ),
+        BenchCommand::Density(arguments) => (
+            density(&DensityOptions {
+                binary,
+                runtime: arguments.runtime,
+                count: size(arguments.count)?,
+                parallel: size(arguments.parallel)?,
+                rivals_at: size(arguments.rivals_at)?,
+                rivals: size(arguments.rivals)?,
+            })
+            .await?,
+            arguments.svg,
         ),
         BenchCommand::Echo(arguments) => return conman_bench::serve_echo(arguments.listen).await,
         BenchCommand::Forward(arguments) => {

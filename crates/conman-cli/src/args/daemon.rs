@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use conman_proto::Generation;
+use conman_proto::{Generation, RuntimeKind};
 
 /// Arguments of `conman serve`.
 #[derive(Debug, Clone, Args)]
@@ -66,6 +66,8 @@ pub enum BenchCommand {
     Proxy(BenchProxyArgs),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(BenchTunnelsArgs),
+    /// Hold many sessions: what the next one costs, in time and in memory
+    Density(BenchDensityArgs),
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
     #[command(hide = true)]
     Echo(BenchEchoArgs),
@@ -119,6 +121,37 @@ pub struct BenchStartArgs {
     /// Write a chart of the result to FILE
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+}
+
+/// Arguments of `conman bench density`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchDensityArgs {
+    /// Sessions to hold
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub count: u32,
+    /// Runtime of the sessions
+    #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
+    pub runtime: RuntimeKind,
+    /// Starts at a time
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: u32,
+    /// Containers that `crun run` and `docker run` start for comparison; 0 leaves them out
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
+    pub rivals: u32,
+    /// Sessions alive while those are started
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub rivals_at: u32,
+    /// Write the curve of the start's latency to FILE
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+fn runtime(text: &str) -> Result<RuntimeKind, String> {
+    match text {
+        "native" => Ok(RuntimeKind::Native),
+        "docker" => Ok(RuntimeKind::Docker),
+        _ => Err("it is native or docker".to_owned()),
+    }
 }
 
 /// Arguments of `conman bench proxy`.

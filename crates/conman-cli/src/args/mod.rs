@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
-    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchEchoArgs, BenchForwardArgs, BenchKillArgs,
-    BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs, NewTokenArgs, ServeArgs,
-    ShimArgs, TokenScope,
+    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchDensityArgs, BenchEchoArgs,
+    BenchForwardArgs, BenchKillArgs, BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs,
+    NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
 };
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,

@@ -1,0 +1,327 @@
+//! How many sessions one machine holds, and what the next one costs when there are that many.
+
+mod footprint;
+mod image;
+mod report;
+mod rivals;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use conman_proto::{EnsureResponse, RuntimeKind, SessionState};
+use futures_util::future::try_join_all;
+use http::Method;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::Report;
+use crate::daemon::Daemon;
+use crate::http_client::Connection;
+use crate::interruption::until_interrupted;
+use crate::kill::milliseconds;
+use crate::observer::Observer;
+use footprint::{Footprint, MachineMemory, Own};
+
+/// Sessions that are asked for their page at the end.
+const ASKED: usize = 500;
+/// Connections that ask them.
+const ASKING: usize = 8;
+/// Bound on the death of everything.
+const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct DensityOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    pub runtime: RuntimeKind,
+    /// Sessions to start.
+    pub count: usize,
+    /// Starts at a time.
+    pub parallel: usize,
+    /// Sessions alive while the others are measured.
+    pub rivals_at: usize,
+    /// Containers of each of the others; 0 leaves them out.
+    pub rivals: usize,
+}
+
+/// One start, as its client saw it.
+#[derive(Debug, Clone, Serialize)]
+struct Start {
+    /// Sessions that had been asked for before it.
+    alive: usize,
+    ms: f64,
+    phases_ms: BTreeMap<String, f64>,
+}
+
+/// Sequential starts of one kind beside the same sessions.
+#[derive(Debug, Clone, Serialize)]
+struct Rival {
+    name: &'static str,
+    /// `Err` says why there are none.
+    times_ms: std::result::Result<Vec<f64>, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    starts: Vec<Start>,
+    elapsed_s: f64,
+    rivals_at: usize,
+    rivals: Vec<Rival>,
+    footprint: Footprint,
+    daemon: Own,
+    shim: Option<Own>,
+    answering: usize,
+    asked: usize,
+    processes: usize,
+    last_dead_ms: f64,
+    last_release_ms: f64,
+}
+
+/// Starts that many sessions of a small web server through the API, with limits and everything
+/// else that is on by default, asks some for their page, and preempts the node.
+///
+/// # Errors
+/// When the runtime or busybox is missing, a session does not start, or something does not end.
+pub async fn density(options: &DensityOptions) -> Result<Report> {
+    let scratch = tempfile::tempdir().context("making a temporary folder")?;
+    let root = image::root(scratch.path())?;
+    let archive = image::archive(&root)?;
+    let daemon =
+        Daemon::with_templates(&options.binary, options.runtime, &template(options)).await?;
+    let measured = until_interrupted(async {
+        if options.runtime == RuntimeKind::Native {
+            daemon.import(&archive, IMAGE).await?;
+        }
+        measure(options, &daemon, scratch.path(), &root).await
+    })
+    .await;
+    let stopped = daemon.stop_all().await;
+    let measured = measured?;
+    stopped?;
+    report::report(options, &measured)
+}
+
+/// The image's name in conman's store.
+const IMAGE: &str = "conman-bench:http";
+
+fn template(options: &DensityOptions) -> String {
+    let (image, command) = if options.runtime == RuntimeKind::Native {
+        (IMAGE, json!(image::COMMAND))
+    } else {
+        let command = json!(["httpd", "-f", "-p", "8080", "-h", "/"]);
+        (crate::BUSYBOX_IMAGE, command)
+    };
+    format!(
+        "[templates.http]\nimage = \"{image}\"\ncommand = {command}\nport = 8080\n\
+         memory_bytes = {}\ncpus = {}\npids = {}\n",
+        rivals::MEMORY_BYTES,
+        rivals::CPUS,
+        rivals::PIDS,
+    )
+}
+
+async fn measure(
+    options: &DensityOptions,
+    daemon: &Daemon,
+    scratch: &std::path::Path,
+    root: &std::path::Path,
+) -> Result<Measured> {
+    conman_linux::raise_nofile().context("raising the limit of open files")?;
+    let before = MachineMemory::now()?;
+    let rivals_at = options.rivals_at.min(options.count);
+    let bar = ProgressBar::new(options.count as u64);
+    let (mut starts, mut elapsed_s) = (Vec::with_capacity(options.count), 0.0);
+    let mut rivals = Vec::new();
+    for (from, to) in [(0, rivals_at), (rivals_at, options.count)] {
+        let begun = Instant::now();
+        starts.extend(open(options, daemon, from, to, &bar).await?);
+        elapsed_s += begun.elapsed().as_secs_f64();
+        if from == 0 && options.rivals > 0 {
+            bar.println(format!("the others, beside {rivals_at} sessions"));
+            rivals = measure_rivals(options, daemon, scratch, root).await;
+        }
+    }
+    bar.finish_and_clear();
+    let after = MachineMemory::now()?;
+    let observer = Observer::of_cgroup(&daemon.cgroup())?;
+    let pids = observer.pids();
+    let footprint = Footprint::between(
+        before,
+        after,
+        options.count,
+        footprint::program_bytes(&pids)?,
+    );
+    let own = Own::of(daemon.pid()?)?;
+    let shim = daemon.shim_pid().map(Own::of).transpose()?;
+    let asked = ASKED.min(options.count);
+    let answering = ask(options, daemon, asked).await?;
+    let processes = observer.count();
+    let notice = Instant::now();
+    let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(DEATH_PATIENCE));
+    let preempted = daemon.preempt().await?;
+    let dead = watching.await.context("the observer panicked")??;
+    ensure!(
+        preempted.released == options.count as u64,
+        "only {} of {} sessions were released: {:?}",
+        preempted.released,
+        options.count,
+        preempted.unreleased.iter().take(3).collect::<Vec<_>>()
+    );
+    Ok(Measured {
+        starts,
+        elapsed_s,
+        rivals_at,
+        rivals,
+        footprint,
+        daemon: own,
+        shim,
+        answering,
+        asked,
+        processes,
+        last_dead_ms: milliseconds(dead - notice),
+        last_release_ms: preempted
+            .last_release_ms
+            .context("no release was reported")?,
+    })
+}
+
+fn session_id(number: usize) -> String {
+    format!("d-{number}")
+}
+
+/// Starts sessions on as many connections as starts are wanted at a time.
+async fn open(
+    options: &DensityOptions,
+    daemon: &Daemon,
+    from: usize,
+    to: usize,
+    bar: &ProgressBar,
+) -> Result<Vec<Start>> {
+    let next = AtomicUsize::new(from);
+    let connections = (0..options.parallel).map(|_| async {
+        let mut connection = Connection::open(daemon.api()).await?;
+        let mut starts = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= to {
+                return anyhow::Ok(starts);
+            }
+            starts.push(start(&mut connection, number, &session_id(number)).await?);
+            bar.inc(1);
+        }
+    });
+    let mut starts: Vec<Start> = try_join_all(connections).await?.concat();
+    starts.sort_by_key(|start| start.alive);
+    Ok(starts)
+}
+
+async fn start(connection: &mut Connection, alive: usize, id: &str) -> Result<Start> {
+    let body = json!({ "template": "http" });
+    let path = format!("/v1/sessions/{id}");
+    let begun = Instant::now();
+    let answer: EnsureResponse = connection.json(Method::PUT, &path, Some(&body)).await?;
+    let ms = milliseconds(begun.elapsed());
+    let session = answer.session;
+    ensure!(
+        session.state == SessionState::Running,
+        "session {id} is {}: {}",
+        session.state,
+        session.reason.unwrap_or_default()
+    );
+    Ok(Start {
+        alive,
+        ms,
+        phases_ms: session.phases_ms,
+    })
+}
+
+/// One after the other, conman's own way too.
+async fn measure_rivals(
+    options: &DensityOptions,
+    daemon: &Daemon,
+    scratch: &std::path::Path,
+    root: &std::path::Path,
+) -> Vec<Rival> {
+    let own = async {
+        let mut connection = Connection::open(daemon.api()).await?;
+        let mut times = Vec::with_capacity(options.rivals);
+        for number in 0..options.rivals {
+            let id = format!("r-{number}");
+            times.push(start(&mut connection, number, &id).await?.ms);
+        }
+        for number in 0..options.rivals {
+            let path = format!("/v1/sessions/r-{number}");
+            connection
+                .json::<serde_json::Value>(Method::DELETE, &path, None)
+                .await?;
+        }
+        anyhow::Ok(times)
+    };
+    let said = |times: Result<Vec<f64>>| times.map_err(|error| format!("{error:#}"));
+    vec![
+        Rival {
+            name: "conman, through its API",
+            times_ms: said(own.await),
+        },
+        Rival {
+            name: "crun run",
+            times_ms: said(rivals::crun(scratch, root, options.rivals).await),
+        },
+        Rival {
+            name: "docker run",
+            times_ms: said(rivals::docker_run(options.rivals).await),
+        },
+    ]
+}
+
+/// Asks sessions, spread over all in a shuffled order, for their page; how many gave it.
+async fn ask(options: &DensityOptions, daemon: &Daemon, asked: usize) -> Result<usize> {
+    let mut numbers: Vec<usize> = (0..options.count).collect();
+    shuffle(&mut numbers, u64::from(std::process::id()));
+    numbers.truncate(asked);
+    let (next, answering) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let connections = (0..ASKING).map(|_| async {
+        let mut connection = Connection::open(&daemon.sessions).await?;
+        while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let path = format!("/s/{}/", session_id(*number));
+            let page = connection.text(&path).await?;
+            let whole = options.runtime != RuntimeKind::Native || page == image::PAGE;
+            answering.fetch_add(usize::from(whole), Ordering::Relaxed);
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(connections).await?;
+    Ok(answering.into_inner())
+}
+
+/// Fisher and Yates, with the numbers of SplitMix64: which sessions are asked is nobody's choice.
+fn shuffle(numbers: &mut [usize], mut state: u64) {
+    for end in (1..numbers.len()).rev() {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^= mixed >> 31;
+        let at = mixed % (end as u64 + 1);
+        numbers.swap(end, usize::try_from(at).unwrap_or(0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shuffle_keeps_every_number() {
+        let mut numbers: Vec<usize> = (0..100).collect();
+        shuffle(&mut numbers, 7);
+        assert_ne!(numbers, (0..100).collect::<Vec<_>>());
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+    }
+}

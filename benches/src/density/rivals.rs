@@ -1,0 +1,207 @@
+//! How long others take to start the same program, beside the sessions that are alive.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::image;
+use crate::BUSYBOX_IMAGE;
+use crate::kill::milliseconds;
+
+/// Limits of every session and of every rival's container.
+pub(super) const MEMORY_BYTES: u64 = 64 << 20;
+pub(super) const CPUS: f64 = 0.5;
+pub(super) const PIDS: u32 = 32;
+
+/// Calls that crun's containers are refused, so that its filter has something to do.
+const REFUSED_CALLS: [&str; 12] = [
+    "add_key",
+    "bpf",
+    "delete_module",
+    "init_module",
+    "io_uring_setup",
+    "kexec_load",
+    "keyctl",
+    "mount",
+    "pivot_root",
+    "ptrace",
+    "reboot",
+    "unshare",
+];
+
+/// Starts `count` containers with `crun run`, one after the other; milliseconds each.
+pub(super) async fn crun(directory: &Path, root: &Path, count: usize) -> Result<Vec<f64>> {
+    let crun = Crun {
+        bundle: directory.join("bundle"),
+        state: directory.join("crun"),
+        name: format!("conman-bench-{}", std::process::id()),
+    };
+    std::fs::create_dir_all(&crun.bundle).context("making a bundle")?;
+    let mut times = Vec::with_capacity(count);
+    let mut failed = None;
+    for number in 0..count {
+        let spec = crun_spec(root, &format!("{}-{number}", crun.name)).to_string();
+        std::fs::write(crun.bundle.join("config.json"), spec).context("writing crun's spec")?;
+        let begun = Instant::now();
+        if let Err(error) = crun.run(number).await {
+            failed = Some(error);
+            break;
+        }
+        times.push(milliseconds(begun.elapsed()));
+    }
+    for number in 0..times.len() + 1 {
+        crun.delete(number).await;
+    }
+    failed.map_or(Ok(times), Err)
+}
+
+struct Crun {
+    bundle: PathBuf,
+    state: PathBuf,
+    name: String,
+}
+
+impl Crun {
+    async fn run(&self, number: usize) -> Result<()> {
+        let log = self.bundle.join("log");
+        let status = self
+            .command()
+            .arg("--log")
+            .arg(&log)
+            .args(["run", "--detach", "--bundle"])
+            .arg(&self.bundle)
+            .arg(format!("{}-{number}", self.name))
+            .status()
+            .await
+            .context("starting crun; is it installed?")?;
+        if !status.success() {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            bail!("crun run failed ({status}): {}", said.trim());
+        }
+        Ok(())
+    }
+
+    /// What was never made cannot be deleted, and that is fine.
+    async fn delete(&self, number: usize) {
+        let _ = self
+            .command()
+            .args(["delete", "--force", &format!("{}-{number}", self.name)])
+            .status()
+            .await;
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("crun");
+        command
+            .arg("--root")
+            .arg(&self.state)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+}
+
+/// As close to a session as an OCI runtime comes by itself: the same namespaces, limits and
+/// program. Its root is a plain read-only directory, since making an overlay is its caller's part.
+fn crun_spec(root: &Path, name: &str) -> Value {
+    let namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup", "user"];
+    let namespaces: Vec<Value> = namespaces
+        .iter()
+        .map(|kind| json!({ "type": kind }))
+        .collect();
+    let ids = json!([{ "containerID": 0, "hostID": 0, "size": 65_536 }]);
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": { "uid": 0, "gid": 0 },
+            "args": image::COMMAND,
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "noNewPrivileges": true,
+            "capabilities": { "bounding": [], "effective": [], "permitted": [] },
+        },
+        "root": { "path": root, "readonly": true },
+        "hostname": "bench",
+        "mounts": [{ "destination": "/proc", "type": "proc", "source": "proc" }],
+        "linux": {
+            "cgroupsPath": format!("/{name}"),
+            "namespaces": namespaces,
+            "uidMappings": ids,
+            "gidMappings": ids,
+            "resources": {
+                "memory": { "limit": MEMORY_BYTES },
+                "cpu": { "period": 100_000, "quota": (CPUS * 100_000.0) as i64 },
+                "pids": { "limit": PIDS },
+            },
+            "maskedPaths": ["/proc/kcore", "/proc/keys"],
+            "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],
+            "seccomp": {
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{ "names": REFUSED_CALLS, "action": "SCMP_ACT_ERRNO" }],
+            },
+        },
+    })
+}
+
+/// Starts `count` containers with `docker run`, one after the other; milliseconds each.
+pub(super) async fn docker_run(count: usize) -> Result<Vec<f64>> {
+    let label = format!("dev.conman.bench=density-{}", std::process::id());
+    let mut times = Vec::with_capacity(count);
+    let mut failed = None;
+    for _ in 0..count {
+        let begun = Instant::now();
+        let mut command = Command::new("docker");
+        command
+            .args(["run", "--detach", "--label", &label])
+            .args(["--memory", &MEMORY_BYTES.to_string()])
+            .args([
+                "--cpus",
+                &CPUS.to_string(),
+                "--pids-limit",
+                &PIDS.to_string(),
+            ])
+            .args([BUSYBOX_IMAGE, "httpd", "-f", "-p", "8080"]);
+        if let Err(error) = said(&mut command).await {
+            failed = Some(error);
+            break;
+        }
+        times.push(milliseconds(begun.elapsed()));
+    }
+    let filter = format!("label={label}");
+    let mut list = Command::new("docker");
+    list.args(["ps", "--all", "--quiet", "--filter", &filter]);
+    if let Ok(ids) = said(&mut list).await
+        && !ids.trim().is_empty()
+    {
+        let mut remove = Command::new("docker");
+        remove.args(["rm", "--force"]).args(ids.split_whitespace());
+        said(&mut remove).await.with_context(|| {
+            format!("removing what is left; `docker rm -f $(docker ps -aq -f {filter})` does")
+        })?;
+    }
+    failed.map_or(Ok(times), Err)
+}
+
+async fn said(command: &mut Command) -> Result<String> {
+    let output = command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .context("starting docker; is it installed?")?;
+    if !output.status.success() {
+        bail!(
+            "docker failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
