@@ -136,6 +136,7 @@ fn be(state_dir: &Path) -> Result<()> {
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
+        prepare_for: 0,
         freeze_patience: FREEZE_PATIENCE,
     })
     .context("the shim cannot go on")?;

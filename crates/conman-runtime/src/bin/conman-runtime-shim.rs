@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         roots: arguments.map(PathBuf::from).collect(),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
+        prepare_for: 0,
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,
     };
