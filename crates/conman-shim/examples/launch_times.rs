@@ -366,6 +366,7 @@ fn memory_cgroups() -> u64 {
 fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpec {
     let name = format!("c{number}.1");
     LaunchSpec {
+        terminal: None,
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {
             memory_bytes: plan.has("memory").then_some(64 << 20),

@@ -8,11 +8,12 @@ use conman_linux::{Features, Mount, PidFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::attachment::Attachment;
 use crate::protocol::{
     Call, CallError, ContainerView, Message, Phases, Reply, Request, VERSION, decode, encode,
 };
 use crate::seqpacket;
-use crate::spec::{ExecSpec, LaunchSpec};
+use crate::spec::{ExecSpec, LaunchSpec, TerminalSize};
 
 /// Told ends that wait to be taken; beyond, the oldest answer is waited for first.
 const MAX_TOLD: usize = 65_536;
@@ -149,6 +150,35 @@ impl Client {
             pid: process.pid(),
         };
         self.call("guard", request, &[process.as_fd()]).map(|_| ())
+    }
+
+    /// Runs a command in a container on a terminal that the shim keeps.
+    pub fn exec_on_terminal(&mut self, spec: ExecSpec) -> Result<Launched, ClientError> {
+        match self.call("execute", Request::Exec(Box::new(spec)), &[])? {
+            (Reply::Launched { pid, phases }, fds) => Ok(Launched {
+                pid,
+                process: fds.into_iter().next().map(|fd| PidFd::received(fd, pid)),
+                phases,
+            }),
+            _ => Err(ClientError::Unexpected { action: "execute" }),
+        }
+    }
+
+    /// Watches and uses the terminal of a container or command.
+    pub fn attach(
+        &mut self,
+        name: &str,
+        size: Option<TerminalSize>,
+    ) -> Result<Attachment, ClientError> {
+        let name = name.to_owned();
+        match self.call("attach", Request::Attach { name, size }, &[])? {
+            (Reply::Attached, fds) => {
+                let socket = fds.into_iter().next();
+                let socket = socket.ok_or(ClientError::Unexpected { action: "attach" })?;
+                Ok(Attachment::new(socket))
+            }
+            _ => Err(ClientError::Unexpected { action: "attach" }),
+        }
     }
 
     /// All containers.

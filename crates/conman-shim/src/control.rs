@@ -11,6 +11,7 @@ mod foreign;
 mod keeping;
 mod replacing;
 mod requests;
+mod terminals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -47,6 +48,7 @@ use crate::protocol::{
 };
 use crate::seqpacket;
 use crate::spec::SpecError;
+use crate::terminal::{Terminal, Watcher};
 
 /// Clients at a time: the daemon, its successor during an upgrade, the command line.
 const MAX_CLIENTS: usize = 32;
@@ -75,6 +77,8 @@ const CANDIDATE: u64 = 4;
 const FIRST_CLIENT: u64 = 16;
 /// Holds on containers that are no children. Clients never become so many.
 const FIRST_ADOPTED: u64 = 1 << 32;
+const FIRST_TERMINAL: u64 = 2 << 32;
+const FIRST_WATCHER: u64 = 3 << 32;
 
 /// Everything the shim knows.
 #[derive(Debug)]
@@ -104,6 +108,12 @@ pub(crate) struct Control {
     next_adopted: u64,
     /// Those that are dead, whose status is not to be had yet, and since when.
     unexplained: BTreeMap<String, u64>,
+    /// By the name of what they are the terminal of, with their tokens.
+    terminals: BTreeMap<String, (u64, Terminal)>,
+    terminal_names: BTreeMap<u64, String>,
+    next_terminal: u64,
+    watchers: BTreeMap<u64, Watcher>,
+    next_watcher: u64,
     /// What its path was at its start; the file may be another one since.
     program: PathBuf,
     replacing: Option<replacing::Replacing>,
@@ -132,6 +142,7 @@ impl Control {
         let listener = inherited_fd(handover.listener)?;
         let mut control = Self::build(options, lock, listener)?;
         control.resume(handover)?;
+        control.resume_terminals(handover, &sealed.blobs)?;
         control.begin()?;
         if let Some((client, call)) = handover.asked_by {
             let replacements = control.replacements;
@@ -187,6 +198,11 @@ impl Control {
             adopted: BTreeMap::new(),
             next_adopted: FIRST_ADOPTED,
             unexplained: BTreeMap::new(),
+            terminals: BTreeMap::new(),
+            terminal_names: BTreeMap::new(),
+            next_terminal: FIRST_TERMINAL,
+            watchers: BTreeMap::new(),
+            next_watcher: FIRST_WATCHER,
             program: std::env::current_exe()?,
             replacing: None,
             replacements: 0,
@@ -230,6 +246,8 @@ impl Control {
                     LAUNCHER => self.take_reports(),
                     TIMER => self.on_time(),
                     CANDIDATE => self.hear_candidate(),
+                    watcher if watcher >= FIRST_WATCHER => self.serve_watcher(watcher, flags),
+                    terminal if Self::is_terminal(terminal) => self.serve_terminal(terminal),
                     adopted if adopted >= FIRST_ADOPTED => self.adopted_died(adopted),
                     client => self.serve(client, flags),
                 }
@@ -386,6 +404,13 @@ impl Control {
                 }
                 Err(error) => Err(error),
             },
+            Request::Attach { name, size } => match self.attach(&name, size) {
+                Ok(fd) => {
+                    self.reply(client, call.id, Reply::Attached, Some(fd));
+                    return;
+                }
+                Err(error) => Err(error),
+            },
             Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
             Request::Replace { program } => {
                 match self.begin_replacing(Some((client, call.id)), program) {
@@ -445,6 +470,7 @@ impl Control {
                 until_boottime_ns,
                 names,
             } => self.unfence(until_boottime_ns, names.as_deref()),
+            Request::Resize { name, size } => self.resize(&name, size),
             Request::Guard { name, cgroup } => self.guard(&name, &cgroup),
             Request::NotStarted { name } => self.not_started(&name),
             Request::Fence => Ok(self.fence_reply()),
@@ -454,6 +480,7 @@ impl Control {
             | Request::Exec(_)
             | Request::Hold { .. }
             | Request::Appeared { .. }
+            | Request::Attach { .. }
             | Request::Replace { .. }
             | Request::Subscribe => Err(CallError::NoHello),
         }

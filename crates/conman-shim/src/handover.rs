@@ -20,6 +20,7 @@ use crate::launching::Pending;
 use crate::ledger::Line;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
+use crate::spec::TerminalSize;
 
 /// Form of a handover. It grows when another shim would misunderstand; new fields with defaults
 /// leave it.
@@ -63,6 +64,8 @@ pub(crate) struct Handover {
     /// What a launcher that died may have left: ticket, cgroup, directory.
     pub(crate) sweeps: Vec<(u64, String, PathBuf)>,
     pub(crate) next_ticket: u64,
+    pub(crate) terminals: Vec<KeptTerminal>,
+    pub(crate) watchers: Vec<KeptWatcher>,
     /// Who asked, and in which call.
     pub(crate) asked_by: Option<(u64, u64)>,
     /// How often the shim has been replaced.
@@ -76,6 +79,27 @@ pub(crate) struct KeptClient {
     pub(crate) fd: RawFd,
     pub(crate) greeted: bool,
     pub(crate) subscribed: bool,
+}
+
+/// A terminal; its scrollback lies in the bytes beside.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptTerminal {
+    pub(crate) name: String,
+    pub(crate) fd: RawFd,
+    pub(crate) size: TerminalSize,
+    pub(crate) at: usize,
+    pub(crate) length: usize,
+    pub(crate) wrapped: bool,
+    pub(crate) input: Vec<u8>,
+    pub(crate) hung_up: bool,
+}
+
+/// Who watches a terminal.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptWatcher {
+    pub(crate) terminal: String,
+    pub(crate) fd: RawFd,
+    pub(crate) skipped: Option<u64>,
 }
 
 /// An order that waits.
@@ -244,6 +268,8 @@ impl Handover {
             .into_iter()
             .chain(self.clients.iter().map(|client| client.fd))
             .chain(self.adopted.iter().map(|(_, fd)| *fd))
+            .chain(self.terminals.iter().map(|terminal| terminal.fd))
+            .chain(self.watchers.iter().map(|watcher| watcher.fd))
             .chain(starts.copied())
     }
 }

@@ -28,6 +28,7 @@
 //! from the client, which is the daemon.
 #![forbid(unsafe_code)]
 
+mod attachment;
 mod client;
 mod connection;
 mod containers;
@@ -44,7 +45,9 @@ mod seccomp_profile;
 mod seqpacket;
 pub mod socket;
 mod spec;
+mod terminal;
 
+pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
 pub use ids::RANGE_SIZE;
 pub use options::ShimOptions;
@@ -54,8 +57,9 @@ pub use protocol::{
 };
 pub use spec::{
     BindSpec, ExecSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec,
-    SpecError,
+    SpecError, TerminalSize,
 };
+pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 
 /// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
 ///

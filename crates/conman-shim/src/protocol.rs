@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use conman_linux::{Ended, Features};
 
-use crate::spec::{ExecSpec, LaunchSpec, SpecError};
+use crate::spec::{ExecSpec, LaunchSpec, SpecError, TerminalSize};
 
 /// Version of this protocol. It grows when an older peer would misunderstand; new fields with
 /// defaults and new requests leave it.
@@ -108,6 +108,18 @@ pub enum Request {
     },
     /// What the fence is doing.
     Fence,
+    /// Watch and use the terminal of a container or command. The answer carries a socket
+    /// ([`crate::TerminalEvent`], [`crate::TerminalInput`]).
+    Attach {
+        name: String,
+        /// As it is when there is none.
+        #[serde(default)]
+        size: Option<TerminalSize>,
+    },
+    Resize {
+        name: String,
+        size: TerminalSize,
+    },
     /// Go on as this program, an absolute path; as the shim's own anew when there is none. The
     /// process, its children and its connections stay, and so does the program when the other one
     /// could not take over.
@@ -152,6 +164,8 @@ pub enum Reply {
         #[serde(default)]
         unprotected: Vec<String>,
     },
+    /// A socket comes along.
+    Attached,
     /// It goes on as the program that was asked for.
     Replaced {
         replacements: u32,

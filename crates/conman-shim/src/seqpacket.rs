@@ -14,7 +14,7 @@ use crate::protocol::MAX_MESSAGE_BYTES;
 const MAX_HIERARCHIES: usize = 4;
 
 /// Descriptors in one message: binds, a root, a log and cgroups. The kernel takes 253.
-pub(crate) const MAX_FDS: usize = crate::spec::MAX_BINDS + 2 + MAX_HIERARCHIES;
+pub(crate) const MAX_FDS: usize = crate::spec::MAX_BINDS + 3 + MAX_HIERARCHIES;
 
 /// What came in one message.
 #[derive(Debug)]

@@ -45,12 +45,23 @@ pub struct LaunchSpec {
     /// order: whoever asks has resolved the path, and no path can be changed afterwards.
     #[serde(default)]
     pub binds: Vec<BindSpec>,
+    /// It has a terminal of this size, kept by the shim ([`crate::Request::Attach`]), for its
+    /// standard streams; then there is no log.
+    #[serde(default)]
+    pub terminal: Option<TerminalSize>,
     #[serde(default)]
     pub hardening: Hardening,
 }
 
+/// Of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
 /// A command to run in a running container. Its standard input, output and error come with the
-/// message, in this order.
+/// message, in this order, unless it has a terminal of the shim's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
     /// The caller's name for it, unique among containers and commands.
@@ -60,6 +71,9 @@ pub struct ExecSpec {
     /// Standard input is a terminal, to be the one that controls it.
     #[serde(default)]
     pub terminal: bool,
+    /// A terminal of this size, kept by the shim ([`crate::Request::Attach`]); no streams come.
+    #[serde(default)]
+    pub kept_terminal: Option<TerminalSize>,
     #[serde(default)]
     pub hardening: Hardening,
 }
@@ -74,12 +88,17 @@ impl ExecSpec {
 
     /// Checks the number of streams that came along.
     pub(crate) fn check_streams(&self, streams: usize) -> Result<(), SpecError> {
-        if streams == STREAMS {
+        let expected = if self.kept_terminal.is_some() {
+            0
+        } else {
+            STREAMS
+        };
+        if streams == expected {
             return Ok(());
         }
         Err(SpecError::new(
             "name",
-            "not three standard streams beside it",
+            "another number of standard streams beside it",
         ))
     }
 }

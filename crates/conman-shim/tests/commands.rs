@@ -20,6 +20,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
         container: "home.1".to_owned(),
         program: shim.spec("unused", script).program,
         terminal: false,
+        kept_terminal: None,
         hardening: Hardening::default(),
     }
 }

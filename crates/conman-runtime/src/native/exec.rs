@@ -52,6 +52,7 @@ pub(super) async fn exec(
     let program = super::on_blocking_thread(prepare).await?;
     let name = inner.next_command();
     let spec = ExecSpec {
+        kept_terminal: None,
         name: name.clone(),
         container: super::store::name(&key),
         terminal: plan.tty.is_some(),

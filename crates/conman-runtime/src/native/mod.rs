@@ -511,6 +511,7 @@ impl Inner {
         let driver = CgroupDriver::Cgroupfs;
         let instance = self.kernel.instance();
         let launch = LaunchSpec {
+            terminal: None,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec),

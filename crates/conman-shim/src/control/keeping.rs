@@ -43,6 +43,7 @@ impl Control {
 
     /// Writes down that there is nothing to be known any more.
     pub(super) fn forget(&mut self, name: &str) {
+        self.close_terminal(name);
         if let Err(error) = self.note(&Record::Drop { name }) {
             tracing::error!(name, %error, "a later shim would not know that it is forgotten");
         }

@@ -265,10 +265,9 @@ impl Control {
             ..Handover::default()
         };
         self.launching.hand_over(&mut handover)?;
-        Ok(Sealed {
-            handover,
-            blobs: Vec::new(),
-        })
+        let mut blobs = Vec::new();
+        self.hand_over_terminals(&mut handover, &mut blobs);
+        Ok(Sealed { handover, blobs })
     }
 
     /// Every descriptor that a handover names, and the handover.
@@ -277,6 +276,7 @@ impl Control {
         own.into_iter()
             .chain(self.clients.values().map(AsFd::as_fd))
             .chain(adopting::held(self).map(|(_, process)| process.as_fd()))
+            .chain(self.terminal_fds())
             .chain(self.launching.waiting_fds())
             .collect()
     }

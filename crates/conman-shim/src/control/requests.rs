@@ -55,6 +55,17 @@ impl Control {
     ) -> Result<(), (CallError, String)> {
         let ids = self.ids.take();
         let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
+        let mut fds = binds;
+        if let Some(size) = spec.terminal {
+            let owner = (ids + spec.program.uid, ids + spec.program.gid);
+            match self.open_terminal(&spec.name, size, Some(owner)) {
+                Ok(slave) => fds.insert(0, slave),
+                Err(error) => {
+                    self.ids.give_back(ids);
+                    return Err((error, spec.name));
+                }
+            }
+        }
         let own = Own {
             ids,
             scratch: spec.root.scratch.clone(),
@@ -73,7 +84,7 @@ impl Control {
         // A shim that dies in mid-start leaves what its successor must find.
         let taken = self
             .keep_start(&pending)
-            .and_then(|()| self.launching.order(pending, binds, order));
+            .and_then(|()| self.launching.order(pending, fds, order));
         if let Err(error) = taken {
             self.ids.give_back(ids);
             self.forget(&name);
@@ -86,8 +97,8 @@ impl Control {
         &mut self,
         client: u64,
         call: u64,
-        spec: ExecSpec,
-        streams: Vec<OwnedFd>,
+        mut spec: ExecSpec,
+        mut streams: Vec<OwnedFd>,
     ) -> Result<(), CallError> {
         let checked = spec
             .check()
@@ -102,8 +113,19 @@ impl Control {
             )));
         }
         let cgroup = container.cgroup.clone();
+        let owner = container.ids;
+        let owner = owner.map(|ids| (ids + spec.program.uid, ids + spec.program.gid));
         let (_, init) = self.hold(&spec.container)?;
         let name = spec.name.clone();
+        if let Some(size) = spec.kept_terminal {
+            let slave = self.open_terminal(&name, size, owner)?;
+            spec.terminal = true;
+            let copies = [slave.try_clone(), slave.try_clone()];
+            streams.push(slave);
+            for copy in copies {
+                streams.push(copy.map_err(host_error("open a terminal for", &name))?);
+            }
+        }
         let pending = Pending {
             client,
             call,
@@ -122,6 +144,9 @@ impl Control {
             }))
         };
         let taken = self.launching.order(pending, fds, order);
+        if taken.is_err() {
+            self.close_terminal(&name);
+        }
         taken.map_err(host_error("execute", &name))
     }
 

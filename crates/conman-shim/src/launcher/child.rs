@@ -16,7 +16,9 @@ use conman_linux::{
     no_new_privileges, unshare_namespaces,
 };
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::process::{Resource, Rlimit, chdir, chroot, fchdir, getrlimit, setrlimit, setsid};
+use rustix::process::{
+    Resource, Rlimit, chdir, chroot, fchdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid,
+};
 use serde::{Deserialize, Serialize};
 
 use super::places::{EMPTY, no_programs};
@@ -185,9 +187,14 @@ impl Child<'_> {
                 .map_err(step("make the root read-only"))?;
         }
         let mounted = Instant::now();
-        connect_streams(&log).map_err(step("connect the standard streams"))?;
+        let terminal = self.spec.terminal.is_some();
+        connect_streams(&log, terminal).map_err(step("connect the standard streams"))?;
         drop((overlay, log, binds));
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
+        if terminal {
+            ioctl_tiocsctty(rustix::stdio::stdin())
+                .map_err(|errno| step("take the terminal")(errno.into()))?;
+        }
         Privileges {
             program: &self.spec.program,
             hardening: &self.spec.hardening,
@@ -400,9 +407,13 @@ fn write_file(path: &Path, content: &str) -> io::Result<()> {
     file.write_all(content.as_bytes())
 }
 
-fn connect_streams(log: &OwnedFd) -> io::Result<()> {
-    let null = File::open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&null)?;
+/// A terminal is read from, too.
+fn connect_streams(log: &OwnedFd, terminal: bool) -> io::Result<()> {
+    if terminal {
+        rustix::stdio::dup2_stdin(log)?;
+    } else {
+        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    }
     rustix::stdio::dup2_stdout(log)?;
     Ok(rustix::stdio::dup2_stderr(log)?)
 }

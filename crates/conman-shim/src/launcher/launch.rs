@@ -160,8 +160,13 @@ impl Launcher {
             .map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        let log =
-            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?;
+        let mut binds = binds;
+        // The terminal takes the log's place, and came first.
+        let log = if spec.terminal.is_some() && !binds.is_empty() {
+            binds.remove(0)
+        } else {
+            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?
+        };
         phases.files_us = clock.lap();
         let user_namespace = map_ids(process, order.ids)?;
         let overlay = rootfs::overlay(

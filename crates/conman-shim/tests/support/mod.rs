@@ -104,6 +104,7 @@ impl Shim {
     /// A container of busybox that runs `sh -c SCRIPT`.
     pub(crate) fn spec(&self, name: &str, script: &str) -> LaunchSpec {
         LaunchSpec {
+            terminal: None,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {

@@ -1,0 +1,358 @@
+//! A terminal that the shim keeps: the master of a host PTY, what was last written to it, and who
+//! watches.
+//!
+//! The PTY is one of the host's, so that no container pays for a filesystem of its own; its slave
+//! belongs to the container's user. Who attaches gets a SEQPACKET socket; each message is one kind
+//! byte and bytes ([`TerminalEvent`], [`TerminalInput`]). A watcher that does not read is skipped
+//! and told so with the whole scrollback when it reads again. The terminal dies with the shim's
+//! process, not with its program's replacement, the daemon or a watcher.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Gid, Uid, fchown};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
+
+use crate::spec::TerminalSize;
+
+/// Bytes of output that are kept: several screens of a full-screen program.
+pub const SCROLLBACK_BYTES: usize = 64 * 1_024;
+
+/// Typed bytes that wait for the program to read them; beyond, watchers are not read.
+const MAX_INPUT: usize = 16 * 1_024;
+
+/// Longest message of a watcher.
+pub const MAX_TYPED: usize = 4_096;
+
+/// Most of a wrapped scrollback that is passed over to begin at a line or a sequence.
+const SEARCH: usize = 4_096;
+
+/// What a watcher is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TerminalEvent {
+    /// The program wrote this.
+    Output(Vec<u8>),
+    /// Begin anew, with an empty screen and this; so many bytes were not sent.
+    Replay { skipped: u64, scrollback: Vec<u8> },
+    /// Nothing has the terminal open any more.
+    End,
+}
+
+/// What a watcher says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TerminalInput {
+    /// At most [`MAX_TYPED`] bytes.
+    Typed(Vec<u8>),
+    Resize(TerminalSize),
+}
+
+impl TerminalEvent {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Output(bytes) => [b"o", bytes.as_slice()].concat(),
+            Self::Replay {
+                skipped,
+                scrollback,
+            } => [b"r", &skipped.to_le_bytes()[..], scrollback].concat(),
+            Self::End => b"e".to_vec(),
+        }
+    }
+
+    /// `None` for what no shim sends.
+    #[must_use]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        match message.split_first()? {
+            (b'o', bytes) => Some(Self::Output(bytes.to_vec())),
+            (b'r', rest) => {
+                let (skipped, scrollback) = rest.split_first_chunk()?;
+                Some(Self::Replay {
+                    skipped: u64::from_le_bytes(*skipped),
+                    scrollback: scrollback.to_vec(),
+                })
+            }
+            (b'e', []) => Some(Self::End),
+            _ => None,
+        }
+    }
+}
+
+impl TerminalInput {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Typed(bytes) => [b"i", bytes.as_slice()].concat(),
+            Self::Resize(size) => {
+                let (rows, cols) = (size.rows.to_le_bytes(), size.cols.to_le_bytes());
+                [b"s", &rows[..], &cols[..]].concat()
+            }
+        }
+    }
+
+    /// `None` for what no watcher may say.
+    #[must_use]
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        match message.split_first()? {
+            (b'i', bytes) if bytes.len() <= MAX_TYPED => Some(Self::Typed(bytes.to_vec())),
+            (b's', [r0, r1, c0, c1]) => Some(Self::Resize(TerminalSize {
+                rows: u16::from_le_bytes([*r0, *r1]),
+                cols: u16::from_le_bytes([*c0, *c1]),
+            })),
+            _ => None,
+        }
+    }
+}
+
+/// The last bytes that were written.
+#[derive(Debug, Default)]
+pub(crate) struct Scrollback {
+    bytes: VecDeque<u8>,
+    wrapped: bool,
+}
+
+impl Scrollback {
+    pub(crate) fn kept(bytes: &[u8], wrapped: bool) -> Self {
+        let mut all = Self {
+            wrapped,
+            ..Self::default()
+        };
+        all.push(bytes);
+        all
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[bytes.len().saturating_sub(SCROLLBACK_BYTES)..];
+        let over = (self.bytes.len() + bytes.len()).saturating_sub(SCROLLBACK_BYTES);
+        self.wrapped |= over > 0;
+        self.bytes.drain(..over);
+        self.bytes.extend(bytes);
+    }
+
+    pub(crate) fn is_wrapped(&self) -> bool {
+        self.wrapped
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.bytes.iter().copied().collect()
+    }
+
+    /// From a line's or a sequence's beginning, without the questions that it asked the terminal:
+    /// another terminal would answer them a second time.
+    fn replay(&self) -> Vec<u8> {
+        let bytes = self.bytes();
+        let mut from = 0;
+        if self.wrapped {
+            let head = &bytes[..bytes.len().min(SEARCH)];
+            from = head
+                .iter()
+                .position(|byte| *byte == 0x1b || *byte == b'\n')
+                .unwrap_or(0);
+        }
+        without_questions(&bytes[from..])
+    }
+}
+
+/// Leaves out device attributes and status reports: `ESC [ … c` and `ESC [ … n`.
+fn without_questions(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some(at) = rest.windows(2).position(|pair| pair == b"\x1b[") {
+        out.extend_from_slice(&rest[..at]);
+        let body = &rest[at + 2..];
+        let length = body.iter().position(|byte| (0x40..0x7f).contains(byte));
+        let Some(length) = length else {
+            rest = &rest[at..];
+            break;
+        };
+        let sequence = &rest[at..at + 2 + length + 1];
+        if !matches!(body[length], b'c' | b'n') {
+            out.extend_from_slice(sequence);
+        }
+        rest = &rest[sequence.len() + at..];
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
+/// A PTY and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    pub(crate) master: OwnedFd,
+    pub(crate) scrollback: Scrollback,
+    pub(crate) size: TerminalSize,
+    pub(crate) input: VecDeque<u8>,
+    /// Nothing has it open any more.
+    pub(crate) hung_up: bool,
+}
+
+/// Who watches a terminal.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    pub(crate) terminal: String,
+    pub(crate) socket: OwnedFd,
+    /// Bytes it was not sent since it stopped reading; `None` while it reads.
+    pub(crate) skipped: Option<u64>,
+}
+
+impl Terminal {
+    /// A new one and its slave, which is the user's.
+    pub(crate) fn open(
+        size: TerminalSize,
+        owner: Option<(u32, u32)>,
+    ) -> io::Result<(Self, OwnedFd)> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags)?;
+        grantpt(&master)?;
+        unlockpt(&master)?;
+        let slave = ioctl_tiocgptpeer(&master, flags)?;
+        if let Some((user, group)) = owner {
+            fchown(
+                &slave,
+                Some(Uid::from_raw(user)),
+                Some(Gid::from_raw(group)),
+            )?;
+        }
+        rustix::io::ioctl_fionbio(&master, true)?;
+        let terminal = Self::kept(master, Scrollback::default(), size);
+        terminal.apply_size()?;
+        Ok((terminal, slave))
+    }
+
+    pub(crate) fn kept(master: OwnedFd, scrollback: Scrollback, size: TerminalSize) -> Self {
+        Self {
+            master,
+            scrollback,
+            size,
+            input: VecDeque::new(),
+            hung_up: false,
+        }
+    }
+
+    fn apply_size(&self) -> io::Result<()> {
+        Ok(tcsetwinsize(
+            &self.master,
+            Winsize {
+                ws_row: self.size.rows,
+                ws_col: self.size.cols,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            },
+        )?)
+    }
+
+    /// A new size, of which the kernel tells the program. `redraw` tells it even of the old one.
+    pub(crate) fn resize(&mut self, size: TerminalSize, redraw: bool) {
+        if self.hung_up || size.rows == 0 || size.cols == 0 {
+            return;
+        }
+        let same = size == self.size;
+        self.size = size;
+        let told = if same && redraw {
+            tcgetpgrp(&self.master)
+                .and_then(|group| {
+                    rustix::process::kill_process_group(group, rustix::process::Signal::WINCH)
+                })
+                .map_err(io::Error::from)
+        } else {
+            self.apply_size()
+        };
+        if let Err(error) = told {
+            tracing::debug!(%error, "a terminal's program is not told of its size");
+        }
+    }
+
+    /// Whether watchers may type.
+    pub(crate) fn takes_input(&self) -> bool {
+        self.input.len() + MAX_TYPED <= MAX_INPUT
+    }
+
+    /// Gives the program what it takes.
+    pub(crate) fn type_in(&mut self) {
+        while !self.input.is_empty() && !self.hung_up {
+            let (bytes, _) = self.input.as_slices();
+            match rustix::io::write(&self.master, bytes) {
+                Ok(written) => drop(self.input.drain(..written)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// What a watcher begins with.
+    pub(crate) fn replay(&self, skipped: u64) -> TerminalEvent {
+        TerminalEvent::Replay {
+            skipped,
+            scrollback: self.scrollback.replay(),
+        }
+    }
+}
+
+impl Watcher {
+    /// Sends or skips; an error means that it has gone.
+    pub(crate) fn tell(&mut self, event: &TerminalEvent) -> io::Result<()> {
+        let length = match event {
+            TerminalEvent::Output(bytes) => bytes.len() as u64,
+            TerminalEvent::Replay { .. } | TerminalEvent::End => 0,
+        };
+        if let Some(skipped) = &mut self.skipped {
+            *skipped += length;
+            return Ok(());
+        }
+        match crate::seqpacket::send(self.socket.as_fd(), &event.encode(), &[]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.skipped = Some(length);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_scrollback_is_bounded_and_begins_at_a_line_once_it_has_wrapped() {
+        let mut all = Scrollback::default();
+        for number in 0..20_000 {
+            all.push(format!("line {number}\n").as_bytes());
+        }
+        assert_eq!(all.bytes().len(), SCROLLBACK_BYTES);
+        let replay = String::from_utf8(all.replay()).expect("text");
+        assert!(replay.starts_with("\nline "), "{}", &replay[..20]);
+        assert!(replay.ends_with("line 19999\n"));
+        all.push(&[b'x'; SCROLLBACK_BYTES + 9]);
+        assert_eq!(all.bytes(), vec![b'x'; SCROLLBACK_BYTES]);
+    }
+
+    #[test]
+    fn questions_to_the_terminal_are_not_asked_again() {
+        let bytes = b"a\x1b[31mred\x1b[>cq\x1b[6nb\x1b[2Jend\x1b[";
+        assert_eq!(without_questions(bytes), b"a\x1b[31mredqb\x1b[2Jend\x1b[");
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_panics_and_what_was_written_is_read(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            skipped in any::<u64>(),
+        ) {
+            let _ = TerminalInput::decode(&bytes);
+            let _ = TerminalEvent::decode(&bytes);
+            let _ = without_questions(&bytes);
+            for event in [
+                TerminalEvent::Output(bytes.clone()),
+                TerminalEvent::Replay { skipped, scrollback: bytes.clone() },
+                TerminalEvent::End,
+            ] {
+                prop_assert_eq!(TerminalEvent::decode(&event.encode()), Some(event));
+            }
+            let typed = TerminalInput::Typed(bytes);
+            prop_assert_eq!(TerminalInput::decode(&typed.encode()), Some(typed));
+        }
+    }
+}
