@@ -27,6 +27,8 @@ pub enum Rule {
     StaleClaim,
     /// Fenced before a heartbeat stood for the takeover time.
     TakenEarly,
+    /// A dead machine not fenced in time.
+    TakenLate,
     /// A session lost through nothing but outages of the store.
     LostToOutage,
     NotServed,
@@ -44,6 +46,7 @@ impl fmt::Display for Rule {
             Self::ReleasedAlive => "released-alive",
             Self::StaleClaim => "stale-claim",
             Self::TakenEarly => "taken-early",
+            Self::TakenLate => "taken-late",
             Self::LostToOutage => "lost-to-outage",
             Self::NotServed => "not-served",
             Self::Leak => "leak",
@@ -98,6 +101,11 @@ pub(crate) struct Checker {
     /// Created and not dead, or yet to be created.
     possible: BTreeSet<Container>,
 }
+
+/// A daemon that begins is live after this, with a store that answers.
+const JOIN_MS: u64 = 1_000;
+/// A read is sent so late, and so long under way.
+const LOOK_DELAY_MS: u64 = 300;
 
 /// `n<index>`
 fn index(node: &str) -> usize {
@@ -242,6 +250,22 @@ impl Checker {
             let until = here.until;
             self.fail(Rule::PastBound, || {
                 format!("{container:?} runs at {clock} of its clock, its time ended at {until:?}")
+            });
+        }
+    }
+
+    /// A dead machine, whose longest-lived watcher began to watch at `began`, in true time.
+    pub(crate) fn look_for_takeover(&mut self, node: usize, now: u64, began: Option<u64>) {
+        let here = &self.nodes[node];
+        let live = here.record.is_some_and(|r| r.state == NodeState::Live);
+        let since = began.map(|began| here.renewed_at.max(began + JOIN_MS));
+        let timing = &self.timing;
+        let patience = timing.takeover_ms * (1_000_000 + timing.drift_ppm) / 1_000_000;
+        // Until the watcher sees it for the first time, and until it looks again when T is over.
+        let patience = patience + 2 * (timing.renew_ms + LOOK_DELAY_MS);
+        if live && since.is_some_and(|since| now > since + patience) {
+            self.fail(Rule::TakenLate, || {
+                format!("n{node} is silent since {since:?} and not fenced")
             });
         }
     }

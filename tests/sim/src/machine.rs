@@ -12,6 +12,9 @@ use crate::random::Random;
 use crate::store::STORE_TIMEOUT_MS;
 use crate::world::{Ev, HEAL_MS, World};
 
+/// Each node watches the next two, if there are so many.
+const WATCHED: usize = 2;
+
 /// CLOCK_BOOTTIME, running wrong.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
@@ -36,6 +39,8 @@ pub(crate) struct Machine {
     pub(crate) paused: Option<(u64, bool)>,
     pub(crate) may_pause_at: u64,
     pub(crate) daemon: Option<NodeProtocol>,
+    /// When it began.
+    pub(crate) began: Option<u64>,
     pub(crate) daemon_epoch: u64,
     /// SIGSTOP
     pub(crate) stopped: bool,
@@ -72,6 +77,7 @@ impl Machine {
             paused: None,
             may_pause_at: 0,
             daemon: None,
+            began: None,
             daemon_epoch: 0,
             stopped: false,
             inbox: Vec::new(),
@@ -271,22 +277,28 @@ impl World {
         self.note(|| format!("n{node} daemon dies"));
         let machine = &mut self.machines[node];
         machine.daemon = None;
+        machine.began = None;
         machine.daemon_epoch += 1;
         machine.stopped = false;
         machine.inbox.clear();
         machine.open.clear();
     }
 
+    pub(crate) fn watchers(&self, node: usize) -> impl Iterator<Item = usize> + use<> {
+        let nodes = self.names.len();
+        let others = (1..nodes).take(WATCHED);
+        others.map(move |step| (node + nodes - step) % nodes)
+    }
+
     /// A daemon begins once its shim has told what it holds.
     pub(crate) fn daemon_up(&mut self, node: usize) {
         let now = self.clock(node);
         let names = &self.names;
-        // Each node is watched by two others, if there are so many.
-        let others = (1..names.len()).take(2);
+        let others = (1..names.len()).take(WATCHED);
         let observed: Vec<NodeName> = others
             .map(|step| names[(node + step) % names.len()].clone())
             .collect();
-        let name = names[node].clone();
+        let name = self.names[node].clone();
         let timing = self.timing;
         let machine = &mut self.machines[node];
         if machine.daemon.is_some() || !machine.up {
@@ -300,6 +312,7 @@ impl World {
         let view = fence.view();
         let daemon = NodeProtocol::new(name, &observed, timing, now, first_attempt, view);
         machine.daemon = Some(daemon);
+        machine.began = Some(self.now);
         self.note(|| format!("n{node} daemon begins"));
         self.stir_rejoin(node);
     }

@@ -73,6 +73,7 @@ pub fn build(work: &Path, patch: Option<&Path>) -> io::Result<PathBuf> {
         .args(build)
         .arg("--target-dir")
         .arg(&target)
+        .env_remove("CARGO_BUILD_TARGET")
         .current_dir(work);
     run(&mut cargo)?;
     Ok(target.join("debug/conman-sim"))

@@ -75,6 +75,8 @@ pub(crate) struct World {
     pub(crate) lossy: u64,
     /// Nothing but outages of the store goes wrong: nothing may be lost.
     pub(crate) only_outages: bool,
+    /// Nothing but deaths of machines goes wrong: each is noticed in time.
+    only_deaths: bool,
     pauses: Pauses,
     pub(crate) checker: Checker,
     tracing: bool,
@@ -104,6 +106,7 @@ impl World {
     fn new(seed: u64, pauses: Pauses, tracing: bool) -> Self {
         let mut random = Random(seed);
         let only_outages = pauses == Pauses::Assumed && seed % 16 == 5;
+        let only_deaths = pauses == Pauses::Assumed && seed % 16 == 15;
         let mut timing = Timing::default();
         if !only_outages {
             timing.frozen_max_ms = 40_000;
@@ -116,7 +119,7 @@ impl World {
         let sessions = (0..random.range(1, 4)).map(|i| format!("s{i}").into());
         let sessions = sessions.collect();
         let lossy = match random.range(0, 9) {
-            _ if only_outages => 0,
+            _ if only_outages || only_deaths => 0,
             0..=3 => 0,
             4..=7 => random.range(1, 3),
             _ => random.range(3, 15),
@@ -135,6 +138,7 @@ impl World {
             store_down_until: 0,
             lossy,
             only_outages,
+            only_deaths,
             pauses,
             checker: Checker::new(count, timing, only_outages),
             tracing,
@@ -199,6 +203,9 @@ impl World {
                 for node in 0..self.machines.len() {
                     let clock = self.clock(node);
                     self.checker.look(node, clock.0);
+                    if self.only_deaths && !self.machines[node].up {
+                        self.look_for_takeover(node);
+                    }
                 }
                 self.at(LOOK_MS, Ev::Look);
             }
@@ -222,6 +229,13 @@ impl World {
             Ev::AnswersPass(node) => self.machines[node].cut_in = false,
             Ev::Heal => self.heal(),
         }
+    }
+
+    /// A dead machine is fenced in time if one that watches it lived all along.
+    fn look_for_takeover(&mut self, dead: usize) {
+        let began = |node: &usize| self.machines[*node].began.filter(|_| *node != dead);
+        let began = self.watchers(dead).filter_map(|node| began(&node)).min();
+        self.checker.look_for_takeover(dead, self.now, began);
     }
 
     fn any_node(&mut self) -> usize {
@@ -252,9 +266,10 @@ impl World {
             return;
         }
         let node = self.any_node();
-        let kind = match self.only_outages {
-            true => 0,
-            false => self.random.range(0, 14),
+        let kind = match (self.only_outages, self.only_deaths) {
+            (true, _) => 0,
+            (_, true) => 10,
+            _ => self.random.range(0, 14),
         };
         let machine = &self.machines[node];
         let (up, running) = (machine.up, machine.daemon.is_some() && !machine.stopped);
@@ -293,7 +308,7 @@ impl World {
 
     /// What makes the dead come back, or die again, just while others take over.
     pub(crate) fn stir(&mut self, node: usize) {
-        if self.now >= HEAL_MS || self.random.percent(50) {
+        if self.now >= HEAL_MS || self.only_deaths || self.random.percent(50) {
             return;
         }
         self.soon(0, 1_000, Ev::RequestsPass(node));
@@ -305,7 +320,7 @@ impl World {
 
     /// What interrupts a daemon in the middle of its rejoining.
     pub(crate) fn stir_rejoin(&mut self, node: usize) {
-        if !self.only_outages && self.random.percent(15) {
+        if !self.only_outages && !self.only_deaths && self.random.percent(15) {
             let lasts = self.random.range(5_000, 25_000);
             self.soon(10, 150, Ev::RequestsLost(node, lasts));
         }

@@ -12,6 +12,19 @@
 //! ```
 //!
 //! No clock, no randomness, no I/O: the caller passes its node's `CLOCK_BOOTTIME` as [`BootTime`].
+//!
+//! # What the drivers owe
+//! The proof, and the simulation, rely on these:
+//! - The clock is read before a request is sent, and a request is sent once.
+//! - No two sends of one node bear the same attempt number, whatever crashes or is restored.
+//! - The shim writes [`Fence::kept`] down before it carries any action out, and makes a slot's cgroup
+//!   before it says that the slot is open; what starts is born in there, not moved in.
+//! - [`FenceEvent::FreezeVerified`] is what the cgroup shows after the last order to freeze it;
+//!   [`FenceEvent::Died`] and [`FenceEvent::StartOver`] mean that nothing is left to appear or run.
+//! - Between daemon and shim orders and news keep their order, or are lost with the connection: then
+//!   the daemon learns by [`Event::ShimConnected`] what there is. A shim that starts anew looks at
+//!   every slot's cgroup; what a dead daemon had ordered is carried out, or dropped, before the
+//!   first order of the next.
 
 use std::sync::Arc;
 
