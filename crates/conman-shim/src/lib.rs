@@ -50,7 +50,7 @@ mod terminal;
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
 pub use ids::RANGE_SIZE;
-pub use options::ShimOptions;
+pub use options::{PREPARED_EXTENSION, ShimOptions};
 pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,

@@ -3,6 +3,10 @@ use std::time::Duration;
 
 use conman_linux::{CgroupPart, Interface};
 
+/// Extension of the file beside [`ShimOptions::state_file`] that notes for how many containers the
+/// kernel has been prepared since the boot.
+pub const PREPARED_EXTENSION: &str = "prepared";
+
 /// What the shim is told at its start.
 #[derive(Debug, Clone)]
 pub struct ShimOptions {

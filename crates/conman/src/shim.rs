@@ -17,7 +17,7 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_runtime::ShimCommand;
-use conman_shim::{Client, ClientError, ShimOptions};
+use conman_shim::{Client, ClientError, PREPARED_EXTENSION, ShimOptions};
 
 use crate::config::{self, LogFormat};
 use crate::{state_dir, telemetry};
@@ -78,19 +78,23 @@ impl ShimPlace {
         for name in [STATE, LOCK] {
             let _ = fs::remove_file(self.directory.join(name));
         }
+        let prepared = Path::new(STATE).with_extension(PREPARED_EXTENSION);
+        let _ = fs::remove_file(self.directory.join(prepared));
         // A successor's socket keeps it.
         let _ = fs::remove_dir(&self.directory);
     }
 }
 
-/// What the daemon runs where no shim answers.
-pub(crate) fn command(state_dir: &Path) -> Result<ShimCommand> {
+/// What the daemon runs where no shim answers, for so many sessions.
+pub(crate) fn command(state_dir: &Path, sessions: usize) -> Result<ShimCommand> {
     Ok(ShimCommand {
         program: std::env::current_exe().context("cannot find conman's own program")?,
         arguments: vec![
             OsString::from("shim"),
             OsString::from("--state-dir"),
             state_dir.into(),
+            OsString::from("--prepare-for"),
+            sessions.to_string().into(),
         ],
         stderr: state_dir.join(COMPLAINTS),
     })
@@ -102,7 +106,7 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
         if arguments.stop {
             stop(&state_dir)
         } else {
-            be(&state_dir)
+            be(&state_dir, arguments.prepare_for)
         }
     });
     match done {
@@ -119,7 +123,7 @@ fn state_directory(arguments: &ShimArgs) -> Result<PathBuf> {
     }
 }
 
-fn be(state_dir: &Path) -> Result<()> {
+fn be(state_dir: &Path, prepare_for: u32) -> Result<()> {
     telemetry::init(LogFormat::Text);
     state_dir::prepare(state_dir)?;
     let instance = state_dir::instance(state_dir)?;
@@ -136,7 +140,7 @@ fn be(state_dir: &Path) -> Result<()> {
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
-        prepare_for: 0,
+        prepare_for,
         freeze_patience: FREEZE_PATIENCE,
     })
     .context("the shim cannot go on")?;

@@ -26,6 +26,9 @@ pub struct ShimArgs {
     /// The daemon's state directory, without a look at any configuration
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     pub state_dir: Option<PathBuf>,
+    /// Sessions that the kernel is made ready for; 0 leaves it as it is
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub prepare_for: u32,
     /// End the shim that runs, unless containers live
     #[arg(long)]
     pub stop: bool,

@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{WaitOptions, waitpid};
 
 use super::places::{BENCH, new_tmpfs};
-use crate::options::ShimOptions;
+use crate::options::{PREPARED_EXTENSION, ShimOptions};
 
 /// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
 const SUPERBLOCKS: u32 = 3;
@@ -38,7 +38,7 @@ impl Preparing {
     pub(super) fn begin(sole: &SoleThread, options: &ShimOptions) -> Self {
         let wanted = options.prepare_for.saturating_mul(SUPERBLOCKS).min(MOST);
         let mark = format!("{} {wanted}\n", boot_id().unwrap_or_default());
-        let file = options.state_file.with_extension("prepared");
+        let file = options.state_file.with_extension(PREPARED_EXTENSION);
         if wanted == 0 || std::fs::read_to_string(&file).is_ok_and(|text| text == mark) {
             return Self::default();
         }

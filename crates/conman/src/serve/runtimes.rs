@@ -72,7 +72,10 @@ fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
         directory: config.state_dir.join(NATIVE),
         images: state.images.clone(),
         socket: ShimPlace::of(&state.instance).socket(),
-        shim: Some(shim::command(&config.state_dir)?),
+        shim: Some(shim::command(
+            &config.state_dir,
+            config.limits.node.max_sessions,
+        )?),
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")
