@@ -15,6 +15,8 @@ const MAX_PARAMETERS: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Query {
     pairs: Vec<(String, String)>,
+    /// Names that stand there without `=`.
+    bare: Vec<String>,
     known: Vec<&'static str>,
     errors: Vec<FieldError>,
 }
@@ -24,6 +26,7 @@ impl Query {
     pub(crate) fn of(uri: &Uri) -> Self {
         let mut query = Self {
             pairs: Vec::new(),
+            bare: Vec::new(),
             known: Vec::new(),
             errors: Vec::new(),
         };
@@ -42,7 +45,12 @@ impl Query {
             }
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match (decode(name), decode(value)) {
-                (Some(name), Some(value)) => query.pairs.push((name, value)),
+                (Some(name), Some(value)) => {
+                    if !part.contains('=') {
+                        query.bare.push(name.clone());
+                    }
+                    query.pairs.push((name, value));
+                }
                 (name, _) => query.mistake(
                     &name.unwrap_or_else(|| name_for_message(part)),
                     "is not UTF-8 after percent-decoding",
@@ -94,7 +102,8 @@ impl Query {
     pub(crate) fn flag(&mut self, name: &'static str, default: bool) -> bool {
         match self.one(name).as_deref() {
             None => default,
-            Some("true" | "1" | "") => true,
+            Some("true" | "1") => true,
+            Some("") if self.bare.iter().any(|bare| bare == name) => true,
             Some("false" | "0") => false,
             Some(other) => {
                 let given = field_errors::cut(other);
@@ -215,6 +224,17 @@ mod tests {
             assert_eq!(query.number("limit", 0, u64::MAX), None, "{text}");
             assert!(query.finish().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_flag_is_true_by_its_name_alone_and_nothing_when_it_is_empty() {
+        assert!(query("follow").flag("follow", false));
+        let mut empty = query("follow=");
+        empty.flag("follow", false);
+        assert_eq!(
+            empty.finish().expect_err("no value").problem().errors[0].field,
+            "follow"
+        );
     }
 
     #[test]
