@@ -29,10 +29,10 @@ pub use image::{
 };
 pub use log_line::{LogLine, LogStream};
 pub use node::{
-    Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession,
-    Readiness, Unreleased,
+    HostLimit, Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest,
+    PreemptSession, Readiness, Unreleased,
 };
-pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
+pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use spec::{Network, ResolvedSpec, RuntimeKind, SessionRequest};

@@ -2,7 +2,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Generation, RuntimeKind, SessionId};
+use crate::{Generation, LimitMet, RuntimeKind, SessionId};
 
 /// Whether a node takes sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -31,9 +31,20 @@ pub struct Node {
     pub sessions_starting: u64,
     pub sessions_stuck: u64,
     pub max_sessions: u64,
+    /// What the host itself leaves room for, where that is less: null otherwise.
+    #[serde(default)]
+    pub host_limit: Option<HostLimit>,
     pub connections: u64,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
+}
+
+/// The limit of a host that binds first for sessions of the node's runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostLimit {
+    /// Sessions that there may be; further ones are refused with this limit.
+    pub max_sessions: u64,
+    pub limit: LimitMet,
 }
 
 /// All nodes.

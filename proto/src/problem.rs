@@ -27,6 +27,23 @@ pub struct Problem {
     /// Whether the same request may succeed later without a change.
     #[serde(default)]
     pub retryable: bool,
+    /// The limit that was met, where one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Box<LimitMet>>,
+}
+
+/// A limit of the node or of its host that leaves no room for what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LimitMet {
+    /// Its own name where it has one, for example `kernel.pid_max`.
+    pub name: String,
+    /// What it bounds, in words.
+    pub bounds: String,
+    pub value: u64,
+    /// What is used of it.
+    pub used: u64,
+    /// What to do about it.
+    pub remedy: String,
 }
 
 /// One mistake in one field.
@@ -50,6 +67,7 @@ impl Problem {
             instance: None,
             errors: Vec::new(),
             retryable: false,
+            limit: None,
         }
     }
 

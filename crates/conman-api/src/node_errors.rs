@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use conman_node::{AccessError, EnsureError, FailureKind, PreemptError, RouteError, StopError};
-use conman_proto::Problem;
+use conman_proto::{LimitMet, Problem};
 use conman_registry::JournalError;
 use conman_runtime::RuntimeError;
 
@@ -18,6 +18,7 @@ impl From<EnsureError> for ApiError {
         ensure_kind(&error)
             .because(chain(&error))
             .retryable(error.is_retryable())
+            .limit(limit_met(&error))
     }
 }
 
@@ -82,7 +83,25 @@ pub fn route_problem(error: &RouteError) -> Problem {
     {
         problem.errors.clone_from(errors);
     }
+    if let RouteError::NotStarted { source, .. } = error {
+        problem.limit = limit_met(source).map(Box::new);
+    }
     problem
+}
+
+/// The limit that left no room for the session.
+fn limit_met(error: &EnsureError) -> Option<LimitMet> {
+    match error {
+        EnsureError::NoRoom { limit } => Some((**limit).clone()),
+        EnsureError::Full { max_sessions } => Some(LimitMet {
+            name: "limits.max_sessions".to_owned(),
+            bounds: "sessions of this node, by its configuration".to_owned(),
+            value: *max_sessions as u64,
+            used: *max_sessions as u64,
+            remedy: "stop a session, or raise it in the node's configuration".to_owned(),
+        }),
+        _ => None,
+    }
 }
 
 fn ensure_kind(error: &EnsureError) -> Kind {
@@ -90,6 +109,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::BadSpec { .. } => Kind::BAD_SPEC,
         EnsureError::NoSuchRuntime { .. } => Kind::NO_SUCH_RUNTIME,
         EnsureError::Full { .. } => Kind::FULL,
+        EnsureError::NoRoom { .. } => Kind::NO_ROOM,
         EnsureError::Preempted { .. } => Kind::PREEMPTED,
         EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
         EnsureError::StartFailed { kind, .. } => failure_kind(*kind),

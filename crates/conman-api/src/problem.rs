@@ -7,7 +7,7 @@
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use conman_proto::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
+use conman_proto::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
 };
@@ -118,6 +118,7 @@ kinds! {
     REGISTRY_SLOW = passing("image-registry-timed-out", "The registry took too long", GATEWAY_TIMEOUT);
     // The node.
     NO_SUCH_NODE = lasting("no-such-node", "There is no such node", NOT_FOUND);
+    NO_ROOM = passing("host-full", "The host takes no more sessions", SERVICE_UNAVAILABLE);
     FULL = passing("node-full", "The node takes no more sessions", SERVICE_UNAVAILABLE);
     CROWDED = passing("too-many-waiting", "Too many connections wait", SERVICE_UNAVAILABLE);
     HELD_TOO_LONG = passing("hold-timed-out", "The session was not ready in time", GATEWAY_TIMEOUT);
@@ -151,6 +152,12 @@ impl ApiError {
     /// Sets whether the same request may succeed later, where the error itself knows.
     pub(crate) fn retryable(mut self, retryable: bool) -> Self {
         self.problem.retryable = retryable;
+        self
+    }
+
+    /// Names the limit that was met.
+    pub(crate) fn limit(mut self, limit: Option<LimitMet>) -> Self {
+        self.problem.limit = limit.map(Box::new);
         self
     }
 

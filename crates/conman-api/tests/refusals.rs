@@ -4,7 +4,8 @@ mod stage;
 
 use axum::body::Body;
 use conman_auth::Scope;
-use conman_proto::Problem;
+use conman_node::HostLimit;
+use conman_proto::{LimitMet, Problem, RuntimeKind};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use stage::{Answer, Stage, plain, session};
@@ -512,4 +513,53 @@ async fn a_preempted_node_is_not_ready_and_admits_nothing_until_readmitted() {
         .await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     api.start("a").await;
+}
+
+#[tokio::test]
+async fn a_session_beyond_a_limit_is_refused_by_the_limits_name_value_and_remedy() {
+    let stage = Stage::new();
+    let api = stage
+        .boot_with(|options| options.limits.max_sessions = 1)
+        .await;
+    api.start("a").await;
+    let idle = r#"{"template": "idle"}"#;
+    let answer = api.call(Method::PUT, &session("b"), idle).await;
+    assert_refused(&answer, 503, "node-full", "", "max_sessions");
+    let limit = answer.problem().limit.expect("a limit");
+    assert_eq!(
+        (limit.name.as_str(), limit.value),
+        ("limits.max_sessions", 1)
+    );
+
+    let stage = Stage::new();
+    let api = stage.boot().await;
+    let met = LimitMet {
+        name: "kernel.pid_max".to_owned(),
+        bounds: "ids of processes and threads".to_owned(),
+        value: 400,
+        used: 399,
+        remedy: "sysctl -w kernel.pid_max=1000".to_owned(),
+    };
+    let limit = HostLimit {
+        max_sessions: 0,
+        met: met.clone(),
+    };
+    api.node.limit_by_host(RuntimeKind::Process, Some(limit));
+    let answer = api.call(Method::PUT, &session("a"), idle).await;
+    assert_refused(
+        &answer,
+        503,
+        "host-full",
+        "",
+        "sysctl -w kernel.pid_max=1000",
+    );
+    assert!(answer.headers.contains_key(RETRY_AFTER));
+    let problem = answer.problem();
+    assert_eq!(problem.limit.as_deref(), Some(&met));
+    assert!(problem.retryable);
+    let json: serde_json::Value = answer.json();
+    assert_eq!(json["limit"]["name"], "kernel.pid_max");
+    let node: conman_proto::Node = api.get("/v1/nodes/self").await.json();
+    assert_eq!(node.host_limit.map(|host| host.limit), Some(met));
+    assert_eq!(api.get(&session("a")).await.status, StatusCode::NOT_FOUND);
 }

@@ -1,6 +1,7 @@
 use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};
 use crate::footprint::Footprint;
-use crate::host::{Host, ProcessLimit};
+use crate::host::{CgroupLimit, Host, ProcessLimit};
+use crate::site::Site;
 
 /// Ports of a Linux bridge: `BR_MAX_PORTS` less one, as attaching the 1,024th fails with
 /// "exchange full".
@@ -15,19 +16,34 @@ const HEADROOM: f64 = 1.25;
 const CONMAN_RESERVE: u64 = 512;
 /// Memory that is left to the daemons and the kernel, in bytes.
 const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
+/// What is left when sessions are refused for it: less, and the kernel begins to kill.
+const MEMORY_FLOOR_BYTES: u64 = 64 << 20;
+/// Descriptors that conman's daemon keeps for requests when sessions are refused for them.
+const CONMAN_FLOOR: u64 = 64;
 /// Connections that a network namespace queues before they are accepted, where many clients
 /// come back at once after a preemption elsewhere.
 const BACKLOG: u64 = 4_096;
 
-/// What a host lacks for `target` sessions of a runtime's footprint, whose files lie in `folders`.
-pub fn examine(host: &Host, footprint: &Footprint, target: u64, folders: &[&str]) -> Diagnosis {
+/// The limit that binds first before there are `wanted` sessions more than `site.alive`, if one
+/// does.
+pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) -> Option<Check> {
+    let diagnosis = examine(host, footprint, wanted, site);
+    let binding = diagnosis.checks.into_iter();
+    binding
+        .filter(|check| check.verdict == Verdict::Binds)
+        .min_by_key(|check| check.binds_at)
+}
+
+/// What a host lacks for `target` sessions of a runtime's footprint, beside those that are there.
+pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Diagnosis {
     let mut checks = Vec::new();
     tasks(host, footprint, target, &mut checks);
-    files(host, footprint, target, &mut checks);
-    namespaces(host, target, &mut checks);
+    sessions_cgroup(host, footprint, target, site, &mut checks);
+    files(host, footprint, target, site, &mut checks);
+    namespaces(host, footprint, target, site, &mut checks);
     kernel_objects(host, footprint, target, &mut checks);
     network(host, footprint, target, &mut checks);
-    room(host, footprint, target, folders, &mut checks);
+    space(host, footprint, target, site, &mut checks);
     docker(host, footprint, &mut checks);
     let first = checks
         .iter()
@@ -56,6 +72,9 @@ fn tasks(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check
         let draft = Draft::new(key, bounds, host.sysctl(key), used, footprint.tasks).note(note);
         checks.push(draft.sysctl(target, highest));
     }
+    if footprint.daemon_tasks <= 0.0 {
+        return;
+    }
     for daemon in ["dockerd", "containerd"] {
         let Some(&pid) = host.processes(daemon).first() else {
             continue;
@@ -83,7 +102,64 @@ fn tasks(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check
     }
 }
 
-fn files(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check>) {
+/// Limits that somebody set on the cgroup above all sessions, or on one above that.
+fn sessions_cgroup(
+    host: &Host,
+    footprint: &Footprint,
+    target: u64,
+    site: &Site<'_>,
+    checks: &mut Vec<Check>,
+) {
+    let Some(cgroup) = site.cgroup else {
+        return;
+    };
+    let mut check = |name, bounds, limit: Option<CgroupLimit>, each: f64| {
+        // Without a limit there is nothing to tell.
+        let Some(CgroupLimit { file, limit, used }) = limit else {
+            return;
+        };
+        let draft = Draft::new(name, bounds, Some(limit), used, each);
+        checks.push(draft.manual(target, || {
+            format!(
+                "raise {file}, or the matching setting of the systemd unit or slice that it \
+                 belongs to"
+            )
+        }));
+    };
+    check(
+        "sessions: pids.max",
+        "processes and threads of all sessions",
+        host.cgroup_limit("pids", cgroup, &[("pids.max", "pids.current")]),
+        footprint.tasks - footprint.daemon_tasks,
+    );
+    check(
+        "sessions: memory",
+        "bytes of memory of all sessions",
+        host.cgroup_limit(
+            "memory",
+            cgroup,
+            &[
+                ("memory.max", "memory.current"),
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ],
+        ),
+        footprint.memory_bytes,
+    );
+    check(
+        "sessions: cgroup.max.descendants",
+        "cgroups of all sessions",
+        host.cgroup_limit("", cgroup, &[("cgroup.max.descendants", "cgroup.stat")]),
+        footprint.memory_cgroups,
+    );
+}
+
+fn files(
+    host: &Host,
+    footprint: &Footprint,
+    target: u64,
+    site: &Site<'_>,
+    checks: &mut Vec<Check>,
+) {
     let key = "fs.file-max";
     checks.push(
         Draft::new(
@@ -97,15 +173,26 @@ fn files(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check
     );
     let own = host.limit_of("self", "Max open files");
     if own != Some(ProcessLimit::Unlimited) {
+        let (used, note) = match site.alive {
+            // The one who asks is the daemon.
+            Some(_) => (
+                host.own_files().map(|used| used + CONMAN_FLOOR),
+                "every open tunnel takes two more",
+            ),
+            None => (
+                Some(CONMAN_RESERVE),
+                "every open tunnel takes two more; this is the limit of who runs the doctor",
+            ),
+        };
         checks.push(
             Draft::new(
                 "conman: nofile",
                 "open files of conman's daemon",
                 number(own),
-                Some(CONMAN_RESERVE),
+                used,
                 footprint.conman_files,
             )
-            .note("every open tunnel takes two more; this is the limit of who runs the doctor")
+            .note(note)
             .manual(target, || {
                 format!(
                     "set LimitNOFILE={} in conman's systemd unit, and fs.nr_open no lower",
@@ -122,6 +209,9 @@ fn files(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check
             footprint.containerd_files,
         ),
     ] {
+        if each <= 0.0 {
+            continue;
+        }
         let Some(&pid) = host.processes(daemon).first() else {
             continue;
         };
@@ -142,35 +232,66 @@ fn files(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check
     }
 }
 
-fn namespaces(host: &Host, target: u64, checks: &mut Vec<Check>) {
-    for (key, bounds) in [
+fn namespaces(
+    host: &Host,
+    footprint: &Footprint,
+    target: u64,
+    site: &Site<'_>,
+    checks: &mut Vec<Check>,
+) {
+    let of_all = [
         ("user.max_pid_namespaces", "PID namespaces of root"),
         ("user.max_mnt_namespaces", "mount namespaces of root"),
         ("user.max_net_namespaces", "network namespaces of root"),
         ("user.max_ipc_namespaces", "IPC namespaces of root"),
         ("user.max_uts_namespaces", "UTS namespaces of root"),
-    ] {
+    ];
+    let of_own = [
+        ("user.max_user_namespaces", "user namespaces of root"),
+        ("user.max_cgroup_namespaces", "cgroup namespaces of root"),
+    ];
+    let of_own = of_own
+        .into_iter()
+        .filter(|_| footprint.user_namespaces > 0.0);
+    for (key, bounds) in of_all.into_iter().chain(of_own) {
         // The kernel does not tell how many there are; on a host for sessions few are others'.
         checks.push(
-            Draft::new(key, bounds, host.sysctl(key), None, 1.0).sysctl(target, u64::MAX >> 33),
+            Draft::new(key, bounds, host.sysctl(key), site.alive, 1.0)
+                .sysctl(target, u64::MAX >> 33),
+        );
+    }
+    if footprint.id_ranges > 0.0 {
+        checks.push(
+            Draft::new(
+                "ranges of ids",
+                "user and group ids on the host, a range of them for each session",
+                Some(footprint.id_ranges_there_are),
+                site.alive,
+                footprint.id_ranges,
+            )
+            .manual(target, || {
+                "spread the sessions over more machines: there are no more ids".to_owned()
+            }),
         );
     }
 }
 
 fn kernel_objects(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check>) {
-    let key = "fs.mount-max";
-    checks.push(
-        Draft::new(
-            key,
-            "mounts of one mount namespace",
-            host.sysctl(key),
-            host.mounts(),
-            footprint.host_mounts,
-        )
-        .sysctl(target, u64::MAX >> 33),
-    );
+    if footprint.host_mounts > 0.0 {
+        let key = "fs.mount-max";
+        checks.push(
+            Draft::new(
+                key,
+                "mounts of one mount namespace",
+                host.sysctl(key),
+                host.mounts(),
+                footprint.host_mounts,
+            )
+            .sysctl(target, u64::MAX >> 33),
+        );
+    }
     let (keys, key_bytes) = host.root_keys().unzip();
-    for (key, bounds, used, each) in [
+    let keys = [
         (
             "kernel.keys.root_maxkeys",
             "kernel keys of root",
@@ -183,7 +304,8 @@ fn kernel_objects(host: &Host, footprint: &Footprint, target: u64, checks: &mut 
             key_bytes,
             footprint.root_key_bytes,
         ),
-    ] {
+    ];
+    for (key, bounds, used, each) in keys.into_iter().filter(|key| key.3 > 0.0) {
         checks.push(
             Draft::new(key, bounds, host.sysctl(key), used, each).sysctl(target, u64::MAX >> 33),
         );
@@ -294,19 +416,23 @@ fn bridge_ports_used(host: &Host) -> Option<u64> {
     u64::try_from(ports.count()).ok()
 }
 
-fn room(
+fn space(
     host: &Host,
     footprint: &Footprint,
     target: u64,
-    folders: &[&str],
+    site: &Site<'_>,
     checks: &mut Vec<Check>,
 ) {
+    let reserve = match site.alive {
+        Some(_) => MEMORY_FLOOR_BYTES,
+        None => MEMORY_RESERVE_BYTES,
+    };
     checks.push(
         Draft::new(
             "memory",
             "bytes that are available",
             host.available_memory(),
-            Some(MEMORY_RESERVE_BYTES),
+            Some(reserve),
             footprint.memory_bytes,
         )
         .note("what the sessions' programs use comes on top")
@@ -314,6 +440,7 @@ fn room(
             "use a machine with more memory, or a runtime with less of its own".to_owned()
         }),
     );
+    let folders = site.folders;
     let Some(folder) = folders.first() else {
         return;
     };

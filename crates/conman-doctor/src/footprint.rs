@@ -33,6 +33,11 @@ pub struct Footprint {
     pub inodes: f64,
     /// Ports of Docker's bridge.
     pub bridge_ports: f64,
+    /// User namespaces; a cgroup namespace goes with each.
+    pub user_namespaces: f64,
+    /// Ranges of ids that files of one container have on the host, and how many there are.
+    pub id_ranges: f64,
+    pub id_ranges_there_are: u64,
 }
 
 impl Footprint {
@@ -61,6 +66,40 @@ impl Footprint {
             disk_bytes: 128.0 * 1024.0,
             inodes: 48.0,
             bridge_ports: if bridge { 1.0 } else { 0.0 },
+            user_namespaces: 0.0,
+            id_ranges: 0.0,
+            id_ranges_there_are: 0,
+        }
+    }
+
+    /// A session of conman's own, of which there can be as many as there are ranges of ids.
+    ///
+    /// Measured as the difference that 200 sessions of busybox made to a host: one task each, 4.2
+    /// open files, 26 inodes and 84 KiB on disk; no key, and no mount in the host's namespace.
+    /// They share one shim, whose descriptors do not depend on them. The memory is what a session
+    /// takes at most among ten thousand.
+    pub fn native(id_ranges: u64) -> Self {
+        Self {
+            runtime: "native",
+            tasks: 1.0,
+            daemon_tasks: 0.0,
+            open_files: 4.2,
+            conman_files: 1.0,
+            dockerd_files: 0.0,
+            containerd_files: 0.0,
+            host_mounts: 0.0,
+            root_keys: 0.0,
+            root_key_bytes: 0.0,
+            // Where a limit of memory is asked for.
+            memory_cgroups: 1.0,
+            inotify_instances: 0.0,
+            memory_bytes: 1_000_000.0,
+            disk_bytes: 84.0 * 1024.0,
+            inodes: 26.0,
+            bridge_ports: 0.0,
+            user_namespaces: 1.0,
+            id_ranges: 1.0,
+            id_ranges_there_are: id_ranges,
         }
     }
 }

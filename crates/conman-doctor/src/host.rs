@@ -16,6 +16,18 @@ pub struct Host {
     root: PathBuf,
 }
 
+/// A limit of a cgroup, or of the nearest one above it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CgroupLimit {
+    /// The file that holds it, on this machine.
+    pub(crate) file: String,
+    pub(crate) limit: u64,
+    pub(crate) used: Option<u64>,
+}
+
+/// What the first version of memory cgroups calls no limit, and anything near it.
+const NO_LIMIT: u64 = 1 << 62;
+
 /// A limit of a process, as `/proc/PID/limits` has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessLimit {
@@ -169,6 +181,53 @@ impl Host {
                 Some((limit, self.number(&format!("{folder}/pids.current"))?))
             })
             .min_by_key(|(limit, used)| limit.saturating_sub(*used))
+    }
+
+    /// Open files of this process.
+    pub(crate) fn own_files(&self) -> Option<u64> {
+        let entries = std::fs::read_dir(self.path("/proc/self/fd")).ok()?;
+        u64::try_from(entries.count()).ok()
+    }
+
+    /// The limit with the least left among those of a cgroup and its ancestors. `names` are files
+    /// with a limit and with what counts against it, in the order in which they are tried.
+    pub(crate) fn cgroup_limit(
+        &self,
+        controller: &str,
+        cgroup: &str,
+        names: &[(&str, &str)],
+    ) -> Option<CgroupLimit> {
+        let own = format!("/sys/fs/cgroup/{controller}");
+        let trees = [own.as_str(), "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        // The root of a hierarchy has no limits.
+        let below = |cgroup: &&Path| cgroup.parent().is_some();
+        trees
+            .into_iter()
+            .filter(|tree| *tree != "/sys/fs/cgroup/")
+            .flat_map(|tree| {
+                let cgroups = Path::new(cgroup).ancestors().take_while(below);
+                cgroups.map(move |cgroup| format!("{tree}{}", cgroup.display()))
+            })
+            .filter_map(|folder| {
+                names.iter().find_map(|(limit, used)| {
+                    let file = format!("{folder}/{limit}");
+                    // "max" is no number, and no limit.
+                    let limit = self.number(&file).filter(|limit| *limit < NO_LIMIT)?;
+                    let used = self.counted(&format!("{folder}/{used}"));
+                    Some(CgroupLimit { file, limit, used })
+                })
+            })
+            .min_by_key(|found| found.limit.saturating_sub(found.used.unwrap_or_default()))
+    }
+
+    /// A number alone, or the number of descendants in `cgroup.stat`.
+    fn counted(&self, path: &str) -> Option<u64> {
+        let text = self.text(path)?;
+        let row = text
+            .lines()
+            .find_map(|line| line.strip_prefix("nr_descendants "))
+            .unwrap_or(&text);
+        row.trim().parse().ok()
     }
 
     /// Free bytes and inodes of the file system that holds `path`, or would hold it.

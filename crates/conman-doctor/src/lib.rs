@@ -2,8 +2,9 @@
 //!
 //! Three steps, each of which can be tried without the others: [`Host`] reads what the kernel and
 //! the machine say, below a root directory so that tests can invent a machine; [`examine`] turns
-//! that and a runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is planned from
-//! the diagnosis and carried out last.
+//! that, the [`Site`] and a runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is
+//! planned from the diagnosis and carried out last. [`room`] is the same for a daemon that is to
+//! admit sessions: the one limit that binds first.
 //!
 //! Absent on purpose: sessions, the daemon's API, any knowledge of what is running beyond what
 //! the kernel counts. No task runs here, and everything that is read is bounded.
@@ -14,10 +15,12 @@ mod diagnosis;
 mod fix;
 mod footprint;
 mod host;
+mod site;
 mod table;
 
-pub use checks::examine;
+pub use checks::{examine, room};
 pub use diagnosis::{Check, Diagnosis, Remedy, Verdict};
 pub use fix::{Applied, Fix, FixError};
 pub use footprint::Footprint;
 pub use host::Host;
+pub use site::Site;

@@ -83,11 +83,18 @@ const fn verdict(verdict: Verdict) -> &'static str {
     }
 }
 
+impl Remedy {
+    /// As one does it by hand.
+    pub fn to_text(&self) -> String {
+        match self {
+            Self::Sysctl { key, value } => format!("sysctl -w {key}={value}"),
+            Self::Manual { what } => what.clone(),
+        }
+    }
+}
+
 fn advice(check: &Check, remedy: &Remedy) -> String {
-    let what = match remedy {
-        Remedy::Sysctl { key, value } => format!("sysctl -w {key}={value}"),
-        Remedy::Manual { what } => what.clone(),
-    };
+    let what = remedy.to_text();
     match &check.note {
         Some(note) => format!("{what} ({note})"),
         None => what,

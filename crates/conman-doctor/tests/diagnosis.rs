@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use conman_doctor::{Diagnosis, Fix, Footprint, Host, Remedy, Verdict, examine};
+use conman_doctor::{Diagnosis, Fix, Footprint, Host, Remedy, Site, Verdict, examine, room};
 use tempfile::TempDir;
 
 /// A small machine with a dockerd; every limit but those that a test changes is ample.
@@ -76,7 +76,14 @@ fn write(root: &Path, path: &str, text: &str) {
 fn diagnose(root: &TempDir, target: u64) -> Diagnosis {
     let host = Host::below(root.path());
     let footprint = Footprint::docker(false, false);
-    examine(&host, &footprint, target, &["/"])
+    examine(&host, &footprint, target, &at_root())
+}
+
+fn at_root() -> Site<'static> {
+    Site {
+        folders: &["/"],
+        ..Site::default()
+    }
 }
 
 fn binding(diagnosis: &Diagnosis) -> Vec<&'static str> {
@@ -167,7 +174,7 @@ fn dockers_bridge_and_unified_cgroups_bring_limits_of_their_own() {
     let host = Host::below(root.path());
     let footprint = Footprint::docker(true, host.has_unified_cgroups());
     write(root.path(), "etc/docker/daemon.json", "{}");
-    let diagnosis = examine(&host, &footprint, 2_000, &["/"]);
+    let diagnosis = examine(&host, &footprint, 2_000, &at_root());
     assert_eq!(
         binding(&diagnosis),
         ["fs.inotify.max_user_instances", "bridge ports"]
@@ -202,4 +209,94 @@ fn a_fix_raises_settings_keeps_earlier_ones_and_goes_on_after_a_failure() {
          # before: 100\nfs.mount-max = 12504\n\
          kernel.pty.max = 9999\n"
     );
+}
+
+#[test]
+fn native_sessions_meet_no_limit_of_dockers_and_some_of_their_own() {
+    let root = machine();
+    for (path, text) in [
+        ("proc/sys/user/max_user_namespaces", "9000\n"),
+        ("proc/sys/user/max_cgroup_namespaces", "96000\n"),
+        ("proc/sys/fs/mount-max", "10\n"),
+        ("proc/77/limits", "Max open files 10 10 files\n"),
+    ] {
+        write(root.path(), path, text);
+    }
+    let host = Host::below(root.path());
+    let footprint = Footprint::native(16_384);
+    let diagnosis = examine(&host, &footprint, 20_000, &at_root());
+    assert_eq!(
+        binding(&diagnosis),
+        ["user.max_user_namespaces", "ranges of ids"]
+    );
+    assert_eq!(diagnosis.holds, Some(9_000));
+    let names: Vec<_> = diagnosis.checks.iter().map(|check| check.name).collect();
+    for absent in ["dockerd: nofile", "live-restore", "fs.mount-max"] {
+        assert!(!names.contains(&absent), "{names:?}");
+    }
+    assert!(
+        Fix::plan(&diagnosis)
+            .file_text()
+            .contains("user.max_user_namespaces = 25000")
+    );
+}
+
+#[test]
+fn the_limit_of_the_sessions_cgroup_or_of_one_above_binds_at_what_is_left_of_it() {
+    let root = machine();
+    for (path, text) in [
+        ("pids/sessions.slice/pids.max", "1000\n"),
+        ("pids/sessions.slice/pids.current", "100\n"),
+        ("pids/sessions.slice/conman-1/pids.max", "max\n"),
+        (
+            "memory/sessions.slice/memory.limit_in_bytes",
+            "9223372036854771712\n",
+        ),
+        ("unified/sessions.slice/cgroup.max.descendants", "500\n"),
+        (
+            "unified/sessions.slice/cgroup.stat",
+            "nr_descendants 50\nnr_dying_descendants 7\n",
+        ),
+    ] {
+        write(root.path(), &format!("sys/fs/cgroup/{path}"), text);
+    }
+    let host = Host::below(root.path());
+    let site = Site {
+        cgroup: Some("/sessions.slice/conman-1"),
+        ..at_root()
+    };
+    let diagnosis = examine(&host, &Footprint::native(16_384), 1_000, &site);
+    assert_eq!(
+        binding(&diagnosis),
+        ["sessions: pids.max", "sessions: cgroup.max.descendants"]
+    );
+    assert_eq!(diagnosis.holds, Some(450));
+    let text = diagnosis.to_text();
+    let file = "/sys/fs/cgroup/pids/sessions.slice/pids.max";
+    assert!(text.contains(&format!("raise {file}")), "{text}");
+}
+
+#[test]
+fn what_there_is_counts_against_limits_that_the_kernel_keeps_no_count_of() {
+    let root = machine();
+    write(root.path(), "proc/sys/user/max_user_namespaces", "1000\n");
+    write(
+        root.path(),
+        "proc/sys/user/max_cgroup_namespaces",
+        "96000\n",
+    );
+    write(root.path(), "proc/self/fd/0", "");
+    let host = Host::below(root.path());
+    let footprint = Footprint::native(16_384);
+    let with = |alive| Site {
+        alive: Some(alive),
+        ..at_root()
+    };
+    // 900 there are: 100 more do, 101 do not.
+    assert_eq!(room(&host, &footprint, 100, &with(900)), None);
+    let first = room(&host, &footprint, 101, &with(900)).expect("it binds");
+    assert_eq!(first.name, "user.max_user_namespaces");
+    assert_eq!((first.binds_at, first.used), (Some(100), Some(900)));
+    let remedy = first.remedy.expect("a remedy").to_text();
+    assert_eq!(remedy, "sysctl -w user.max_user_namespaces=1252");
 }

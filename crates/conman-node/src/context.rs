@@ -13,6 +13,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::cleanup::CleanupQueue;
 use crate::events::session_event;
 use crate::hold::Seats;
+use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
 use crate::sessions::Sessions;
@@ -28,6 +29,7 @@ pub(crate) struct Context {
     pub(crate) sessions: Sessions,
     /// One permit for each start that the runtime may work on at a time.
     pub(crate) starts: Arc<Semaphore>,
+    pub(crate) host_limits: HostLimits,
     /// Connections that wait, of all sessions.
     pub(crate) held: Arc<Seats>,
     pub(crate) cleanup: CleanupQueue,

@@ -72,9 +72,11 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
             known: known.join(", "),
         });
     };
-    context
+    let host = context.host_limits.of(spec.runtime);
+    let max_sessions = context.options.limits.max_sessions;
+    let admission = context
         .sessions
-        .admit(id, spec, context.options.limits.max_sessions, |handle| {
+        .admit(id, spec, max_sessions, host, |handle| {
             let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
             context
                 .table
@@ -82,7 +84,11 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
                 .map_err(|closed| EnsureError::Preempted {
                     reason: closed.reason,
                 })
-        })
+        });
+    if let Admission::Refuse(EnsureError::NoRoom { .. }) = admission {
+        context.host_limits.met.notify_one();
+    }
+    admission
 }
 
 /// The kill table's entry of a life.

@@ -3,7 +3,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_linux::ProcessError;
-use conman_proto::{FieldError, Generation, RuntimeKind, Session, SessionId, SessionState};
+use conman_proto::{
+    FieldError, Generation, LimitMet, RuntimeKind, Session, SessionId, SessionState,
+};
 use conman_registry::RegistryError;
 use conman_runtime::RuntimeError;
 
@@ -104,6 +106,11 @@ pub enum EnsureError {
         or raise the limit"
     )]
     Full { max_sessions: usize },
+    #[error(
+        "this host has no room for another session: {} ({}) is {}, of which {} are taken; {}",
+        limit.name, limit.bounds, limit.value, limit.used, limit.remedy
+    )]
+    NoRoom { limit: Box<LimitMet> },
     #[error("this node was told that its machine is going ({reason}); use another one")]
     Preempted { reason: String },
     #[error("this node is shutting down")]
@@ -148,6 +155,7 @@ impl EnsureError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Full { .. }
+            | Self::NoRoom { .. }
             | Self::Preempted { .. }
             | Self::ShuttingDown
             | Self::Stuck { .. }

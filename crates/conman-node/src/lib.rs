@@ -39,6 +39,7 @@ mod ensure;
 mod error;
 mod events;
 mod hold;
+mod host_limits;
 mod hunt;
 mod kill_table;
 mod netns_connect;
@@ -60,6 +61,7 @@ pub use error::{
     AccessError, EnsureError, FailureKind, NodeStartError, PreemptError, RouteError, StopError,
     Waiting,
 };
+pub use host_limits::HostLimit;
 pub use node::Node;
 pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use route::SessionRoute;

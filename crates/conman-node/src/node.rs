@@ -8,8 +8,8 @@ use conman_core::listing::ListQuery;
 use conman_core::naming::Instance;
 use conman_linux::NetnsSockets;
 use conman_proto::{
-    EnsureResponse, EventKind, PreemptPlan, PreemptReport, PreemptRequest, Session, SessionId,
-    SessionList, SessionRequest, SessionState, StopReport,
+    EnsureResponse, EventKind, PreemptPlan, PreemptReport, PreemptRequest, RuntimeKind, Session,
+    SessionId, SessionList, SessionRequest, SessionState, StopReport,
 };
 use conman_registry::{Journal, Registry};
 use conman_runtime::{ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError};
@@ -25,6 +25,7 @@ use crate::emergency::{self, EmergencyHandle, Endpoint};
 use crate::error::{AccessError, EnsureError, NodeStartError, PreemptError, RouteError, StopError};
 use crate::events::node_event;
 use crate::hold::Seats;
+use crate::host_limits::{HostLimit, HostLimits};
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
 use crate::route::SessionRoute;
@@ -87,6 +88,7 @@ impl Node {
             table,
             sockets: Arc::new(sockets),
             sessions: Sessions::default(),
+            host_limits: HostLimits::default(),
             held: Arc::new(Seats::default()),
             cleanup: CleanupQueue::default(),
             stray_expected: Notify::new(),
@@ -237,6 +239,24 @@ impl Node {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.health.warnings()
+    }
+
+    /// Sessions whose containers there are, whose part of the host's limits is taken thus. Those
+    /// that are still starting do not count, for they may not have begun.
+    #[must_use]
+    pub fn settled(&self) -> usize {
+        self.context.sessions.settled()
+    }
+
+    /// Says which limit of the host binds first for sessions of a runtime, if one does.
+    pub fn limit_by_host(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
+        self.context.host_limits.set(runtime, limit);
+    }
+
+    /// Returns once a start was refused for a limit of the host. Cancelling is safe: the next
+    /// call is told of what this one missed.
+    pub async fn host_limit_met(&self) {
+        self.context.host_limits.met.notified().await;
     }
 
     /// What a preemption would do now.

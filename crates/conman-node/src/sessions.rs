@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
 
 use crate::error::EnsureError;
+use crate::host_limits::HostLimit;
 use crate::session::{SessionHandle, View};
 
 /// All sessions of the node, the ended ones that are still shown included.
@@ -59,13 +60,14 @@ impl Sessions {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides, and takes in the new life that results. `enter` enters a new life in the kill
+    /// Decides, and takes in the new life that results. `host` is what its host has room for, `enter` enters a new life in the kill
     /// table, which may refuse it.
     pub(crate) fn admit(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
         max_sessions: usize,
+        host: Option<HostLimit>,
         enter: impl FnOnce(&SessionHandle) -> Result<(), EnsureError>,
     ) -> Admission {
         let mut inner = self.lock();
@@ -89,6 +91,10 @@ impl Sessions {
         }
         if inner.live >= max_sessions {
             return Admission::Refuse(EnsureError::Full { max_sessions });
+        }
+        if let Some(limit) = host.filter(|limit| inner.live >= limit.max_sessions) {
+            let limit = Box::new(limit.met);
+            return Admission::Refuse(EnsureError::NoRoom { limit });
         }
         let handle = SessionHandle::new(id.clone(), spec.clone(), View::starting());
         if let Err(refusal) = enter(&handle) {
@@ -174,6 +180,22 @@ impl Sessions {
             .filter(|life| !life.is_ended())
             .cloned()
             .collect()
+    }
+
+    /// Lives that have a container.
+    pub(crate) fn settled(&self) -> usize {
+        let has_container = |state: SessionState| match state {
+            SessionState::Running
+            | SessionState::Frozen
+            | SessionState::Stopping
+            | SessionState::Stuck => true,
+            SessionState::Starting | SessionState::Stopped | SessionState::Failed => false,
+        };
+        let inner = self.lock();
+        let lives = inner.slots.values();
+        lives
+            .filter(|slot| has_container(slot.current.state()))
+            .count()
     }
 
     /// Whether this generation is that of a life that has not ended, or may be: a life without a

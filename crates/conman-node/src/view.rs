@@ -66,6 +66,13 @@ pub(crate) fn node(
         sessions_starting: count(SessionState::Starting),
         sessions_stuck: count(SessionState::Stuck),
         max_sessions: context.options.limits.max_sessions as u64,
+        host_limit: context
+            .host_limits
+            .of(runtime)
+            .map(|limit| conman_proto::HostLimit {
+                max_sessions: limit.max_sessions as u64,
+                limit: limit.met,
+            }),
         connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
         started_at,
     }

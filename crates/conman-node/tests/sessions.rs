@@ -5,8 +5,8 @@ mod stage;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_node::{EnsureError, FailureKind};
-use conman_proto::{EventKind, SessionRequest, SessionState};
+use conman_node::{EnsureError, FailureKind, HostLimit};
+use conman_proto::{EventKind, LimitMet, RuntimeKind, SessionRequest, SessionState};
 use conman_registry::RecordState;
 use conman_runtime::{Fault, Operation};
 use stage::{Stage, bind_root, eventually, idle, program, session, web};
@@ -470,6 +470,45 @@ fn a_start_can_be_stopped_at_any_step() {
         daemon.faults().clear();
     }
     daemon.start("alice", &idle());
+}
+
+#[test]
+fn beyond_a_limit_of_the_host_a_start_is_refused_by_the_limits_name() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    daemon.start("alice", &idle());
+    let limit = HostLimit {
+        max_sessions: 1,
+        met: LimitMet {
+            name: "kernel.pid_max".to_owned(),
+            bounds: "ids of processes and threads".to_owned(),
+            value: 400,
+            used: 400,
+            remedy: "sysctl -w kernel.pid_max=1000".to_owned(),
+        },
+    };
+    let limited = |limit| daemon.node.limit_by_host(RuntimeKind::Process, limit);
+    limited(Some(limit.clone()));
+    let error = daemon
+        .run(daemon.node.ensure(&session("bob"), &idle(), true))
+        .expect_err("full");
+    let EnsureError::NoRoom { limit: met } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(**met, limit.met);
+    assert!(error.is_retryable());
+    for part in ["kernel.pid_max", "400", "sysctl -w"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    // Whoever looks at the host is told, and what runs is joined as ever.
+    daemon.run(daemon.node.host_limit_met());
+    daemon.start("alice", &idle());
+    assert_eq!(daemon.node.settled(), 1);
+    let shown = daemon.node.view().host_limit.expect("it is shown");
+    assert_eq!((shown.max_sessions, shown.limit), (1, limit.met));
+    limited(None);
+    daemon.start("bob", &idle());
+    assert_eq!(daemon.node.settled(), 2);
 }
 
 #[test]

@@ -7,7 +7,7 @@ pub const RANGE_SIZE: u32 = 65_536;
 const FIRST: u32 = 0x4000_0000;
 
 /// Ranges below 2^31, beyond which some programs take an id for a negative number.
-const RANGES: u32 = 16_384;
+pub const RANGES: u32 = 16_384;
 
 /// Ranges of user and group ids, each one container's as long as files of it may exist.
 #[derive(Debug, Default)]

@@ -49,7 +49,7 @@ mod terminal;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
-pub use ids::RANGE_SIZE;
+pub use ids::{RANGE_SIZE, RANGES};
 pub use options::{PREPARED_EXTENSION, ShimOptions};
 pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,

@@ -2,10 +2,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use conman_cli::DoctorArgs;
-use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, examine};
+use conman_cli::{DoctorArgs, DoctorRuntime};
+use conman_core::CgroupDriver;
+use conman_core::naming::instance_cgroup;
+use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Site, examine};
+use conman_proto::RuntimeKind;
 
-use crate::config;
+use crate::config::{self, Config};
+use crate::state_dir;
 
 /// Where Docker keeps its containers unless told otherwise.
 const DOCKER_ROOT: &str = "/var/lib/docker";
@@ -17,8 +21,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         Err(error) => return crate::fail(&format!("{:#}", anyhow::Error::new(error))),
     };
     let host = Host::this();
-    let state_dir = config.state_dir.to_string_lossy().into_owned();
-    let look = || diagnose(&host, arguments, &state_dir);
+    let look = || diagnose(&host, arguments, &config);
     let diagnosis = look();
     let applied = arguments.fix.then(|| Fix::plan(&diagnosis).apply(&host));
     // What was raised does not bind any more.
@@ -42,13 +45,52 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     }
 }
 
-fn diagnose(host: &Host, arguments: &DoctorArgs, state_dir: &str) -> Diagnosis {
-    let footprint = Footprint::docker(arguments.bridge, host.has_unified_cgroups());
-    let mut folders = vec![state_dir];
-    if Path::new(DOCKER_ROOT).exists() {
-        folders.insert(0, DOCKER_ROOT);
+fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
+    let kind = match arguments.runtime {
+        Some(DoctorRuntime::Native) => RuntimeKind::Native,
+        Some(DoctorRuntime::Docker) => RuntimeKind::Docker,
+        // Docker's bridge is asked for with it.
+        None if arguments.bridge => RuntimeKind::Docker,
+        None => config.runtime,
+    };
+    // Bare processes are for tests, and next to what a native session is.
+    let footprint = footprint(kind, arguments.bridge).unwrap_or_else(native);
+    let folders = folders(kind, &config.state_dir.to_string_lossy());
+    let folders: Vec<&str> = folders.iter().map(String::as_str).collect();
+    // There is none before the first start of the daemon.
+    let cgroup = state_dir::known_instance(&config.state_dir)
+        .map(|instance| instance_cgroup(&instance, CgroupDriver::Cgroupfs));
+    let site = Site {
+        folders: &folders,
+        cgroup: cgroup.as_deref(),
+        alive: None,
+    };
+    examine(host, &footprint, arguments.target, &site)
+}
+
+/// What a session of a runtime takes of this machine; nothing is known of bare processes.
+pub(crate) fn footprint(kind: RuntimeKind, bridge: bool) -> Option<Footprint> {
+    match kind {
+        RuntimeKind::Native => Some(native()),
+        RuntimeKind::Docker => {
+            let unified = Host::this().has_unified_cgroups();
+            Some(Footprint::docker(bridge, unified))
+        }
+        RuntimeKind::Process => None,
     }
-    examine(host, &footprint, arguments.target, &folders)
+}
+
+fn native() -> Footprint {
+    Footprint::native(conman_shim::RANGES.into())
+}
+
+/// Where the files of a runtime's sessions lie.
+pub(crate) fn folders(kind: RuntimeKind, state_dir: &str) -> Vec<String> {
+    let mut folders = vec![state_dir.to_owned()];
+    if kind == RuntimeKind::Docker && Path::new(DOCKER_ROOT).exists() {
+        folders.insert(0, DOCKER_ROOT.to_owned());
+    }
+    folders
 }
 
 fn told(applied: &Applied) -> String {

@@ -44,6 +44,11 @@ pub(crate) fn prepare(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The id of the installation whose directory this is, if there is one yet.
+pub(crate) fn known_instance(directory: &Path) -> Option<Instance> {
+    read_instance(&directory.join(INSTANCE_FILE)).ok()?
+}
+
 /// The id that everything this installation makes bears; made at the first start.
 pub(crate) fn instance(directory: &Path) -> Result<Instance> {
     let path = directory.join(INSTANCE_FILE);

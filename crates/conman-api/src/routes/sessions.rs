@@ -37,7 +37,7 @@ use crate::{ApiState, access};
         (status = 422, description = "bad-spec, no-such-image or start-refused"),
         (status = 502, description = "start-failed"),
         (status = 503, description =
-            "runtime-unavailable, registry-failed, node-full, node-preempted or node-recovering"),
+            "runtime-unavailable, registry-failed, node-full, host-full, node-preempted or node-recovering"),
     )
 )]
 pub(crate) async fn ensure(

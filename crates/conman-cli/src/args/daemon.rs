@@ -40,6 +40,9 @@ pub struct DoctorArgs {
     /// Sessions that this host is to hold
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub target: u64,
+    /// Reckon with sessions of this runtime; of the node's own unless given
+    #[arg(long, value_enum, value_name = "RUNTIME")]
+    pub runtime: Option<DoctorRuntime>,
     /// Reckon with sessions on Docker's bridge instead of sessions without a network
     #[arg(long)]
     pub bridge: bool,
@@ -49,6 +52,13 @@ pub struct DoctorArgs {
     /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Runtimes whose sessions' part of a host is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DoctorRuntime {
+    Native,
+    Docker,
 }
 
 /// Arguments of `conman bench`.

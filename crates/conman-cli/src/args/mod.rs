@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand};
 pub use daemon::{
     AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchDensityArgs, BenchEchoArgs,
     BenchForwardArgs, BenchKillArgs, BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs,
-    NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
+    DoctorRuntime, NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
 };
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,

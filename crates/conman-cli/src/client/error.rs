@@ -106,6 +106,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         }
         "registry-not-allowed" => "the node's `images.registries` lists those that it pulls from",
         "image-registry-refused" => "the node's `images.logins` says who conman is to a registry",
+        "host-full" => "`conman doctor --target N` tells what the host lacks for N sessions",
         "not-running" => {
             "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
         }

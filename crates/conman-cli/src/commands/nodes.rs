@@ -35,6 +35,19 @@ pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
             .collect(),
     )?;
     for node in &answer.value.nodes {
+        if let Some(host) = &node.host_limit
+            && host.max_sessions < node.max_sessions
+        {
+            output.note(&format!(
+                "{} has room for {} sessions: {} ({}) is {}; {}",
+                printable(&node.name),
+                host.max_sessions,
+                printable(&host.limit.name),
+                printable(&host.limit.bounds),
+                host.limit.value,
+                printable(&host.limit.remedy),
+            ));
+        }
         if let Some(error) = &node.runtime_error {
             output.warning(&format!(
                 "{} cannot start sessions: {}",
@@ -55,6 +68,14 @@ pub(super) const fn state(state: NodeState) -> &'static str {
     }
 }
 
+/// Sessions that the node takes, by its configuration or by what its host has room for.
+fn most(node: &Node) -> u64 {
+    let host = node.host_limit.as_ref();
+    host.map_or(node.max_sessions, |host| {
+        host.max_sessions.min(node.max_sessions)
+    })
+}
+
 fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
     let color = match node.state {
         NodeState::Live => Color::Green,
@@ -70,7 +91,7 @@ fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
         Cell::new(node.sessions_running),
         Cell::new(node.sessions_starting),
         Cell::new(node.sessions_stuck),
-        Cell::new(node.max_sessions),
+        Cell::new(most(node)),
         Cell::new(node.connections),
     ]
 }

@@ -338,6 +338,10 @@ fn limits(section: &Section<'_, '_>) -> Limits {
         max_events: section
             .integer("max_events", 100..=10_000_000)
             .unwrap_or(100_000),
+        check_host_every: match section.integer("check_host_s", 0..=86_400).unwrap_or(10) {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds)),
+        },
     }
 }
 

@@ -48,6 +48,17 @@ pub(crate) struct Config {
     pub(crate) policy: SpecPolicy,
 }
 
+impl Config {
+    /// The runtimes that the node or one of its templates names.
+    pub(crate) fn runtimes(&self) -> BTreeSet<RuntimeKind> {
+        let templates = self.policy.templates.values();
+        templates
+            .filter_map(|template| template.runtime)
+            .chain([self.runtime])
+            .collect()
+    }
+}
+
 /// `[listen]`
 #[derive(Debug, Clone)]
 pub(crate) struct Listen {
@@ -81,6 +92,8 @@ pub(crate) struct Limits {
     pub(crate) max_api_connections: usize,
     /// Events kept in the journal.
     pub(crate) max_events: u64,
+    /// Between two looks at the host's own limits; they refuse nothing when absent.
+    pub(crate) check_host_every: Option<Duration>,
 }
 
 /// `[preempt]`

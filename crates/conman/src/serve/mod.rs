@@ -11,6 +11,7 @@
 
 mod directory;
 mod gate;
+mod host_room;
 mod images;
 mod listeners;
 mod runtimes;
@@ -137,6 +138,7 @@ async fn serve(
         }
     };
     images::collect(&images, &config.images);
+    host_room::watch(&config, &node).await;
     let stopped = signals::watch(signals, &node, on_sigterm, tokens.clone());
     let closing = CancellationToken::new();
     let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;

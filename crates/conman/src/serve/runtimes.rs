@@ -27,20 +27,11 @@ pub(super) struct Runtimes {
 impl Runtimes {
     /// Asks none of them anything yet. Blocks on the disk.
     pub(super) fn open(config: &Config, state: &State) -> Result<Self> {
-        let mut kinds: Vec<RuntimeKind> = config
-            .policy
-            .templates
-            .values()
-            .filter_map(|template| template.runtime)
-            .collect();
-        kinds.push(config.runtime);
-        kinds.sort_unstable();
-        kinds.dedup();
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
         };
-        for kind in kinds {
+        for kind in config.runtimes() {
             match kind {
                 RuntimeKind::Native => {
                     let native = Arc::new(native(config, state)?);

@@ -1,0 +1,127 @@
+//! Looks now and then how many sessions the host has room for, and tells the node, which refuses
+//! those beyond by the name of the limit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::CgroupDriver;
+use conman_core::naming::instance_cgroup;
+use conman_doctor::{Check, Footprint, Host, Site, room};
+use conman_node::{HostLimit, Node};
+use conman_proto::{LimitMet, RuntimeKind};
+
+use crate::config::Config;
+use crate::doctor;
+
+/// Between two looks when starts are refused meanwhile: what is full may have become empty.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+/// What to look at.
+struct Subject {
+    kind: RuntimeKind,
+    footprint: Footprint,
+    folders: Vec<String>,
+}
+
+/// Looks once, so that the first start is judged, and then for as long as the daemon runs.
+pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
+    let Some(every) = config.limits.check_host_every else {
+        return;
+    };
+    let state_dir = config.state_dir.to_string_lossy().into_owned();
+    let subjects: Vec<Subject> = config
+        .runtimes()
+        .into_iter()
+        .filter_map(|kind| {
+            Some(Subject {
+                kind,
+                footprint: doctor::footprint(kind, false)?,
+                folders: doctor::folders(kind, &state_dir),
+            })
+        })
+        .collect();
+    let watch = Watch {
+        subjects: Arc::new(subjects),
+        node: Arc::clone(node),
+        cgroup: instance_cgroup(node.instance(), CgroupDriver::Cgroupfs),
+        max_sessions: config.limits.node.max_sessions,
+    };
+    for (kind, limit) in watch.look().await {
+        tracing::warn!(
+            runtime = %kind, limit = limit.met.name, value = limit.met.value,
+            remedy = limit.met.remedy,
+            "the host has room for {} sessions, fewer than limits.max_sessions; `conman doctor` \
+             tells more", limit.max_sessions
+        );
+    }
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                // A sleep that is dropped is begun anew.
+                () = tokio::time::sleep(every) => {}
+                // What one wait misses the next one is told.
+                () = watch.node.host_limit_met() => tokio::time::sleep(REFUSED_PAUSE).await,
+            }
+            watch.look().await;
+        }
+    });
+}
+
+struct Watch {
+    subjects: Arc<Vec<Subject>>,
+    node: Arc<Node>,
+    cgroup: String,
+    max_sessions: usize,
+}
+
+impl Watch {
+    /// What binds.
+    async fn look(&self) -> Vec<(RuntimeKind, HostLimit)> {
+        // First: what starts while the kernel is asked is counted by the kernel at most, and so
+        // once too often instead of not at all.
+        let settled = self.node.settled();
+        let (subjects, cgroup, max_sessions) = (
+            Arc::clone(&self.subjects),
+            self.cgroup.clone(),
+            self.max_sessions,
+        );
+        let looked = tokio::task::spawn_blocking(move || {
+            let host = Host::this();
+            let wanted = max_sessions.saturating_sub(settled) as u64;
+            let look = |subject: &Subject| {
+                let folders: Vec<&str> = subject.folders.iter().map(String::as_str).collect();
+                let site = Site {
+                    folders: &folders,
+                    cgroup: Some(&cgroup),
+                    alive: Some(settled as u64),
+                };
+                let check = room(&host, &subject.footprint, wanted, &site);
+                (subject.kind, check)
+            };
+            subjects.iter().map(look).collect::<Vec<_>>()
+        });
+        // It panics nowhere, and without an answer the last one holds.
+        let mut binding = Vec::new();
+        for (kind, check) in looked.await.unwrap_or_default() {
+            let limit = check.map(|check| host_limit(settled, &check));
+            self.node.limit_by_host(kind, limit.clone());
+            binding.extend(limit.map(|limit| (kind, limit)));
+        }
+        binding
+    }
+}
+
+fn host_limit(settled: usize, check: &Check) -> HostLimit {
+    let further = usize::try_from(check.binds_at.unwrap_or_default()).unwrap_or(usize::MAX);
+    let remedy = check.remedy.as_ref();
+    HostLimit {
+        max_sessions: settled.saturating_add(further),
+        met: LimitMet {
+            name: check.name.to_owned(),
+            bounds: check.bounds.to_owned(),
+            value: check.value.unwrap_or_default(),
+            used: check.used.unwrap_or_default(),
+            remedy: remedy.map_or_else(String::new, conman_doctor::Remedy::to_text),
+        },
+    }
+}
