@@ -67,7 +67,8 @@ impl BootTime {
     }
 }
 
-/// `node/<id>`: rewritten at a rejoin, a drain and a takeover only.
+/// `node/<id>`: rewritten at a rejoin, a drain and a takeover only, and never deleted while claims
+/// of an earlier incarnation may still arrive, as its incarnation must only ever grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRecord {
     pub incarnation: u64,
