@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sessions that the limited cgroup still has room for.
 const ROOM: u64 = 3;
 
-/// The name of the templates' image, in the node's own store.
-const IMAGE: &str = "conman-test:busybox";
+/// An image of the node's own store.
+const IMAGE: &str = "busybox:own";
 
 /// The cgroup above all sessions, in the hierarchy that counts processes.
 fn pids_cgroup(instance: &str) -> Option<PathBuf> {
@@ -80,6 +80,9 @@ async fn native_sessions_beyond_the_limit_of_their_cgroup_are_refused_by_its_nam
     let conman = Conman::builder()
         .set("node", "runtime = \"native\"")
         .set("limits", "check_host_s = 1")
+        .toml(&format!(
+            "[templates.own]\nimage = \"{IMAGE}\"\ncommand = [\"sleep\", \"1000000\"]"
+        ))
         .start(&docker)
         .await;
     let Some(archive) = archive(conman.directory()) else {
@@ -92,8 +95,8 @@ async fn native_sessions_beyond_the_limit_of_their_cgroup_are_refused_by_its_nam
         .await
         .success();
     let api = conman.api();
-    let tiny = json!({"template": "tiny"});
-    api.ensure("first", &tiny).await;
+    let own = json!({"template": "own"});
+    api.ensure("first", &own).await;
     let Some(cgroup) = pids_cgroup(&conman.instance()) else {
         skipped("no hierarchy of cgroups counts processes");
         return;
@@ -120,10 +123,10 @@ async fn native_sessions_beyond_the_limit_of_their_cgroup_are_refused_by_its_nam
 
     for number in 0..ROOM {
         let id = format!("s{number}");
-        let started = api.ensure(&id, &tiny).await;
+        let started = api.ensure(&id, &own).await;
         assert_eq!(started.session.state, SessionState::Running);
     }
-    let refused = api.put("/v1/sessions/beyond", &tiny).await;
+    let refused = api.put("/v1/sessions/beyond", &own).await;
     let problem = refused.problem();
     assert_eq!((problem.status, problem.slug()), (503, "host-full"));
     let met = problem.limit.expect("it is named");
@@ -148,12 +151,12 @@ async fn native_sessions_beyond_the_limit_of_their_cgroup_are_refused_by_its_nam
     // What ends makes room, and so does a greater limit.
     api.stop("s0").await;
     eventually("there is room for one again", PATIENCE, async || {
-        api.put("/v1/sessions/s0", &tiny).await.status == StatusCode::OK
+        api.put("/v1/sessions/s0", &own).await.status == StatusCode::OK
     })
     .await;
     fs::write(cgroup.join("pids.max"), "max").expect("the limit can be lifted");
     eventually("there is room for all", PATIENCE, async || {
-        api.put("/v1/sessions/beyond", &tiny).await.status == StatusCode::OK
+        api.put("/v1/sessions/beyond", &own).await.status == StatusCode::OK
     })
     .await;
     for id in ["first", "s0", "s1", "s2", "beyond"] {
