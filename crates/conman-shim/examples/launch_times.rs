@@ -367,6 +367,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
     let name = format!("c{number}.1");
     LaunchSpec {
         terminal: None,
+        log_bytes: None,
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {
             memory_bytes: plan.has("memory").then_some(64 << 20),

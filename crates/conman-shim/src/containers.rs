@@ -7,6 +7,7 @@ use conman_linux::{Ended, PidFd, Signal};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{ContainerState, ContainerView, PAGE};
+use crate::sweeper::BoundedLog;
 
 /// Ends that came before the launcher's word of their begin. Each belongs to a start that is under
 /// way, so their number is bounded by those.
@@ -32,6 +33,9 @@ pub(crate) struct Container {
     #[serde(default)]
     pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
+    /// To be kept bounded; what has a terminal, and a command, has none.
+    #[serde(default)]
+    pub(crate) log: Option<BoundedLog>,
     /// Whether a client ordered its freezing.
     #[serde(default)]
     pub(crate) frozen: bool,
@@ -58,6 +62,7 @@ impl Container {
             ids,
             scratch,
             exec_in,
+            log: None,
             state: ContainerState::Launching,
             frozen: false,
             foreign: false,
@@ -87,6 +92,7 @@ impl Container {
             ids: self.ids,
             scratch: self.scratch.clone(),
             exec_in: self.exec_in.clone(),
+            log: self.log.clone(),
             state: self.state,
             frozen: self.frozen,
             foreign: self.foreign,

@@ -9,6 +9,7 @@ mod children;
 mod fencing;
 mod foreign;
 mod keeping;
+mod logs;
 mod replacing;
 mod requests;
 mod terminals;
@@ -48,6 +49,7 @@ use crate::protocol::{
 };
 use crate::seqpacket;
 use crate::spec::SpecError;
+use crate::sweeper::Sweeper;
 use crate::terminal::{Terminal, Watcher};
 
 /// Clients at a time: the daemon, its successor during an upgrade, the command line.
@@ -74,6 +76,7 @@ const LAUNCHER: u64 = 2;
 const TIMER: u64 = 3;
 /// The program that is asked whether it can take over.
 const CANDIDATE: u64 = 4;
+const SWEEPER: u64 = 5;
 const FIRST_CLIENT: u64 = 16;
 /// Holds on containers that are no children. Clients never become so many.
 const FIRST_ADOPTED: u64 = 1 << 32;
@@ -98,6 +101,7 @@ pub(crate) struct Control {
     ids: IdRanges,
     containers: Containers,
     launching: Launching,
+    sweeper: Sweeper,
     clients: BTreeMap<u64, Connection>,
     next_client: u64,
     buffer: Vec<u8>,
@@ -190,6 +194,7 @@ impl Control {
             ids: IdRanges::default(),
             containers: Containers::default(),
             launching: Launching::default(),
+            sweeper: Sweeper::default(),
             clients: BTreeMap::new(),
             next_client: FIRST_CLIENT,
             buffer: seqpacket::buffer(),
@@ -219,6 +224,7 @@ impl Control {
             self.watch(token)?;
         }
         self.ensure_launcher()?;
+        self.ensure_sweeper()?;
         self.launching.flush();
         self.update_interest(LAUNCHER);
         self.unprotected = protect();
@@ -245,6 +251,7 @@ impl Control {
                     }
                     LAUNCHER => self.take_reports(),
                     TIMER => self.on_time(),
+                    SWEEPER => self.serve_sweeper(),
                     CANDIDATE => self.hear_candidate(),
                     watcher if watcher >= FIRST_WATCHER => self.serve_watcher(watcher, flags),
                     terminal if Self::is_terminal(terminal) => self.serve_terminal(terminal),
@@ -532,6 +539,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.launching.stop();
+        self.sweeper.stop();
         // A later shim at the same path may have replaced it; then it is gone already or renewed.
         let _ = std::fs::remove_file(&self.options.socket);
     }

@@ -15,6 +15,7 @@ use crate::launcher::{self, Order, Report};
 use crate::options::ShimOptions;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
+use crate::sweeper::BoundedLog;
 
 /// Starts that wait or are under way. A start takes about a millisecond, so this is seconds of
 /// work; more are refused.
@@ -45,6 +46,7 @@ impl Pending {
         let own = self.own.as_ref().map(|own| Own {
             ids: own.ids,
             scratch: own.scratch.clone(),
+            log: own.log.clone(),
         });
         Self {
             client: self.client,
@@ -62,7 +64,9 @@ impl Pending {
         let own = self.own.as_ref();
         let ids = own.map(|own| own.ids);
         let scratch = own.map(|own| own.scratch.clone());
-        Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone())
+        let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
+        container.log = own.and_then(|own| own.log.clone());
+        container
     }
 }
 
@@ -71,6 +75,7 @@ impl Pending {
 pub(crate) struct Own {
     pub(crate) ids: u32,
     pub(crate) scratch: PathBuf,
+    pub(crate) log: Option<BoundedLog>,
 }
 
 /// What the launcher has not been told yet.

@@ -45,6 +45,8 @@ pub(crate) enum Record<Name, Whole> {
         cgroup: String,
         scratch: PathBuf,
     },
+    /// The launcher, which may outlive its shim for a moment.
+    Launcher { pid: i32, start_ticks: u64 },
     /// It is removed.
     Swept { ticket: u64 },
     /// The fence's own; `None` when it is unarmed.
@@ -61,6 +63,7 @@ pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
+    pub(crate) launcher: Option<(i32, u64)>,
     pub(crate) sweeps: BTreeMap<u64, (String, PathBuf)>,
     pub(crate) fence: Option<KeptFence>,
 }
@@ -82,6 +85,7 @@ impl Kept {
             } => {
                 self.sweeps.insert(ticket, (cgroup, scratch));
             }
+            Record::Launcher { pid, start_ticks } => self.launcher = Some((pid, start_ticks)),
             Record::Swept { ticket } => {
                 self.sweeps.remove(&ticket);
             }

@@ -1,13 +1,15 @@
 //! The parent of all native containers of a node: starts them, reaps them, keeps how they ended,
 //! freezes and kills them, and is the dead-man fence.
 //!
-//! Two processes, each with one thread and no async runtime:
+//! Three processes, each with one thread and no async runtime:
 //!
 //! - the *shim* ([`run`]): one epoll over clients, launcher, deaths and the fence's timer. It never
 //!   waits on a disk or on rtnl. It needs no descriptor for a child, since nobody but it can reap
 //!   one and thereby free its PID.
 //! - the *launcher*, which the shim forks: makes containers, as children of the shim. When it dies
 //!   the shim forks another.
+//!
+//! - the *sweeper*, forked likewise: keeps logs bounded by punching out what is oldest.
 //!
 //! They and their clients talk over SEQPACKET sockets in messages of JSON, each bounded
 //! ([`MAX_MESSAGE_BYTES`]) and decoded as a whole; descriptors travel beside them. JSON, because a
@@ -39,25 +41,28 @@ mod ids;
 mod launcher;
 mod launching;
 mod ledger;
+mod log_file;
 mod options;
 mod protocol;
 mod seccomp_profile;
 mod seqpacket;
 pub mod socket;
 mod spec;
+mod sweeper;
 mod terminal;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
 pub use ids::{RANGE_SIZE, RANGES};
+pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
 pub use options::{PREPARED_EXTENSION, ShimOptions};
 pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
 };
 pub use spec::{
-    BindSpec, ExecSpec, Hardening, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec, RootSpec,
-    SpecError, TerminalSize,
+    BindSpec, ExecSpec, Hardening, LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec,
+    RootSpec, SpecError, TerminalSize,
 };
 pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 

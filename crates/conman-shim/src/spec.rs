@@ -9,6 +9,12 @@ pub const MAX_LAYERS: usize = 128;
 /// Arguments and variables together; what does not fit a message is refused there.
 const MAX_STRINGS: usize = 4_096;
 
+/// Bytes of a log that are kept unless its container's spec says otherwise.
+pub const LOG_BYTES: u64 = 16 << 20;
+
+/// Fewest bytes of a log that can be kept: some blocks.
+const MIN_LOG_BYTES: u64 = 64 * 1_024;
+
 /// Small files that are written into a root at its start.
 const MAX_FILES: usize = 16;
 
@@ -37,6 +43,9 @@ pub struct LaunchSpec {
     pub program: ProgramSpec,
     /// Host file that its standard output and error are appended to; made where it is missing.
     pub log: PathBuf,
+    /// Bytes of it that are kept, the last ones; `None` is [`LOG_BYTES`].
+    #[serde(default)]
+    pub log_bytes: Option<u64>,
     /// Small files of its own, path in the container and content; they replace what the image
     /// has there.
     #[serde(default)]
@@ -228,6 +237,9 @@ impl LaunchSpec {
             return Err(SpecError::new("hostname", "no DNS label"));
         }
         check_host_path("log", &self.log)?;
+        if self.log_bytes.is_some_and(|bytes| bytes < MIN_LOG_BYTES) {
+            return Err(SpecError::new("log_bytes", "less than 64 KiB"));
+        }
         self.root.check()?;
         self.program.check()?;
         if self.files.len() > MAX_FILES {

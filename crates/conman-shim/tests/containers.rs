@@ -285,7 +285,7 @@ fn a_container_outlives_the_client_and_the_launcher() {
     assert!(process.wait_dead(SOON).expect("waited"));
 }
 
-/// The shim's only child that is no container.
+/// The shim's only child of this name that is no container.
 fn kill_launcher(shim: &Shim) {
     let pid = shim.process.id();
     let path = format!("/proc/{pid}/task/{pid}/children");
@@ -295,6 +295,10 @@ fn kill_launcher(shim: &Shim) {
         .split_ascii_whitespace()
         .filter_map(|pid| pid.parse().ok())
         .filter(|pid| !cgroups.contains(&shim.cgroup, *pid))
+        .filter(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name == "shim-launcher\n")
+        })
         .collect();
     assert_eq!(launchers.len(), 1, "{children}");
     let launcher = conman_linux::PidFd::open(launchers[0]).expect("it lives");

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
     LaunchSpec {
         terminal: None,
+        log_bytes: None,
         name,
         cgroup: "/conman-x/a.1".to_owned(),
         limits: conman_linux::CgroupLimits::default(),

@@ -13,15 +13,19 @@ fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
     let path = format!("/proc/{shim_pid}/task/{shim_pid}/children");
     let children = std::fs::read_to_string(path).ok()?;
     let cgroups = Cgroups::detect().ok()?;
-    let mut pids = children
+    let pids = children
         .split_ascii_whitespace()
         .filter_map(|pid| pid.parse().ok());
-    // A container joins its cgroups a moment after its birth; the launcher is the eldest.
-    let eldest = pids.find(|pid| !cgroups.contains(cgroup, *pid))?;
-    let command = std::fs::read_to_string(format!("/proc/{eldest}/comm")).ok()?;
-    command
-        .starts_with("conman-shim")
-        .then(|| PidFd::open(eldest).ok())?
+    let named = |pid: &i32| {
+        let command = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        command.is_ok_and(|command| command == "shim-launcher\n")
+    };
+    // A container has its name until it is one, and joins its cgroups a moment after its birth;
+    // the launcher is the eldest.
+    let eldest = pids
+        .filter(named)
+        .find(|pid| !cgroups.contains(cgroup, *pid))?;
+    PidFd::open(eldest).ok()
 }
 
 #[test]
@@ -299,20 +303,21 @@ fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
     // One may run whose answer was on its way.
     assert!(answered.iter().all(|name| listed.contains(name)));
     listed.sort();
-    let mut left = Vec::new();
-    let swept = until(|| {
-        left = names(&shim.path("scratch"));
-        left == listed
-    });
-    assert!(swept, "{left:?}, not {listed:?}");
     let freezer = conman_linux::Freezer::detect().expect("detected");
-    let mut cgroups = freezer.children(&shim.cgroup).expect("listed");
-    cgroups.sort();
     let wanted: Vec<String> = listed
         .iter()
         .map(|name| format!("{}/{name}", shim.cgroup))
         .collect();
-    assert_eq!(cgroups, wanted);
+    let mut left = Vec::new();
+    let swept = until(|| {
+        let mut cgroups = freezer.children(&shim.cgroup).expect("listed");
+        cgroups.sort();
+        left = names(&shim.path("scratch"));
+        let clean = left == listed && cgroups == wanted;
+        left.extend(cgroups);
+        clean
+    });
+    assert!(swept, "{left:?}, not {listed:?}");
     client.ask(Request::KillAll).expect("killed");
 }
 

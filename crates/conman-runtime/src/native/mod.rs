@@ -512,6 +512,7 @@ impl Inner {
         let instance = self.kernel.instance();
         let launch = LaunchSpec {
             terminal: None,
+            log_bytes: None,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec),

@@ -5,6 +5,7 @@
 //! alone they still are.
 
 use std::io;
+use std::time::Duration;
 
 use conman_linux::{Ended, PidFd, ProcessIdentity, boot_id, ended_unreaped, inherited_fd};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -19,12 +20,18 @@ use crate::protocol::ContainerState;
 /// Pause between two looks for a status that its new parent has not asked for yet.
 const LOOK_NS: u64 = 5_000_000;
 
+/// Bound on the death of an earlier shim's launcher that may be waiting for a disk.
+const LAUNCHER_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Bound on those looks; then it is said that nobody knows.
 const PATIENCE_NS: u64 = 500_000_000;
 
 impl Control {
     /// Takes up what an earlier shim left that has died.
     pub(super) fn adopt(&mut self, kept: Kept) -> io::Result<()> {
+        if let Some((pid, start_ticks)) = kept.launcher {
+            end_launcher(pid, start_ticks)?;
+        }
         for (ticket, (cgroup, scratch)) in kept.sweeps {
             self.launching.resume_sweep(ticket, cgroup, scratch);
         }
@@ -209,7 +216,29 @@ fn hold(container: &Container) -> io::Result<Option<PidFd>> {
     if container.pid <= 0 || container.start_ticks == 0 {
         return Ok(None);
     }
-    match PidFd::open_verified(&identity(container)?) {
+    hold_identified(&identity(container)?)
+}
+
+/// The launcher dies with its shim, but it may be in the middle of what it does: what it leaves is
+/// known only afterwards.
+fn end_launcher(pid: i32, start_time_ticks: u64) -> io::Result<()> {
+    let identity = ProcessIdentity {
+        pid,
+        start_time_ticks,
+        boot_id: boot_id()?,
+    };
+    let Some(process) = hold_identified(&identity)? else {
+        return Ok(());
+    };
+    process.kill().map_err(io::Error::other)?;
+    if !process.wait_dead(LAUNCHER_TIMEOUT)? {
+        tracing::error!(pid, "the launcher of an earlier shim does not die");
+    }
+    Ok(())
+}
+
+fn hold_identified(identity: &ProcessIdentity) -> io::Result<Option<PidFd>> {
+    match PidFd::open_verified(identity) {
         Ok(process) => Ok(Some(process)),
         Err(error) if error.proves_death() => Ok(None),
         // Without a hold it would never be known to have ended.

@@ -37,6 +37,9 @@ impl Control {
             if self.launching.pid() == Some(pid) {
                 tracing::error!(pid, ?status, "the launcher has died");
                 self.launcher_died();
+            } else if self.sweeper.pid() == Some(pid) {
+                tracing::error!(pid, ?status, "the sweeper of logs has died");
+                self.sweeper_died();
             } else {
                 self.child_died(pid, status);
             }
@@ -63,6 +66,7 @@ impl Control {
     }
 
     pub(super) fn tell_end(&mut self, name: &str) {
+        self.bound_log(name);
         self.keep(name);
         self.change(FenceEvent::Died(slot(name)));
         if let Some(container) = self.containers.get(name) {
@@ -77,6 +81,7 @@ impl Control {
         {
             let data = EventData::new_u64(LAUNCHER);
             epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
+            self.keep_launcher();
         }
         Ok(())
     }
@@ -138,6 +143,7 @@ impl Control {
         }
         if !is_command {
             self.change(FenceEvent::Appeared(slot(&name)));
+            self.bound_log(&name);
         }
         if is_command {
             // A container whose start is interrupted is found by its cgroup, a command by this.

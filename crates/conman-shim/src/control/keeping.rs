@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use conman_linux::boot_id;
+use conman_linux::{ProcessIdentity, boot_id};
 
 use super::Control;
 use crate::launching::Pending;
@@ -68,6 +68,20 @@ impl Control {
         }
     }
 
+    /// Writes down which process the launcher is.
+    pub(super) fn keep_launcher(&mut self) {
+        let Some(pid) = self.launching.pid() else {
+            return;
+        };
+        let line = Record::Launcher {
+            pid,
+            start_ticks: start_ticks(pid),
+        };
+        if let Err(error) = self.note(&line) {
+            tracing::error!(%error, "a later shim would not know the launcher");
+        }
+    }
+
     /// All that is known, and nothing else.
     pub(super) fn rewrite_ledger(&mut self) -> io::Result<()> {
         let fence = Record::Fence {
@@ -90,6 +104,10 @@ impl Control {
             name: *name,
             container,
         });
+        let launcher = self.launching.pid().map(|pid| Record::Launcher {
+            pid,
+            start_ticks: start_ticks(pid),
+        });
         let sweeps = self.launching.sweeps();
         let sweeps = sweeps.map(|(ticket, cgroup, scratch)| Record::Sweep {
             ticket,
@@ -97,9 +115,15 @@ impl Control {
             scratch: scratch.clone(),
         });
         let lines = std::iter::once(fence)
+            .chain(launcher)
             .chain(sweeps)
             .chain(begun)
             .chain(starting);
         self.ledger.rewrite(&boot_id()?, lines)
     }
+}
+
+/// 0, which no process has, for one that is gone.
+fn start_ticks(pid: i32) -> u64 {
+    ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks)
 }

@@ -199,6 +199,7 @@ impl Control {
         }
         // It has answered everything; its successor starts another one.
         self.launching.stop();
+        self.sweeper.stop();
         let error = match self.execute_replacement() {
             Ok(never) => match never {},
             Err(error) => error,
@@ -207,6 +208,7 @@ impl Control {
         if let Err(error) = self.ensure_launcher() {
             tracing::error!(%error, "there is no new launcher; the next start tries again");
         }
+        self.sweeper_died();
         self.launching.flush();
     }
 

@@ -13,7 +13,8 @@ use crate::fence::slot;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{MAX_PENDING, Own, Pending};
 use crate::protocol::{CallError, Reply};
-use crate::spec::{ExecSpec, LaunchSpec, check_name};
+use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
+use crate::sweeper::BoundedLog;
 
 impl Control {
     pub(super) fn begin_launch(
@@ -69,6 +70,10 @@ impl Control {
         let own = Own {
             ids,
             scratch: spec.root.scratch.clone(),
+            log: spec.terminal.is_none().then(|| BoundedLog {
+                path: spec.log.clone(),
+                bytes: spec.log_bytes.unwrap_or(LOG_BYTES),
+            }),
         };
         let name = spec.name.clone();
         let pending = Pending {

@@ -35,6 +35,7 @@ mod places;
 mod preparing;
 mod rootfs;
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -138,7 +139,7 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
 }
 
 fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
-    prepare_process(shim)?;
+    prepare_process(shim, c"shim-launcher")?;
     let sole = SoleThread::prove()?;
     let mut preparing = preparing::Preparing::begin(&sole, options);
     let mut launcher = match launch::Launcher::new(sole, options) {
@@ -185,7 +186,8 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
 }
 
 /// What the launcher, and through it every container, does not take over from the shim.
-fn prepare_process(shim: Pid) -> io::Result<()> {
+pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
+    rustix::thread::set_name(name)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(shim) {
         return Err(io::Error::other("the shim died before its launcher began"));

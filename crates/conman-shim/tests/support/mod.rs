@@ -105,6 +105,7 @@ impl Shim {
     pub(crate) fn spec(&self, name: &str, script: &str) -> LaunchSpec {
         LaunchSpec {
             terminal: None,
+            log_bytes: None,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {

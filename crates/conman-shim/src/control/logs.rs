@@ -1,0 +1,65 @@
+//! Which logs are kept bounded, by a process of its own.
+
+use std::io;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{Control, SWEEPER};
+
+impl Control {
+    /// Forks a sweeper when there is none, and tells it of every log.
+    pub(super) fn ensure_sweeper(&mut self) -> io::Result<()> {
+        if !self.sweeper.ensure(&self.sole)? {
+            return Ok(());
+        }
+        if let Some(socket) = self.sweeper.socket() {
+            let data = EventData::new_u64(SWEEPER);
+            epoll::add(&self.epoll, socket, data, EventFlags::empty())?;
+        }
+        for (name, container) in self.containers.iter() {
+            if let (true, Some(log)) = (container.is_alive(), &container.log) {
+                self.sweeper.watch(name, log);
+            }
+        }
+        self.update_sweeper();
+        Ok(())
+    }
+
+    /// A container has begun, or ended.
+    pub(super) fn bound_log(&mut self, name: &str) {
+        let Some(container) = self.containers.get(name) else {
+            return;
+        };
+        match &container.log {
+            Some(log) if container.is_alive() => self.sweeper.watch(name, log),
+            Some(_) => self.sweeper.forget(name),
+            None => return,
+        }
+        self.update_sweeper();
+    }
+
+    pub(super) fn serve_sweeper(&mut self) {
+        self.sweeper.flush();
+        self.update_sweeper();
+    }
+
+    pub(super) fn sweeper_died(&mut self) {
+        self.sweeper.died();
+        if let Err(error) = self.ensure_sweeper() {
+            tracing::error!(%error, "logs are not bounded until the next container begins");
+        }
+    }
+
+    fn update_sweeper(&self) {
+        let Some(socket) = self.sweeper.socket() else {
+            return;
+        };
+        // It says nothing; its end is told by a signal.
+        let flags = if self.sweeper.is_waiting() {
+            EventFlags::OUT
+        } else {
+            EventFlags::empty()
+        };
+        let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(SWEEPER), flags);
+    }
+}

@@ -1,0 +1,249 @@
+//! The process that keeps logs bounded: a child of the shim, which must not touch a disk itself.
+//!
+//! It looks at the length of each log and punches out its oldest blocks. A log that grows is looked
+//! at every [`SHORTEST`], one that does not every [`LONGEST`]. So a log takes at most its bound, and
+//! beyond it what its container can write to the disk in [`LONGEST`] after a silence, and in
+//! [`SHORTEST`] while it goes on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use conman_linux::{CloneOptions, PidFd, SoleThread};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use serde::{Deserialize, Serialize};
+
+use crate::launcher;
+use crate::protocol::{decode, encode};
+use crate::seqpacket;
+
+/// Pause between two looks at a log that grows, and at one that does not. Ten thousand silent ones
+/// cost a thousand looks of a microsecond or two a second.
+const SHORTEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(8);
+
+/// Blocks are punched out whole; the largest of a usual filesystem.
+const BLOCK: u64 = 4_096;
+
+/// What `st_blocks` counts (stat(3type)).
+const BLOCKS_OF: u64 = 512;
+
+/// Bound on the death of a sweeper that may be waiting for a disk.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A log and its bound.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BoundedLog {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    Watch {
+        name: String,
+        log: BoundedLog,
+    },
+    /// After a last look.
+    Forget {
+        name: String,
+    },
+}
+
+/// The shim's side.
+#[derive(Debug, Default)]
+pub(crate) struct Sweeper {
+    process: Option<(PidFd, OwnedFd)>,
+    /// At most two for each container, since a new process is told of all anew.
+    waiting: VecDeque<Vec<u8>>,
+}
+
+impl Sweeper {
+    /// Forks one when there is none. `true` when its socket is a new one.
+    pub(crate) fn ensure(&mut self, sole: &SoleThread) -> io::Result<bool> {
+        if self.process.is_some() {
+            return Ok(false);
+        }
+        let (ours, theirs) = seqpacket::pair()?;
+        let keep = [theirs.as_fd()];
+        let how = CloneOptions {
+            keep_only: Some(&keep),
+            ..CloneOptions::default()
+        };
+        let shim = rustix::process::getpid();
+        let process = conman_linux::clone_process(sole, &how, || {
+            let prepared = launcher::prepare_process(shim, c"shim-sweeper");
+            let served = prepared.and_then(|()| serve(&theirs));
+            if let Err(error) = served {
+                tracing::error!(%error, "the sweeper of logs ends");
+                return 1;
+            }
+            0
+        })?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        self.process = Some((process, ours));
+        self.waiting.clear();
+        Ok(true)
+    }
+
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.process.as_ref().map(|(process, _)| process.pid())
+    }
+
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref().map(|(_, socket)| socket.as_fd())
+    }
+
+    pub(crate) fn watch(&mut self, name: &str, log: &BoundedLog) {
+        self.push(&Order::Watch {
+            name: name.to_owned(),
+            log: log.clone(),
+        });
+    }
+
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.push(&Order::Forget {
+            name: name.to_owned(),
+        });
+    }
+
+    fn push(&mut self, order: &Order) {
+        match encode(order) {
+            Ok(bytes) => self.waiting.push_back(bytes),
+            Err(error) => tracing::error!(?order, %error, "a log is not bounded"),
+        }
+        self.flush();
+    }
+
+    /// Sends what can be sent. A sweeper that has died is noticed by its end, not here.
+    pub(crate) fn flush(&mut self) {
+        let Some((_, socket)) = &self.process else {
+            return;
+        };
+        while let Some(bytes) = self.waiting.front() {
+            if seqpacket::send(socket, bytes, &[]).is_err() {
+                return;
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.process.is_some() && !self.waiting.is_empty()
+    }
+
+    pub(crate) fn died(&mut self) {
+        self.process = None;
+    }
+
+    /// Ends it and reaps it, since the shim or its program ends.
+    pub(crate) fn stop(&mut self) {
+        let Some((process, _)) = self.process.take() else {
+            return;
+        };
+        let pid = rustix::process::Pid::from_raw(process.pid());
+        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
+            // It may have been reaped already.
+            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+        }
+    }
+}
+
+/// A log as the sweeper knows it.
+#[derive(Debug)]
+struct Watched {
+    log: BoundedLog,
+    length: u64,
+    pause: Duration,
+    due: Instant,
+}
+
+fn serve(socket: &OwnedFd) -> io::Result<()> {
+    let mut all: BTreeMap<String, Watched> = BTreeMap::new();
+    let mut buffer = seqpacket::buffer();
+    loop {
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        let timeout = Timespec::try_from(SHORTEST).ok();
+        if rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))? > 0 {
+            let Some(received) = seqpacket::receive(socket, &mut buffer)? else {
+                return Ok(());
+            };
+            match decode(received.bytes).map_err(io::Error::other)? {
+                Order::Watch { name, log } => {
+                    let watched = Watched {
+                        log,
+                        length: 0,
+                        pause: SHORTEST,
+                        due: Instant::now(),
+                    };
+                    all.insert(name, watched);
+                }
+                Order::Forget { name } => {
+                    if let Some(mut watched) = all.remove(&name) {
+                        watched.look();
+                    }
+                }
+            }
+        }
+        let now = Instant::now();
+        for watched in all.values_mut().filter(|watched| watched.due <= now) {
+            watched.look();
+        }
+    }
+}
+
+impl Watched {
+    fn look(&mut self) {
+        let length = match bound(&self.log.path, self.log.bytes) {
+            Ok(length) => length,
+            // Before its start has made it, and after somebody has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.length,
+            Err(error) => {
+                if self.pause < LONGEST {
+                    let path = self.log.path.display();
+                    tracing::warn!(%path, %error, "a log cannot be bounded");
+                }
+                self.length
+            }
+        };
+        self.pause = if length == self.length {
+            (self.pause * 2).min(LONGEST)
+        } else {
+            SHORTEST
+        };
+        self.length = length;
+        self.due = Instant::now() + self.pause;
+    }
+}
+
+/// Removes the oldest blocks when it takes more than it may; its length.
+fn bound(path: &Path, bytes: u64) -> io::Result<u64> {
+    let data = std::fs::symlink_metadata(path)?;
+    if data.blocks() * BLOCKS_OF > bytes {
+        keep_last(path, bytes)?;
+    }
+    Ok(data.len())
+}
+
+/// Keeps seven eighths of so many bytes at its end, so that not every line makes work.
+pub(crate) fn keep_last(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = File::options()
+        .write(true)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+        .open(path)?;
+    let data = file.metadata()?;
+    if !data.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let end = data.len().saturating_sub(bytes / 8 * 7) / BLOCK * BLOCK;
+    if end == 0 {
+        return Ok(());
+    }
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(&file, how, 0, end)?)
+}
