@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use conman_e2e::{BUSYBOX, Conman, Docker, docker_shared, eventually};
+use conman_e2e::{
+    BUSYBOX, Conman, Docker, docker_shared, eventually, peak_resident_bytes, resident_bytes,
+};
 use conman_proto::{Image, ImageList};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -246,4 +248,86 @@ async fn an_image_is_pulled_from_a_registry_that_the_node_allows() {
         assert!(refused.stderr.contains(slug), "{reference}: {refused:?}");
     }
     assert_eq!(layers(&conman), pulled.layers.len());
+}
+
+#[tokio::test]
+async fn what_a_session_was_made_of_stays_until_it_ends_whatever_happens_to_the_daemon() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let mut conman = Conman::builder()
+        .set("node", "runtime = \"native\"")
+        .toml("[templates.own]\nimage = \"own:1\"\ncommand = [\"sleep\", \"1000000\"]")
+        .start(&docker)
+        .await;
+    let Some(archive) = busybox_archive(conman.directory()) else {
+        return;
+    };
+    let archive = archive.to_str().expect("text");
+    conman
+        .cli(&["image", "import", archive, "own:1"])
+        .await
+        .success();
+    conman.api().ensure("s", &json!({"template": "own"})).await;
+    let removed = conman.cli(&["image", "rm", "own:1"]).await;
+    assert!(
+        removed.success().contains("until no session uses it"),
+        "{removed:?}"
+    );
+    conman.cli(&["image", "gc"]).await.success();
+    conman.restart_after_crash().await;
+    conman.cli(&["image", "gc"]).await.success();
+    assert_eq!(layers(&conman), 1);
+    let said = conman
+        .cli(&["exec", "s", "--", "sh", "-c", "echo hi"])
+        .await;
+    assert_eq!(said.success(), "hi\n");
+    // Its image has no name any more, so that no other session can be made of it.
+    let other = conman
+        .api()
+        .put("/v1/sessions/t", &json!({"template": "own"}))
+        .await;
+    assert_eq!(other.problem().slug(), "no-such-image");
+
+    conman.api().stop("s").await;
+    eventually("the image is collected", PATIENCE, async || {
+        conman.cli(&["image", "gc"]).await.success();
+        layers(&conman) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_archive_much_larger_than_the_daemon_passes_through_it_in_pieces() {
+    /// Bytes of the archive's one file.
+    const LARGE: u64 = 96 << 20;
+    /// What the daemon may grow by: a third of that.
+    const GROWTH: u64 = 32 << 20;
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let conman = Conman::start(&docker).await;
+    let file = conman.directory().join("large");
+    let made = File::create(&file).and_then(|file| file.set_len(LARGE));
+    made.expect("a file of holes");
+    let before = resident_bytes(conman.pid());
+    let mut tar = Command::new("tar")
+        .arg("-C")
+        .arg(conman.directory())
+        .args(["-cf", "-", "large"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("tar runs");
+    let mut import = conman.cli_command();
+    import
+        .args(["--json", "image", "import", "-", "large:1"])
+        .stdin(tar.stdout.take().expect("piped"));
+    let (output, peak) = peak_resident_bytes(conman.pid(), import.output()).await;
+    let output = output.expect("conman runs");
+    assert!(tar.wait().expect("tar ends").success());
+    assert!(output.status.success(), "{output:?}");
+    let image: Image = serde_json::from_slice(&output.stdout).expect("an image");
+    assert_eq!(image.size_bytes, LARGE);
+    let grown = peak.saturating_sub(before);
+    assert!(grown < GROWTH, "the daemon grew by {grown} bytes");
 }
