@@ -654,9 +654,17 @@ impl Inner {
         let name = store::name(key);
         let names = vec![name.clone()];
         // Only now: its ids may be another container's from here on.
-        self.ask(&Request::Acknowledge { names })
-            .await
-            .map_err(|error| call_failed("remove", key, error))?;
+        match self.ask(&Request::Acknowledge { names }).await {
+            Ok(_) => {}
+            // Its start has not been answered yet.
+            Err(LinkError::Refused(CallError::StillAlive { .. })) => {
+                return Err(RuntimeError::StillAlive {
+                    subject: key.to_string(),
+                    pids: Vec::new(),
+                });
+            }
+            Err(error) => return Err(call_failed("remove", key, error)),
+        }
         if let Some(leaving) = leaving {
             let inner = Arc::clone(self);
             on_blocking_thread(move || inner.store.discard(&leaving)).await?;

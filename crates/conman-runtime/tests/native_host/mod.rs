@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
-use conman_runtime::{NativeOptions, NativeRuntime, NativeTimeouts};
+use conman_runtime::{NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
 
 /// What the store calls busybox.
 pub(crate) const IMAGE: &str = "busybox:test";
@@ -52,21 +52,38 @@ impl Host {
     }
 
     pub(crate) fn open(&self, instance: &Instance, timeouts: NativeTimeouts) -> NativeRuntime {
-        let directory = self.directory.path().join(instance.as_str());
-        let socket = self.directory.path().join(format!("{instance}.sock"));
+        let socket = self.path(&format!("{instance}.sock"));
         let mut shims = self.shims.lock().expect("no test has panicked in here");
         shims
             .entry(instance.clone())
             .or_insert_with(|| start_shim(&socket, instance, self.directory.path()));
+        self.open_with(instance, timeouts, None)
+    }
+
+    /// Without a shim but the one that `shim` becomes.
+    pub(crate) fn open_with(
+        &self,
+        instance: &Instance,
+        timeouts: NativeTimeouts,
+        shim: Option<ShimCommand>,
+    ) -> NativeRuntime {
         let options = NativeOptions {
             instance: instance.clone(),
-            directory,
+            directory: self.path(instance.as_str()),
             images: self.store.clone(),
-            socket,
-            shim: None,
+            socket: self.path(&format!("{instance}.sock")),
+            shim,
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn store(&self) -> &ImageStore {
+        &self.store
     }
 }
 
