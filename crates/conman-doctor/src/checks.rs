@@ -113,12 +113,13 @@ fn sessions_cgroup(
     let Some(cgroup) = site.cgroup else {
         return;
     };
-    let mut check = |name, bounds, limit: Option<CgroupLimit>, each: f64| {
+    let mut check = |name, bounds, limit: Option<CgroupLimit>, each: f64, reserve: u64| {
         // Without a limit there is nothing to tell.
         let Some(CgroupLimit { file, limit, used }) = limit else {
             return;
         };
-        let draft = Draft::new(name, bounds, Some(limit), used, each);
+        let mut draft = Draft::new(name, bounds, Some(limit), used, each);
+        draft.reserve = reserve;
         checks.push(draft.manual(target, || {
             format!(
                 "raise {file}, or the matching setting of the systemd unit or slice that it \
@@ -131,6 +132,7 @@ fn sessions_cgroup(
         "processes and threads of all sessions",
         host.cgroup_limit("pids", cgroup, &[("pids.max", "pids.current")]),
         footprint.tasks - footprint.daemon_tasks,
+        footprint.start_tasks,
     );
     check(
         "sessions: memory",
@@ -144,12 +146,14 @@ fn sessions_cgroup(
             ],
         ),
         footprint.memory_bytes,
+        0,
     );
     check(
         "sessions: cgroup.max.descendants",
         "cgroups of all sessions",
         host.cgroup_limit("", cgroup, &[("cgroup.max.descendants", "cgroup.stat")]),
         footprint.memory_cgroups,
+        0,
     );
 }
 
@@ -528,6 +532,8 @@ struct Draft {
     value: Option<u64>,
     used: Option<u64>,
     each: f64,
+    /// What sessions must leave.
+    reserve: u64,
     note: Option<String>,
 }
 
@@ -545,6 +551,7 @@ impl Draft {
             value,
             used,
             each,
+            reserve: 0,
             note: None,
         }
     }
@@ -564,7 +571,8 @@ impl Draft {
         if self.each <= 0.0 {
             return None;
         }
-        let left = self.value?.saturating_sub(self.used.unwrap_or_default());
+        let taken = self.used.unwrap_or_default().saturating_add(self.reserve);
+        let left = self.value?.saturating_sub(taken);
         Some((left as f64 / self.each) as u64)
     }
 
