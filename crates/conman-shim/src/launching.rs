@@ -35,6 +35,9 @@ pub(crate) struct Pending {
     pub(crate) own: Option<Own>,
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
+    /// To be killed as soon as there is a process.
+    #[serde(default)]
+    pub(crate) killed: bool,
     /// The answer's, from the moment of its clone.
     #[serde(skip)]
     pub(crate) pidfd: Option<OwnedFd>,
@@ -55,6 +58,7 @@ impl Pending {
             cgroup: self.cgroup.clone(),
             own,
             exec_in: self.exec_in.clone(),
+            killed: self.killed,
             pidfd: None,
         }
     }
@@ -281,6 +285,28 @@ impl Launching {
                 tracing::error!(%error, "the launcher's report is unreadable");
                 None
             }
+        }
+    }
+
+    /// Has every start fail that is under way, by the death of the launcher.
+    pub(crate) fn abort(&self) {
+        if let (Some((process, _)), false) = (&self.process, self.pending.is_empty())
+            && let Err(error) = process.kill()
+        {
+            tracing::error!(%error, "starts under way cannot be interrupted");
+        }
+    }
+
+    /// Remembers to kill a container whose start is ordered as soon as it has a process. `false`
+    /// when there is no such start.
+    pub(crate) fn kill_when_begun(&mut self, name: &str) -> bool {
+        let mut starts = self.pending.values_mut();
+        match starts.find(|start| start.name == name) {
+            Some(start) => {
+                start.killed = true;
+                true
+            }
+            None => false,
         }
     }
 

@@ -53,7 +53,8 @@ pub enum Request {
     Acknowledge {
         names: Vec<String>,
     },
-    /// SIGKILL to the container's init, which takes every other process of it along.
+    /// SIGKILL to the container's init, which takes every other process of it along; as soon as
+    /// there is one when its start is under way.
     Kill {
         name: String,
     },

@@ -365,3 +365,91 @@ fn a_cgroup_that_is_not_ours_is_not_guarded() {
     let outcome = client.appeared("x.1", &process);
     assert!(outcome.is_err());
 }
+
+#[test]
+fn a_start_under_way_when_the_fence_closes_fails_or_is_frozen() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    arm(&mut client, 60_000);
+    for round in 0..6_u64 {
+        let begun = std::thread::scope(|scope| {
+            let closer = scope.spawn(|| {
+                let mut client = shim.client();
+                shim.process_pause(9_000 + round * 1_700);
+                client.ask(Request::FreezeAll).expect("frozen");
+            });
+            let mut begun = Vec::new();
+            for number in 0.. {
+                let name = format!("r{round}n{number}.1");
+                match client.launch(shim.spec(&name, "exec sleep 1000")) {
+                    Ok(launched) => begun.push((name, launched)),
+                    Err(ClientError::Refused(CallError::Fenced | CallError::Launch { .. })) => {
+                        break;
+                    }
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+            closer.join().expect("joined");
+            begun
+        });
+        assert!(is_fenced(&mut client));
+        let mut listed: Vec<String> = client
+            .list()
+            .expect("listed")
+            .into_iter()
+            .map(|view| view.name)
+            .collect();
+        listed.sort();
+        let mut expected: Vec<String> = begun.iter().map(|(name, _)| name.clone()).collect();
+        expected.sort();
+        assert_eq!(listed, expected);
+        for (name, _) in &begun {
+            let cgroup = format!("{}/{name}", shim.cgroup);
+            assert!(freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+        }
+        client.ask(Request::KillAll).expect("killed");
+        for (_, launched) in &begun {
+            wait_dead(launched);
+        }
+        assert!(until(|| {
+            let views = client.list().expect("listed");
+            views.iter().all(|view| !view.state.is_alive())
+        }));
+        client
+            .ask(Request::Acknowledge { names: listed })
+            .expect("acknowledged");
+        client.ask(unfence(None)).expect("opened");
+    }
+    let last = client.launch(shim.spec("last.1", "true"));
+    wait_dead(&last.expect("launched"));
+}
+
+#[test]
+fn a_start_that_is_killed_while_it_is_under_way_does_not_stay() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let mut killer = shim.client();
+    for number in 0..10 {
+        let name = format!("k{number}.1");
+        std::thread::scope(|scope| {
+            let launch = scope.spawn(|| client.launch(shim.spec(&name, "exec sleep 1000")));
+            assert!(until(|| {
+                let name = name.clone();
+                killer.ask(Request::Kill { name }).is_ok()
+            }));
+            if let Ok(launched) = launch.join().expect("joined") {
+                wait_dead(&launched);
+            }
+        });
+    }
+    assert!(until(|| {
+        let views = client.list().expect("listed");
+        views.iter().all(|view| !view.state.is_alive())
+    }));
+}

@@ -135,6 +135,7 @@ impl Control {
         start.pidfd = open_child(pid).ok();
         let name = start.name.clone();
         let is_command = start.own.is_none();
+        let killed = start.killed;
         // Of no use for one that has been reaped already.
         let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
         let container = start.container().begun(pid, start_ticks);
@@ -144,6 +145,13 @@ impl Control {
         if !is_command {
             self.change(FenceEvent::Appeared(slot(&name)));
             self.bound_log(&name);
+        }
+        if killed
+            && let Some(container) = self.containers.get(&name)
+            && container.is_alive()
+            && let Err(error) = self.kill(container)
+        {
+            tracing::error!(name, %error, "a start that was to be ended goes on");
         }
         if is_command {
             // A container whose start is interrupted is found by its cgroup, a command by this.

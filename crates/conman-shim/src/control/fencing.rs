@@ -5,7 +5,6 @@ use std::io;
 use conman_core::ownership::{BootTime, FenceAction, FenceEvent, SlotView};
 
 use super::{Control, boottime_ns, host_error};
-use crate::containers::Container;
 use crate::fence::{KeptFence, name_of, slot, whole_ms};
 use crate::ledger::Record;
 use crate::protocol::{CallError, FenceState, Message, Reply};
@@ -174,6 +173,9 @@ impl Control {
         {
             tracing::error!(%error, "the fence cannot freeze all at once");
         }
+        // A start under way would hold the launcher up, and its cgroup may not be made yet; what
+        // has begun of it is killed and removed.
+        self.launching.abort();
     }
 
     fn order_freezing(&self, name: &str, cgroup: &str) {
@@ -240,8 +242,18 @@ impl Control {
             self.unverified.remove(&name);
             self.change(FenceEvent::FreezeVerified(slot(&name)));
         }
-        let alive = |name: &String| self.containers.get(name).is_none_or(Container::is_alive);
-        self.unverified.retain(alive);
+        let gone: Vec<String> = self
+            .unverified
+            .iter()
+            .filter(|name| match self.containers.get(name) {
+                Some(container) => !container.is_alive(),
+                None => !self.launching.is_starting(name),
+            })
+            .cloned()
+            .collect();
+        for name in gone {
+            self.unverified.remove(&name);
+        }
         let state = self.fence_state();
         if state != self.told_fence {
             self.told_fence = state;

@@ -83,6 +83,7 @@ impl Control {
             cgroup: spec.cgroup.clone(),
             own: Some(own),
             exec_in: None,
+            killed: false,
             pidfd: None,
         };
         let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
@@ -138,6 +139,7 @@ impl Control {
             cgroup: cgroup.clone(),
             own: None,
             exec_in: Some(spec.container.clone()),
+            killed: false,
             pidfd: None,
         };
         let fds = std::iter::once(init).chain(streams).collect();
@@ -225,6 +227,11 @@ impl Control {
 
     /// Kills it, and goes on doing so until it is dead while the fence is armed.
     pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
+        if self.containers.get(&name).is_none() && self.launching.kill_when_begun(&name) {
+            self.change(FenceEvent::Condemn(slot(&name)));
+            self.set_timer();
+            return Ok(Reply::Done);
+        }
         let container = self.living(&name)?;
         self.kill(container).map_err(host_error("kill", &name))?;
         if container.exec_in.is_none() {
