@@ -1,13 +1,11 @@
 //! What a container's first process does before it becomes the container's program.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, NulError};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use conman_linux::{
@@ -15,6 +13,7 @@ use conman_linux::{
     bound_capabilities, bring_loopback_up, close_on_exec_from, join_cgroups, limit_capabilities,
     no_new_privileges, unshare_namespaces,
 };
+use nix::errno::Errno;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{
     Resource, Rlimit, chdir, chroot, fchdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid,
@@ -50,6 +49,9 @@ const UNPRIVILEGED_PORTS: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 
 /// Everybody may write, and remove only what is his own.
 const SHARED_MODE: u32 = 0o1777;
+
+/// Where a command is looked for when no `PATH` is set.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// Descriptors of the program: standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
@@ -440,29 +442,65 @@ fn set_limits(program: &ProgramSpec) -> io::Result<()> {
 }
 
 /// Returns only with the reason why it could not.
+///
+/// By execve alone: the C library's search would give a file that is no program to a shell.
 pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
-    let Some((command, arguments)) = program.argv.split_first() else {
+    let Some(command) = program.argv.first() else {
         return LaunchError::EndedEarly;
     };
-    let error = Command::new(command)
-        .args(arguments)
-        .env_clear()
-        .envs(program.env.iter().map(|(key, value)| (key, value)))
-        .exec();
-    let command = command.clone();
-    match error.kind() {
-        io::ErrorKind::NotFound if exists(&command) => LaunchError::NotExecutable {
-            command,
-            reason: "the interpreter or loader that it names does not exist".to_owned(),
-        },
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            LaunchError::CommandNotFound { command }
+    let not_executable = |reason: &str| LaunchError::NotExecutable {
+        command: command.clone(),
+        reason: reason.to_owned(),
+    };
+    let strings = |strings: &mut dyn Iterator<Item = String>| -> Result<Vec<CString>, NulError> {
+        strings.map(CString::new).collect()
+    };
+    let argv = strings(&mut program.argv.iter().cloned());
+    let variables = &mut program
+        .env
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"));
+    let (Ok(argv), Ok(env)) = (argv, strings(variables)) else {
+        return not_executable("a NUL byte in its arguments");
+    };
+    let mut worst = Errno::ENOENT;
+    for path in candidates(command, &program.env) {
+        match nix::unistd::execve(&path, &argv, &env) {
+            Ok(never) => match never {},
+            // Looked for further on, as every search does.
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(Errno::EACCES) => worst = Errno::EACCES,
+            Err(errno) => {
+                worst = errno;
+                break;
+            }
         }
-        _ => LaunchError::NotExecutable {
-            command,
-            reason: error.to_string(),
-        },
     }
+    match worst {
+        Errno::ENOENT if exists(command) => {
+            not_executable("the interpreter or loader that it names does not exist")
+        }
+        Errno::ENOENT => LaunchError::CommandNotFound {
+            command: command.clone(),
+        },
+        errno => not_executable(&io::Error::from(errno).to_string()),
+    }
+}
+
+/// Where a command is looked for: where it says, or in the directories of `PATH`.
+fn candidates(command: &str, env: &[(String, String)]) -> Vec<CString> {
+    if command.contains('/') {
+        return CString::new(command).into_iter().collect();
+    }
+    let path = env.iter().rev().find(|(key, _)| key == "PATH");
+    let path = path.map_or(DEFAULT_PATH, |(_, value)| value.as_str());
+    path.split(':')
+        .map(|directory| match directory {
+            "" => format!("./{command}"),
+            directory => format!("{directory}/{command}"),
+        })
+        .filter_map(|path| CString::new(path).ok())
+        .collect()
 }
 
 /// Only for a command with a slash is it certain where it was looked for.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use conman_linux::{
@@ -64,6 +64,8 @@ struct Made {
     process: Option<PidFd>,
     cgroup: Option<SessionCgroup>,
     scratch: Option<Scratch>,
+    /// A log that was not there before.
+    log: Option<PathBuf>,
 }
 
 impl Made {
@@ -83,6 +85,11 @@ impl Made {
         }
         if let Some(scratch) = &self.scratch {
             scratch.take_back();
+        }
+        if let Some(log) = &self.log
+            && let Err(error) = std::fs::remove_file(log)
+        {
+            tracing::warn!(path = %log.display(), %error, "a failed start leaves its log");
         }
     }
 }
@@ -165,7 +172,8 @@ impl Launcher {
         let log = if spec.terminal.is_some() && !binds.is_empty() {
             binds.remove(0)
         } else {
-            open_log(spec, order.ids).map_err(|error| LaunchError::step("open the log", &error))?
+            open_log(spec, order.ids, &mut made.log)
+                .map_err(|error| LaunchError::step("open the log", &error))?
         };
         phases.files_us = clock.lap();
         let user_namespace = map_ids(process, order.ids)?;
@@ -192,23 +200,28 @@ impl Launcher {
         Err(LaunchError::EndedEarly)
     }
 
-    /// Removes what an interrupted start may have left: the directory, and the cgroup once the
-    /// processes in it are gone. Goes on after failures, which are logged.
+    /// Removes what an interrupted start may have left: the directory, once the processes in the
+    /// cgroup are gone, and the cgroup. Goes on after failures, which are logged.
     pub(super) fn sweep(&self, cgroup: &str, scratch: &Path) {
+        let cgroups = Cgroups::of(&self.layout);
+        let empty = || cgroups.pids_below(cgroup).is_empty();
+        if !(0..SWEEP_TRIES).any(|_| empty() || sweep_pause()) {
+            tracing::warn!(cgroup, "an interrupted start's processes do not end");
+        }
+        // Before the cgroup, which its files' last pages would keep.
         match std::fs::remove_dir_all(scratch) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
             }
             _ => {}
         }
-        let cgroups = Cgroups::of(&self.layout);
         let mut left = Vec::new();
         for _ in 0..SWEEP_TRIES {
             left = cgroups.remove_tree(cgroup);
             if left.is_empty() {
                 break;
             }
-            let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
+            sweep_pause();
         }
         for error in left {
             tracing::warn!(%error, "an interrupted start leaves a cgroup");
@@ -298,13 +311,26 @@ pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     }
 }
 
-fn open_log(spec: &LaunchSpec, ids: u32) -> io::Result<OwnedFd> {
-    let file = File::options()
+/// Never true, so that a search goes on.
+fn sweep_pause() -> bool {
+    let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
+    false
+}
+
+fn open_log(spec: &LaunchSpec, ids: u32, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {
+    let mut options = File::options();
+    options
         .append(true)
-        .create(true)
         .mode(0o640)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
-        .open(&spec.log)?;
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    let file = match options.clone().create_new(true).open(&spec.log) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(&spec.log)?,
+        other => {
+            let file = other?;
+            *made = Some(spec.log.clone());
+            file
+        }
+    };
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }

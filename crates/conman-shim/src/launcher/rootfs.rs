@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
 use rustix::fs::{
-    CWD, FileType, IFlags, Mode, OFlags, ResolveFlags, ioctl_getflags, ioctl_setflags, openat2,
+    CWD, FileType, IFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, ioctl_getflags,
+    ioctl_setflags, openat2,
 };
+use rustix::io::Errno;
 
 use super::places::LAYERS;
 use crate::protocol::LaunchError;
@@ -126,9 +128,22 @@ pub(super) fn overlay(
     set_common(&overlay).map_err(step("configure the overlay"))?;
     let made = overlay
         .mount(MountAttributes::MOUNT_ATTR_NODEV)
+        .and_then(|overlay| must_be_writable(overlay, scratch))
         .map_err(step("make the overlay"));
     drop(own);
     made
+}
+
+/// An overlay that cannot make its working directory is read-only, and says so to the kernel's log
+/// alone.
+fn must_be_writable(overlay: Mount, scratch: &Scratch) -> io::Result<Mount> {
+    let flags = rustix::fs::fstatvfs(&overlay)?.f_flag;
+    if !flags.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(overlay);
+    }
+    // The reason once more.
+    create_dir(scratch.path.join(WORK).join("attempt"))?;
+    Err(io::Error::from_raw_os_error(Errno::ROFS.raw_os_error()))
 }
 
 fn open_layer(store: &Mount, layer: &Path) -> io::Result<OwnedFd> {
@@ -156,9 +171,13 @@ fn make_mount_points(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<(
             .iter()
             .find_map(|layer| rustix::fs::statat(layer, name, flags).ok());
         match found.map(|data| data.st_mode) {
-            // What stands in the way is not ours to remove; mounting refuses it.
-            Some(found) if !FileType::from_raw_mode(found).is_dir() => continue,
-            Some(found) if name != SHARED_MEMORY || found & 0o7777 == mode => continue,
+            Some(found)
+                if FileType::from_raw_mode(found).is_dir()
+                    && (name != SHARED_MEMORY || found & 0o7777 == mode) =>
+            {
+                continue;
+            }
+            // A directory of the top layer hides whatever else a lower one has.
             _ => {}
         }
         for parent in Path::new(name).ancestors().skip(1) {
