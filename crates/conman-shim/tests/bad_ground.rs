@@ -20,7 +20,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 #[derive(Debug, PartialEq, Eq)]
 struct Ground {
     cgroups: Vec<String>,
-    /// Processes of the shim's, as it and its launcher are.
+    /// Processes of the shim's, its helpers among them.
     children: usize,
     /// Open descriptors of the shim and of its launcher.
     descriptors: Vec<usize>,
@@ -150,7 +150,6 @@ fn ready(shim: &Shim) -> Client {
         ),
         "{error}"
     );
-    until(|| Ground::of(shim).children == 1);
     client
 }
 
