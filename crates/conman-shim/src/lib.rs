@@ -68,10 +68,16 @@ pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 
 /// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
 ///
-/// With SIGHUP, and when it is asked to, it goes on as the program that its path now names.
+/// With SIGHUP, and when it is asked to, it goes on as the program that its path now names: with
+/// the arguments of this one, so that whoever calls this comes here again. A process that was
+/// executed only to say whether it could does not come back from here.
 pub fn run(options: ShimOptions) -> std::io::Result<()> {
     match handover::asked()? {
-        handover::Asked::Check(memory, socket) => handover::check(memory, &socket),
+        handover::Asked::Check(memory, socket) => {
+            let answered = handover::check(memory, &socket);
+            // This is not the shim: whoever called must not clear up behind one that ends.
+            std::process::exit(i32::from(answered.is_err()))
+        }
         handover::Asked::Take(memory) => {
             let sealed = handover::Sealed::open(memory)?;
             control::Control::take_over(options, sealed)?.run()

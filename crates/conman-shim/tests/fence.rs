@@ -4,7 +4,7 @@ mod support;
 
 use std::process::Command;
 
-use conman_linux::{Cgroups, Freezer, PidFd};
+use conman_linux::{CgroupLayout, CgroupPart, Cgroups, Freezer, PidFd};
 use conman_shim::{CallError, Client, ClientError, ContainerState, FenceState, Reply, Request};
 
 use support::{Shim, available, boottime_ns, next_end, subscribe, until, wait_dead};
@@ -13,6 +13,24 @@ const MS: u64 = 1_000_000;
 
 fn freezer() -> Freezer {
     Freezer::detect().expect("detected")
+}
+
+/// How the host's cgroups are used, by the shim and by the test; what the host lacks is left out.
+#[expect(clippy::print_stderr, reason = "a skipped test says so there")]
+fn hosts() -> Vec<(&'static [&'static str], Freezer)> {
+    let layout = CgroupLayout::detect().expect("detected");
+    let parts: [(&[&str], CgroupPart); 2] = [
+        (&[], CgroupPart::All),
+        (&["--cgroups", "v1"], CgroupPart::V1),
+    ];
+    let usable = parts.into_iter().filter_map(|(flags, part)| {
+        let freezer = Freezer::of(&layout.clone().part(part));
+        if let Err(error) = &freezer {
+            eprintln!("skipped with {flags:?}: {error}");
+        }
+        Some((flags, freezer.ok()?))
+    });
+    usable.collect()
 }
 
 fn state(client: &mut Client) -> FenceState {
@@ -51,7 +69,13 @@ fn unarmed_it_lets_everything_run_and_armed_only_until_the_deadline() {
     if !available() {
         return;
     }
-    let shim = Shim::start();
+    for (flags, freezer) in hosts() {
+        armed_on(flags, &freezer);
+    }
+}
+
+fn armed_on(flags: &[&str], freezer: &Freezer) {
+    let shim = Shim::start_with(flags);
     let mut client = shim.client();
     assert_eq!(state(&mut client), FenceState::Unarmed);
     let before = client
@@ -67,7 +91,7 @@ fn unarmed_it_lets_everything_run_and_armed_only_until_the_deadline() {
     assert!(boottime_ns() >= second - MS, "too early");
     for name in ["before.1", "after.1"] {
         let cgroup = format!("{}/{name}", shim.cgroup);
-        assert!(freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+        assert!(freezer.is_frozen(&cgroup).expect("asked"), "{name}");
     }
     // A later deadline alone changes nothing.
     arm(&mut client, 60_000);
@@ -77,7 +101,7 @@ fn unarmed_it_lets_everything_run_and_armed_only_until_the_deadline() {
     assert!(matches!(state(&mut client), FenceState::Armed { .. }));
     for name in ["before.1", "after.1"] {
         let cgroup = format!("{}/{name}", shim.cgroup);
-        assert!(!freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+        assert!(!freezer.is_frozen(&cgroup).expect("asked"), "{name}");
     }
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&before);
@@ -89,7 +113,13 @@ fn only_those_that_are_named_are_thawed_and_the_lost_are_killed_while_they_are_f
     if !available() {
         return;
     }
-    let shim = Shim::start();
+    for (flags, freezer) in hosts() {
+        named_on(flags, &freezer);
+    }
+}
+
+fn named_on(flags: &[&str], freezer: &Freezer) {
+    let shim = Shim::start_with(flags);
     let mut client = shim.client();
     let mut launch = |name: &str| {
         client
@@ -110,7 +140,7 @@ fn only_those_that_are_named_are_thawed_and_the_lost_are_killed_while_they_are_f
     client.ask(unfence(Some(&["mine.1"]))).expect("opened");
     let frozen = |name: &str| {
         let cgroup = format!("{}/{name}", shim.cgroup);
-        freezer().is_frozen(&cgroup).expect("asked")
+        freezer.is_frozen(&cgroup).expect("asked")
     };
     assert!(!frozen("mine.1"));
     assert!(frozen("other.1"));
@@ -239,7 +269,13 @@ fn containers_of_dockers_freeze_thaw_and_die_by_the_fence() {
     if !available() {
         return;
     }
-    let shim = Shim::start();
+    for (flags, freezer) in hosts() {
+        docked_on(flags, &freezer);
+    }
+}
+
+fn docked_on(flags: &[&str], freezer: &Freezer) {
+    let shim = Shim::start_with(flags);
     let cgroup = format!("{}/docked.1", shim.cgroup);
     let name = format!("shimtest-{}-docked", std::process::id());
     let script = "while :; do echo ran; sleep 0.02; done";
@@ -267,7 +303,7 @@ fn containers_of_dockers_freeze_thaw_and_die_by_the_fence() {
     client.ask(Request::FreezeAll).expect("frozen");
     assert!(is_fenced(&mut client));
     let before = docked.log();
-    assert!(freezer().is_frozen(&cgroup).expect("asked"));
+    assert!(freezer.is_frozen(&cgroup).expect("asked"));
     client.ask(unfence(None)).expect("opened");
     assert!(until(|| docked.log() > before), "it runs again");
     client.ask(Request::FreezeAll).expect("frozen");
@@ -299,7 +335,13 @@ fn a_start_of_dockers_that_comes_after_the_deadline_never_runs() {
     if !available() {
         return;
     }
-    let shim = Shim::start();
+    for (flags, freezer) in hosts() {
+        late_on(flags, &freezer);
+    }
+}
+
+fn late_on(flags: &[&str], freezer: &Freezer) {
+    let shim = Shim::start_with(flags);
     let cgroup = format!("{}/late.1", shim.cgroup);
     let name = format!("shimtest-{}-late", std::process::id());
     let Some(docked) = Docked::create(&name, &cgroup, "echo ran; exec sleep 1000") else {
@@ -313,7 +355,7 @@ fn a_start_of_dockers_that_comes_after_the_deadline_never_runs() {
         })
         .expect("guarded");
     arm(&mut client, 1);
-    assert!(until(|| freezer().is_frozen(&cgroup).expect("asked")));
+    assert!(until(|| freezer.is_frozen(&cgroup).expect("asked")));
     // Docker does not know, and starts it all the same; it may wait for ever.
     std::thread::scope(|scope| {
         scope.spawn(|| docker(&["start", &docked.0]));

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_core::ownership::FenceEvent;
-use conman_linux::Signal;
+use conman_linux::{CgroupLayout, Cgroups, Signal};
 use rustix::io::Errno;
 
 use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
@@ -217,9 +217,25 @@ impl Control {
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
-        let may_be_frozen = container.frozen || self.fence.is_closed();
-        let by_cgroup = may_be_frozen && container.exec_in.is_none() && !self.freezer.dies_frozen();
+        // Whoever is frozen there dies only once thawed, and must not run then.
+        let by_cgroup = !self.freezer.dies_frozen()
+            && container.exec_in.is_none()
+            && (container.frozen
+                || self.fence.is_armed()
+                || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
+        if container.foreign && container.pid == 0 && !self.freezer.dies_frozen() {
+            // Killing thaws there, and what appears later would run: it stays frozen unless there
+            // is something to kill.
+            let cgroups = Cgroups::of(&CgroupLayout::detect()?.part(self.options.cgroups));
+            if cgroups.pids_below(&container.cgroup).is_empty() {
+                return Ok(());
+            }
+        }
         if by_cgroup || container.foreign {
+            if !container.foreign {
+                // One that has just been made may not have joined its cgroup.
+                container.signal(Signal::KILL)?;
+            }
             return self.freezer.kill(&container.cgroup);
         }
         container.signal(Signal::KILL)

@@ -48,6 +48,7 @@ pub(crate) struct Shim {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) cgroup: String,
     pub(crate) process: Child,
+    flags: Vec<String>,
 }
 
 impl Shim {
@@ -75,6 +76,7 @@ impl Shim {
         let cgroup = format!("/conman-shimtest-{}-{number}", std::process::id());
         let process = spawn(program, directory.path(), &cgroup, flags);
         Self {
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             directory,
             cgroup,
             process,
@@ -161,7 +163,9 @@ impl Shim {
     pub(crate) fn succeed(&mut self) {
         self.process.kill().expect("killed");
         self.process.wait().expect("reaped");
-        self.process = spawn(Path::new(PROGRAM), self.directory.path(), &self.cgroup, &[]);
+        let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
+        let program = Path::new(PROGRAM);
+        self.process = spawn(program, self.directory.path(), &self.cgroup, &flags);
     }
 
     /// Removes what the daemon would remove: cgroups and directories of ended containers.
