@@ -13,10 +13,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const UNIT: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../deploy/systemd/conman.service"
-);
+const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd");
 
 /// A daemon that ends with the test.
 struct Served(Child);
@@ -76,7 +73,7 @@ async fn the_service_manager_is_told_of_readiness_life_and_the_end() {
 }
 
 #[test]
-fn the_unit_is_one_that_systemd_understands() {
+fn the_units_are_ones_that_systemd_understands() {
     let systemd_analyze = Path::new("/usr/bin/systemd-analyze");
     if !systemd_analyze.exists() {
         let _ = writeln!(
@@ -85,15 +82,20 @@ fn the_unit_is_one_that_systemd_understands() {
         );
         return;
     }
-    let unit = fs::read_to_string(UNIT).expect("the unit is there");
-    let installed = binary();
-    let unit = unit.replace("/usr/bin/conman", &installed.display().to_string());
+    let installed = binary().display().to_string();
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    let path = folder.path().join("conman.service");
-    fs::write(&path, unit).expect("the unit can be copied");
+    let mut units = Vec::new();
+    for entry in fs::read_dir(UNITS).expect("the units are there") {
+        let source = entry.expect("the folder can be listed").path();
+        let unit = fs::read_to_string(&source).expect("a unit can be read");
+        let copy = folder.path().join(source.file_name().expect("a name"));
+        fs::write(&copy, unit.replace("/usr/bin/conman", &installed)).expect("it can be copied");
+        units.push(copy);
+    }
+    assert!(!units.is_empty());
     let verified = Command::new(systemd_analyze)
         .args(["verify", "--recursive-errors=no", "--man=no"])
-        .arg(&path)
+        .args(&units)
         .output()
         .expect("systemd-analyze can be run");
     let told = String::from_utf8_lossy(&verified.stderr);
