@@ -342,15 +342,15 @@ impl Memory {
     }
 }
 
-/// The shim and its launchers: its children that run the same program.
+/// The shim and its helpers: its children that run the same program.
 fn own_processes(shim: i32) -> Vec<i32> {
-    let comm = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-    let own = comm(&shim.to_string());
+    let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = program(&shim.to_string());
     let children = fs::read_to_string(format!("/proc/{shim}/task/{shim}/children"));
     let children = children.unwrap_or_default();
     let same = children
         .split_ascii_whitespace()
-        .filter(|pid| comm(pid) == own);
+        .filter(|pid| program(pid) == own);
     let pids = same.filter_map(|pid| pid.parse().ok());
     std::iter::once(shim).chain(pids).collect()
 }

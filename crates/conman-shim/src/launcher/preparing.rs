@@ -23,6 +23,9 @@ use crate::options::{PREPARED_EXTENSION, ShimOptions};
 /// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
 const SUPERBLOCKS: u32 = 3;
 
+/// Made besides, for what else the host mounts meanwhile.
+const SPARE: u32 = 2_048;
+
 /// Most that are made; the kernel allows 100,000 mounts in a namespace (fs.mount-max).
 const MOST: u32 = 90_000;
 
@@ -36,7 +39,13 @@ impl Preparing {
     /// Begins, unless it has been done since the boot. What fails makes starts slower, nothing
     /// else.
     pub(super) fn begin(sole: &SoleThread, options: &ShimOptions) -> Self {
-        let wanted = options.prepare_for.saturating_mul(SUPERBLOCKS).min(MOST);
+        let wanted = match options.prepare_for {
+            0 => 0,
+            count => count
+                .saturating_mul(SUPERBLOCKS)
+                .saturating_add(SPARE)
+                .min(MOST),
+        };
         let mark = format!("{} {wanted}\n", boot_id().unwrap_or_default());
         let file = options.state_file.with_extension(PREPARED_EXTENSION);
         if wanted == 0 || std::fs::read_to_string(&file).is_ok_and(|text| text == mark) {
