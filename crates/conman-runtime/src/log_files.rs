@@ -25,6 +25,9 @@ use crate::{LogChunk, LogOptions, OutputStream, RuntimeError};
 /// How far back the last lines are looked for.
 const TAIL_WINDOW_BYTES: u64 = 1 << 20;
 
+/// Times that a piece is read anew whose beginning was given up meanwhile.
+const READ_TRIES: usize = 8;
+
 /// How often a followed file is read again.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -249,23 +252,28 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Empty at the end of the file.
+/// Empty at the end of the file, and where what is read is given up faster than it can be.
 fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
-    let begin = match rustix::fs::seek(file, SeekFrom::Data(position)) {
-        Ok(begin) => begin,
-        // Nothing but a hole up to the end.
-        Err(Errno::NXIO) => {
-            return Ok(Piece {
-                bytes: Vec::new(),
-                begin: position,
-            });
+    let mut begin = position;
+    for _ in 0..READ_TRIES {
+        begin = match rustix::fs::seek(file, SeekFrom::Data(begin)) {
+            Ok(begin) => begin,
+            // Nothing but a hole up to the end.
+            Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut bytes = vec![0; most];
+        let read = file.read_at(&mut bytes, begin)?;
+        bytes.truncate(read);
+        // What was given up while it was read would be zeros.
+        if rustix::fs::seek(file, SeekFrom::Data(begin)) == Ok(begin) {
+            return Ok(Piece { bytes, begin });
         }
-        Err(errno) => return Err(errno.into()),
-    };
-    let mut bytes = vec![0; most];
-    let read = file.read_at(&mut bytes, begin)?;
-    bytes.truncate(read);
-    Ok(Piece { bytes, begin })
+    }
+    Ok(Piece {
+        bytes: Vec::new(),
+        begin: position,
+    })
 }
 
 /// Reading may wait for a disk.
