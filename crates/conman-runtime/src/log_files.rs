@@ -47,6 +47,8 @@ struct Source {
     /// `None` until the file exists.
     file: Option<Arc<File>>,
     position: u64,
+    /// Where reading ends although more may be written; `None` to go on.
+    end: Option<u64>,
     at_line_start: bool,
     /// Behind a hole: until the next line begins nothing is told.
     in_cut_line: bool,
@@ -71,6 +73,7 @@ pub(crate) async fn read(
         path,
         file: None,
         position: 0,
+        end: None,
         at_line_start: true,
         in_cut_line: false,
     });
@@ -81,6 +84,13 @@ pub(crate) async fn read(
         ready: VecDeque::new(),
         finished: false,
     };
+    if !options.follow {
+        // A program that writes faster than this is read would be read for ever.
+        for source in &mut reader.sources {
+            let found = source.find_end().await;
+            found.map_err(|error| host_error("read", &source.path, error))?;
+        }
+    }
     if let Some(lines) = options.tail {
         reader.skip_to_tail(lines).await?;
     }
@@ -159,8 +169,20 @@ impl Source {
         };
         loop {
             let position = self.position;
+            let left = self
+                .end
+                .map_or(u64::MAX, |end| end.saturating_sub(position));
+            let most = usize::try_from(left).unwrap_or(usize::MAX);
+            let most = most.min(OUTPUT_CHUNK_BYTES);
             let same = Arc::clone(&file);
-            let piece = away(move || read_piece(&same, position, OUTPUT_CHUNK_BYTES)).await?;
+            let mut piece = away(move || read_piece(&same, position, most)).await?;
+            if let Some(end) = self.end {
+                // A hole may have carried it beyond.
+                let left = end.saturating_sub(piece.begin);
+                piece
+                    .bytes
+                    .truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            }
             self.in_cut_line |= piece.begin > position;
             self.position = piece.begin + piece.bytes.len() as u64;
             if piece.bytes.is_empty() || !self.in_cut_line {
@@ -182,18 +204,20 @@ impl Source {
         let Some(file) = self.open().await? else {
             return Ok(0);
         };
+        let end = self.end;
         let (window, begin, cut) = away(move || {
-            let end = file.metadata()?.len();
+            let end = end.map_or_else(|| Ok(file.metadata()?.len()), Ok::<u64, io::Error>)?;
             let start = end.saturating_sub(TAIL_WINDOW_BYTES);
             let mut window = Vec::new();
             let mut first = start;
             loop {
-                let length = usize::try_from(end.saturating_sub(first)).unwrap_or(0);
-                let piece = read_piece(&file, first + window.len() as u64, length - window.len())?;
+                let at = first + window.len() as u64;
+                let length = usize::try_from(end.saturating_sub(at)).unwrap_or(0);
+                let piece = read_piece(&file, at, length)?;
                 if piece.bytes.is_empty() {
                     return Ok((window, first, first > 0));
                 }
-                if piece.begin > first + window.len() as u64 {
+                if piece.begin > at {
                     window.clear();
                     first = piece.begin;
                 }
@@ -233,6 +257,16 @@ impl Source {
             self.at_line_start = line.ends_with(b"\n");
         }
         stamped.into()
+    }
+
+    /// What is there now is all that is read.
+    async fn find_end(&mut self) -> io::Result<()> {
+        let end = match self.open().await? {
+            Some(file) => away(move || Ok(file.metadata()?.len())).await?,
+            None => 0,
+        };
+        self.end = Some(end);
+        Ok(())
     }
 
     async fn open(&mut self) -> io::Result<Option<Arc<File>>> {
@@ -319,6 +353,23 @@ mod tests {
             text.push_str(&String::from_utf8_lossy(&chunk.expect("readable").bytes));
         }
         text
+    }
+
+    #[tokio::test]
+    async fn a_log_that_grows_while_it_is_read_has_an_end_all_the_same() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("log");
+        std::fs::write(&path, "first\n".repeat(10_000)).expect("written");
+        let files = vec![(OutputStream::Stdout, path.clone())];
+        let log = read(files, LogOptions::default(), || true).await;
+        let mut log = log.expect("a log");
+        let mut file = File::options().append(true).open(&path).expect("opened");
+        let mut bytes = 0;
+        while let Some(chunk) = log.next().await {
+            bytes += chunk.expect("readable").bytes.len();
+            io::Write::write_all(&mut file, &b"later\n".repeat(10_000)).expect("written");
+        }
+        assert_eq!(bytes, 60_000);
     }
 
     #[tokio::test]

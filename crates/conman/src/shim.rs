@@ -17,7 +17,7 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_runtime::ShimCommand;
-use conman_shim::{Client, ClientError, PREPARED_EXTENSION, ShimOptions};
+use conman_shim::{Client, ClientError, PREPARED_EXTENSION, Request, ShimOptions};
 
 use crate::config::{self, LogFormat};
 use crate::{state_dir, telemetry};
@@ -105,6 +105,8 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
     let done = state_directory(arguments).and_then(|state_dir| {
         if arguments.stop {
             stop(&state_dir)
+        } else if arguments.replace {
+            replace(&state_dir)
         } else {
             be(&state_dir, arguments.prepare_for)
         }
@@ -150,23 +152,42 @@ fn be(state_dir: &Path, prepare_for: u32) -> Result<()> {
     Ok(())
 }
 
-/// Ends the shim of an installation, unless containers live.
-fn stop(state_dir: &Path) -> Result<()> {
+/// A connection to the shim of an installation; `None` when there is none.
+fn connect(state_dir: &Path) -> Result<Option<Client>> {
     let socket = ShimPlace::of(&state_dir::instance(state_dir)?).socket();
-    let mut client = match Client::connect(&socket, PATIENCE) {
-        Ok(client) => client,
+    match Client::connect(&socket, PATIENCE) {
+        Ok(client) => Ok(Some(client)),
         Err(ClientError::Io { source, .. })
             if matches!(
                 source.kind(),
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
             ) =>
         {
-            crate::tell("no shim runs");
-            return Ok(());
+            Ok(None)
         }
-        Err(error) => {
-            return Err(error).with_context(|| format!("no answer on {}", socket.display()));
-        }
+        Err(error) => Err(error).with_context(|| format!("no answer on {}", socket.display())),
+    }
+}
+
+/// Has the shim go on as this very program.
+fn replace(state_dir: &Path) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find conman's own program")?;
+    let Some(mut client) = connect(state_dir)? else {
+        bail!("no shim runs");
+    };
+    let request = Request::Replace {
+        program: Some(program.clone()),
+    };
+    client.ask(request).context("the shim stays what it is")?;
+    crate::tell(&format!("the shim goes on as {}", program.display()));
+    Ok(())
+}
+
+/// Ends the shim of an installation, unless containers live.
+fn stop(state_dir: &Path) -> Result<()> {
+    let Some(mut client) = connect(state_dir)? else {
+        crate::tell("no shim runs");
+        return Ok(());
     };
     let shim = PidFd::open(client.shim_pid()).context("the shim has just gone")?;
     // It answers after the pidfd was opened, so it is the shim that the pidfd holds.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::conman::{Conman, Runtimes};
+use crate::conman::Conman;
 use crate::docker::{BUSYBOX, Docker, PYTHON};
 use crate::native::{NATIVE_TEMPLATES, Native, ROOT};
 use crate::port::Port;
@@ -96,8 +96,9 @@ impl Builder {
     async fn launch_native(self, native: &Native) -> Conman {
         let mut conman = self.build();
         conman.launch().await;
-        let archive = native.archive().to_string_lossy().into_owned();
-        let imported = conman.cli(&["image", "import", &archive, ROOT]).await;
+        let archive = native.archive(conman.directory());
+        let archive = archive.to_string_lossy();
+        let imported = conman.cli(&["image", "import", &*archive, ROOT]).await;
         imported.success();
         conman
     }
@@ -128,12 +129,8 @@ impl Builder {
             .into_iter()
             .map(|token| (token.name, token.text))
             .collect();
-        let (native, docker) = match self.runtime {
-            Runtime::Docker => (false, true),
-            Runtime::Native => (true, false),
-            Runtime::Both => (true, true),
-        };
-        Conman::new(directory, ports, tokens, Runtimes { native, docker })
+        let uses_docker = self.runtime != Runtime::Native;
+        Conman::new(directory, ports, tokens, uses_docker)
     }
 
     fn config(&self, directory: &Path, ports: &[Port; 2]) -> String {

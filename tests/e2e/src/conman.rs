@@ -32,15 +32,9 @@ pub struct Conman {
     directory: TempDir,
     ports: [Port; 2],
     tokens: Vec<(String, String)>,
-    runtimes: Runtimes,
+    /// Whether Docker may have containers of this installation's.
+    uses_docker: bool,
     daemon: Option<Child>,
-}
-
-/// What sessions may run on, and what has to be swept.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Runtimes {
-    pub(crate) native: bool,
-    pub(crate) docker: bool,
 }
 
 impl Conman {
@@ -58,13 +52,13 @@ impl Conman {
         directory: TempDir,
         ports: [Port; 2],
         tokens: Vec<(String, String)>,
-        runtimes: Runtimes,
+        uses_docker: bool,
     ) -> Self {
         Self {
             directory,
             ports,
             tokens,
-            runtimes,
+            uses_docker,
             daemon: None,
         }
     }
@@ -297,8 +291,13 @@ impl Conman {
 
     /// Runs `conman shim --stop`: its exit code and what it said.
     pub fn stop_shim(&self) -> (Option<i32>, String) {
+        self.order_shim("--stop")
+    }
+
+    /// Runs `conman shim` with an order for the shim that runs.
+    pub fn order_shim(&self, order: &str) -> (Option<i32>, String) {
         let output = Command::new(crate::binary())
-            .args(["shim", "--stop", "--config"])
+            .args(["shim", order, "--config"])
             .arg(self.config_path())
             .output()
             .expect("conman can be run");
@@ -323,10 +322,11 @@ impl Conman {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        if self.runtimes.native {
+        // Whatever the harness was told: a test may have configured another runtime.
+        if self.shim_directory().exists() {
             self.sweep_shim();
         }
-        if self.runtimes.docker {
+        if self.uses_docker {
             remove_containers(&instance);
             // dockerd may still have been making one that the killed daemon had asked for.
             std::thread::park_timeout(LATE_CREATE);

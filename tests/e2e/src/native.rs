@@ -3,9 +3,6 @@ use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
-
-use tempfile::TempDir;
 
 /// What the store calls the image of native sessions: busybox with all its applets, a web page, and
 /// a program that greets WebSockets.
@@ -74,28 +71,23 @@ pub fn native() -> Option<Native> {
 }
 
 impl Native {
-    /// An archive of the root file system that becomes [`ROOT`].
-    pub fn archive(&self) -> &'static Path {
-        static ARCHIVE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-        let (_, path) = ARCHIVE.get_or_init(|| {
-            let directory = tempfile::Builder::new()
-                .prefix("conman-e2e-root-")
-                .tempdir()
-                .expect("a temporary directory can be made");
-            let root = directory.path().join("root");
-            make_root(&root);
-            let path = directory.path().join("root.tar");
-            let packed = Command::new("tar")
-                .args(["--numeric-owner", "--owner=0", "--group=0", "-cf"])
-                .arg(&path)
-                .arg("-C")
-                .arg(&root)
-                .arg(".")
-                .status()
-                .expect("tar runs");
-            assert!(packed.success(), "the root cannot be packed: {packed}");
-            (directory, path)
-        });
+    /// Makes an archive of the root file system that becomes [`ROOT`], in this directory.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn archive(&self, directory: &Path) -> PathBuf {
+        let root = directory.join("root");
+        make_root(&root);
+        let path = directory.join("root.tar");
+        let packed = Command::new("tar")
+            .args(["--numeric-owner", "--owner=0", "--group=0", "-cf"])
+            .arg(&path)
+            .arg("-C")
+            .arg(&root)
+            .arg(".")
+            .status()
+            .expect("tar runs");
+        assert!(packed.success(), "the root cannot be packed: {packed}");
         path
     }
 }

@@ -85,6 +85,32 @@ async fn sessions_outlive_a_killed_shim_and_the_next_one_starts_more() {
 }
 
 #[tokio::test]
+async fn a_shim_goes_on_as_another_program_with_all_that_it_runs() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    api.ensure("before", &json!({"template": "web"})).await;
+    let facts = running(&api).await;
+    let shim = conman.shim_pid();
+    let (code, said) = conman.order_shim("--replace");
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(running(&api).await, facts);
+    let exec = json!({"command": ["sh", "-c", "exit 5"]});
+    let result = api.post("/v1/sessions/before/exec", &exec).await;
+    assert!(
+        result.text().contains("\"exit_code\":5"),
+        "{}",
+        result.text()
+    );
+    api.ensure("after", &json!({"template": "web"})).await;
+    assert_eq!(page(&conman, "after").await, "hello\n");
+    assert_eq!(conman.shim_pid(), shim);
+    for id in ["before", "after"] {
+        assert_eq!(api.stop(id).await.state, SessionState::Stopped);
+    }
+}
+
+#[tokio::test]
 async fn a_stopped_daemon_leaves_the_shim_with_what_runs_and_takes_an_idle_one_along() {
     let Some(native) = native() else { return };
     let mut conman = Conman::builder().start_native(&native).await;

@@ -132,6 +132,34 @@ async fn commands_and_logs_are_those_of_the_session() {
 }
 
 #[tokio::test]
+async fn a_log_is_bounded_and_can_be_read_from_where_it_begins() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    // 48 MiB in lines of 64 bytes.
+    let line = "x".repeat(56);
+    let script = format!("yes {line} | head -n 800000 | nl -w 6; echo the end; sleep 1000000");
+    let request = json!({"image": ROOT, "command": ["sh", "-c", script]});
+    api.ensure("s", &request).await;
+    let log = conman.state_dir().join("native/containers/s.1/log");
+    eventually("it is written and cut", PATIENCE, async || {
+        std::fs::metadata(&log).is_ok_and(|data| {
+            use std::os::unix::fs::MetadataExt as _;
+            data.len() > 51_200_000 && data.blocks() * 512 < 24_000_000
+        })
+    })
+    .await;
+    let tail = api.get("/v1/sessions/s/logs?tail=1").await.text();
+    assert!(tail.contains("the end"), "{tail}");
+    let some = api.get("/v1/sessions/s/logs?tail=1000").await.text();
+    assert!(
+        some.contains("799002") && !some.contains("799001"),
+        "{}",
+        some.len()
+    );
+}
+
+#[tokio::test]
 async fn a_terminal_is_one_inside_too() {
     let Some(native) = native() else { return };
     let conman = start(&native).await;

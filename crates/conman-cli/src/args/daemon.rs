@@ -29,6 +29,9 @@ pub struct ShimArgs {
     /// Sessions that the kernel is made ready for; 0 leaves it as it is
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub prepare_for: u32,
+    /// Have the shim that runs go on as this program, with everything that it runs: after an upgrade
+    #[arg(long, conflicts_with = "stop")]
+    pub replace: bool,
     /// End the shim that runs, unless containers live
     #[arg(long)]
     pub stop: bool,

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use conman_core::Instance;
@@ -42,7 +42,7 @@ impl Host {
         let path = directory.path().join("images");
         let store = ImageStore::open(&path, ImageLimits::default()).expect("a new store");
         store
-            .import(archive(), &IMAGE.parse().expect("a name"))
+            .import(&archive(directory.path()), &IMAGE.parse().expect("a name"))
             .expect("imported");
         Ok(Self {
             directory,
@@ -117,34 +117,29 @@ fn start_shim(socket: &Path, instance: &Instance, root: &Path) -> Child {
     shim
 }
 
-/// An archive of a root filesystem with busybox and all its applets, made once.
-fn archive() -> &'static Path {
-    static ARCHIVE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = ARCHIVE.get_or_init(|| {
-        let directory = tempfile::tempdir().expect("a directory");
-        let root = directory.path().join("root");
-        for name in ["bin", "etc", "run", "tmp"] {
-            fs::create_dir_all(root.join(name)).expect("made");
+/// Makes an archive of a root filesystem with busybox and all its applets.
+fn archive(directory: &Path) -> PathBuf {
+    let root = directory.join("root");
+    for name in ["bin", "etc", "run", "tmp"] {
+        fs::create_dir_all(root.join(name)).expect("made");
+    }
+    fs::copy(BUSYBOX, root.join("bin/busybox")).expect("copied");
+    fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").expect("written");
+    let listed = Command::new(BUSYBOX).arg("--list").output().expect("runs");
+    for applet in String::from_utf8_lossy(&listed.stdout).lines() {
+        if applet != "busybox" {
+            symlink("busybox", root.join("bin").join(applet)).expect("linked");
         }
-        fs::copy(BUSYBOX, root.join("bin/busybox")).expect("copied");
-        fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").expect("written");
-        let listed = Command::new(BUSYBOX).arg("--list").output().expect("runs");
-        for applet in String::from_utf8_lossy(&listed.stdout).lines() {
-            if applet != "busybox" {
-                symlink("busybox", root.join("bin").join(applet)).expect("linked");
-            }
-        }
-        let path = directory.path().join("busybox.tar");
-        let packed = Command::new("tar")
-            .args(["--numeric-owner", "--owner=0", "--group=0", "-cf"])
-            .arg(&path)
-            .arg("-C")
-            .arg(&root)
-            .arg(".")
-            .status()
-            .expect("tar runs");
-        assert!(packed.success(), "{packed}");
-        (directory, path)
-    });
+    }
+    let path = directory.join("root.tar");
+    let packed = Command::new("tar")
+        .args(["--numeric-owner", "--owner=0", "--group=0", "-cf"])
+        .arg(&path)
+        .arg("-C")
+        .arg(&root)
+        .arg(".")
+        .status()
+        .expect("tar runs");
+    assert!(packed.success(), "{packed}");
     path
 }
