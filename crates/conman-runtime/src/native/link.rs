@@ -35,6 +35,9 @@ use super::ends::Ends;
 /// on a busy machine later.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a shim is waited for that somebody else has started.
+const OTHER_SHIM_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Between two tries to connect to a shim that has just been started.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -164,8 +167,8 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<Connection, LinkError> {
-        let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let mut tried = false;
+        let mut deadline = Instant::now() + CONNECT_TIMEOUT;
+        let (mut tried, mut ended) = (false, None);
         let connected = loop {
             let error = match socket::connect(&self.socket) {
                 Ok(socket) => break socket,
@@ -178,13 +181,19 @@ impl Link {
             if nobody && !tried {
                 tried = true;
                 self.start_shim(&error).await?;
-            } else if nobody && let Some(ended) = self.reap() {
-                return Err(self.unreachable(format!("the shim has ended at once, {ended}")));
+            } else if nobody && let Some(status) = self.reap() {
+                // Perhaps since another one, a service manager's, is about to answer.
+                ended = Some(status);
+                deadline = deadline.min(Instant::now() + OTHER_SHIM_PATIENCE);
             } else if !nobody && error.kind() != ErrorKind::WouldBlock {
                 return Err(self.unreachable(format!("cannot connect: {error}")));
             }
             if Instant::now() >= deadline {
-                return Err(self.unreachable(format!("{error}")));
+                let why = match ended {
+                    Some(status) => format!("the shim has ended at once, {status}"),
+                    None => error.to_string(),
+                };
+                return Err(self.unreachable(why));
             }
             sleep(CONNECT_INTERVAL).await;
         };
