@@ -1,7 +1,7 @@
 //! The end-to-end tests' own world: a real `conman serve` with its state in a temporary
 //! directory, on ports of its own, on the machine's real kernel and Docker.
 //!
-//! A test of the native runtime asks for [`native`] first, and needs nothing else.
+//! A test of the native runtime asks for [`native()`] first, and needs nothing else.
 //!
 //! A test of Docker's asks [`docker_shared`] for Docker first and returns when there is none; what it gets is
 //! a share of a lock across all test binaries, which only a test that stops dockerd holds alone
