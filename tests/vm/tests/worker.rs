@@ -63,9 +63,10 @@ fn a_worker_keeps_its_sessions_until_its_power_goes() {
         "[templates.web]",
         &format!("[templates.web]\nmemory_bytes = {MEMORY_BYTES}\ncpus = 0.5\npids = 16"),
     );
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let medium = Medium::new()
         .with_file("conman", binary())
-        .with_file("root.tar", native.archive())
+        .with_file("root.tar", &native.archive(folder.path()))
         .with_text("conman.toml", &templates);
     let medium = UNITS
         .into_iter()
