@@ -19,6 +19,8 @@ use crate::{BUSYBOX_IMAGE, PYTHON_IMAGE};
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Docker needs most of it: its removal of hundreds of containers on a bridge is slow.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(300);
+/// More than any benchmark but the one of density starts.
+const MAX_SESSIONS: usize = 20_000;
 const POLL: Duration = Duration::from_millis(50);
 
 /// A conman of the benchmark's own.
@@ -36,19 +38,20 @@ impl Daemon {
     /// `echo-bridge` (this binary's WebSocket echo server).
     pub(crate) async fn start(binary: &Path) -> Result<Self> {
         let templates = templates(binary)?;
-        Self::with_templates(binary, RuntimeKind::Docker, &templates).await
+        Self::with_templates(binary, RuntimeKind::Docker, MAX_SESSIONS, &templates).await
     }
 
     /// Starts `binary` with these templates alone.
     pub(crate) async fn with_templates(
         binary: &Path,
         runtime: RuntimeKind,
+        max_sessions: usize,
         templates: &str,
     ) -> Result<Self> {
         let directory = tempfile::tempdir().context("making a temporary folder")?;
         let [api, sessions] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
         let config = directory.path().join("conman.toml");
-        let settings = settings(directory.path(), runtime, &api, &sessions);
+        let settings = settings(directory.path(), runtime, max_sessions, &api, &sessions);
         std::fs::write(&config, settings + templates)
             .with_context(|| format!("writing {}", config.display()))?;
         let log = std::fs::File::create(directory.path().join("log")).context("making a log")?;
@@ -298,7 +301,13 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     Ok(ports)
 }
 
-fn settings(directory: &Path, runtime: RuntimeKind, api: &str, sessions: &str) -> String {
+fn settings(
+    directory: &Path,
+    runtime: RuntimeKind,
+    max_sessions: usize,
+    api: &str,
+    sessions: &str,
+) -> String {
     let directory = directory.display();
     format!(
         r#"[node]
@@ -311,7 +320,7 @@ sessions = "{sessions}"
 admin = "{directory}/conman.sock"
 
 [limits]
-max_sessions = 20000
+max_sessions = {max_sessions}
 max_connections = 20000
 
 "#

@@ -91,8 +91,10 @@ pub async fn density(options: &DensityOptions) -> Result<Report> {
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
+    // Just as many as are wanted: the kernel is prepared for that number.
+    let room = options.count + options.rivals;
     let daemon =
-        Daemon::with_templates(&options.binary, options.runtime, &template(options)).await?;
+        Daemon::with_templates(&options.binary, options.runtime, room, &template(options)).await?;
     let measured = until_interrupted(async {
         if options.runtime == RuntimeKind::Native {
             daemon.import(&archive, IMAGE).await?;

@@ -112,6 +112,22 @@ fn boot_flaky(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {
 }
 
 #[test]
+fn a_release_that_somebody_else_made_and_forgot_counts_as_one() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    for id in ["alice", "bob"] {
+        daemon.start(id, &idle());
+    }
+    registry.forget_what_is_released();
+    let notice = PreemptRequest::default();
+    let report = daemon
+        .run(daemon.node.preempt(&notice, "api"))
+        .expect("a report");
+    assert_eq!((report.certified, report.released), (2, 2), "{report:?}");
+    assert!(report.unreleased.is_empty(), "{report:?}");
+}
+
+#[test]
 fn a_start_that_cannot_be_recorded_is_refused_and_leaves_no_trace() {
     let stage = Stage::new();
     let (daemon, registry) = boot_flaky(&stage);

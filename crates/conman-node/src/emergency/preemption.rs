@@ -8,7 +8,7 @@ use std::time::Duration;
 use conman_core::Closing;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, PreemptReport, SessionId, Unreleased};
-use conman_registry::{Ending, NewEvent, Release};
+use conman_registry::{Ending, NewEvent, RegistryError, Release};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
@@ -371,7 +371,10 @@ impl Preemption {
         for (release, result) in released {
             let (id, generation) = (release.id.clone(), release.generation);
             match result {
-                Ok(()) => {
+                // A record that is gone, or is a newer generation's, was released before: by the
+                // session's own task, which sees the death as well, or by a try whose answer was
+                // lost. It may have been forgotten since.
+                Ok(()) | Err(RegistryError::Superseded { .. }) => {
                     self.last_release = Some(Instant::now());
                     self.event(
                         EventKind::SessionReleased,

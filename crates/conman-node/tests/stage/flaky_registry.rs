@@ -20,6 +20,8 @@ pub(crate) struct FlakyRegistry {
     lose_claim: AtomicBool,
     /// No claim is answered, though all are recorded.
     mute: AtomicBool,
+    /// Whatever is released is forgotten at once, and the answer is lost.
+    forgetful: AtomicBool,
 }
 
 impl FlakyRegistry {
@@ -37,6 +39,25 @@ impl FlakyRegistry {
 
     pub(crate) fn answer_no_claims(&self, mute: bool) {
         self.mute.store(mute, Ordering::Relaxed);
+    }
+
+    pub(crate) fn forget_what_is_released(&self) {
+        self.forgetful.store(true, Ordering::Relaxed);
+    }
+
+    async fn release_and_forget(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        let results = self.records.release(batch.clone()).await;
+        let mut answers = Vec::with_capacity(batch.len());
+        for (release, result) in batch.into_iter().zip(results) {
+            answers.push(match result {
+                Ok(()) => {
+                    let forgotten = self.records.forget(&release.id, release.generation);
+                    forgotten.await.and(Err(no_space()))
+                }
+                refused => refused,
+            });
+        }
+        answers
     }
 
     fn write(&self) -> Result<(), RegistryError> {
@@ -96,6 +117,9 @@ impl Registry for FlakyRegistry {
 
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         match self.write() {
+            Ok(()) if self.forgetful.load(Ordering::Relaxed) => {
+                self.release_and_forget(batch).await
+            }
             Ok(()) => self.records.release(batch).await,
             Err(_) => batch.iter().map(|_| Err(no_space())).collect(),
         }
