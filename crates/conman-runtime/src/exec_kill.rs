@@ -43,17 +43,27 @@ impl ExecKill {
     }
 }
 
+/// The killing itself, which blocks; none where the command has ended.
+pub(crate) type Killing = Option<Box<dyn FnOnce() -> Result<(), RuntimeError> + Send>>;
+
 /// Carries the order out when it comes; never ends.
+///
+/// `find` may be cancelled, for the command has ended then. What it found is not: the first process
+/// is dead, and the command's end told, while others of it still die.
 pub(crate) async fn on_order<F>(
     order: oneshot::Receiver<KillReply>,
-    kill: impl FnOnce() -> F,
+    find: impl FnOnce() -> F,
 ) -> Infallible
 where
-    F: Future<Output = Result<(), RuntimeError>>,
+    F: Future<Output = Result<Killing, RuntimeError>>,
 {
     if let Ok(reply) = order.await {
-        // Whoever does not wait for it has lost interest.
-        let _ = reply.send(kill().await);
+        // Whoever does not wait for an answer has lost interest.
+        match find().await {
+            Ok(Some(kill)) => drop(tokio::task::spawn_blocking(move || reply.send(kill()))),
+            Ok(None) => drop(reply.send(Ok(()))),
+            Err(error) => drop(reply.send(Err(error))),
+        }
     }
     std::future::pending().await
 }

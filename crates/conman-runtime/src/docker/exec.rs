@@ -22,7 +22,7 @@ use super::failure::{Failure, unrunnable_exit_code};
 use super::frames::Frames;
 use super::hijack::{self, Hijacked};
 use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
-use crate::exec_kill::{kill_command, on_order};
+use crate::exec_kill::{Killing, kill_command, on_order};
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ACTION: &str = "run a command in";
@@ -174,16 +174,16 @@ impl Command {
         let _ = status.send(ended);
     }
 
-    async fn kill(&self) -> Result<(), RuntimeError> {
+    async fn kill(&self) -> Result<Killing, RuntimeError> {
         let subject = self.key.to_string();
         let process = self.first_process().await;
         let process = process.map_err(|failure| failure.about(KILL, &subject))?;
         let Some(process) = process else {
-            return Ok(());
+            return Ok(None);
         };
         let (shared, key) = (Arc::clone(&self.shared), self.key.clone());
         let work = move || kill_command(&shared.kernel, &key, &process);
-        self.shared.on_blocking_thread(KILL, work).await
+        Ok(Some(Box::new(work)))
     }
 
     /// The command's first process, once there is one; `None` when it has ended.

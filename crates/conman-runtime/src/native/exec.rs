@@ -22,7 +22,7 @@ use super::link::LinkError;
 use super::program;
 use crate::container_files::host_error;
 use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
-use crate::exec_kill::{kill_command, on_order};
+use crate::exec_kill::{Killing, kill_command, on_order};
 use crate::exec_streams::{carry_input, carry_output};
 use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
@@ -222,9 +222,12 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
     );
     let mut killing = pin!(on_order(ends.kill, || async move {
         let Some(process) = process else {
-            return Ok(());
+            return Ok(None);
         };
-        super::on_blocking_thread(move || kill_command(&inner.kernel, &key, &process)).await
+        let kill: Killing = Some(Box::new(move || {
+            kill_command(&inner.kernel, &key, &process)
+        }));
+        Ok(kill)
     }));
     {
         let outputs = pin!(async {

@@ -19,7 +19,7 @@ use super::Inner;
 use super::command_line::{self, Unrunnable};
 use crate::container_files::host_error;
 use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
-use crate::exec_kill::{kill_command, on_order};
+use crate::exec_kill::{Killing, kill_command, on_order};
 use crate::exec_streams::{carry_input, carry_output};
 use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
@@ -111,9 +111,9 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
 
 impl Place {
     /// Kills the command that nsenter runs, which has this PID and is not reaped yet.
-    async fn kill(&self, nsenter: Option<u32>) -> Result<(), RuntimeError> {
+    async fn kill(&self, nsenter: Option<u32>) -> Result<Killing, RuntimeError> {
         let Some(nsenter) = nsenter.and_then(|pid| i32::try_from(pid).ok()) else {
-            return Ok(());
+            return Ok(None);
         };
         let is_its_child =
             |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.parent == nsenter);
@@ -127,7 +127,7 @@ impl Place {
             {
                 let (container, key) = (Arc::clone(&self.container), self.key.clone());
                 let work = move || kill_command(&container.kernel, &key, &process);
-                return super::on_blocking_thread(work).await;
+                return Ok(Some(Box::new(work)));
             }
             tokio::time::sleep(KILL_INTERVAL).await;
         }
