@@ -9,6 +9,7 @@
 //! only the runtime knows the processes, so it kills those when asked, through the kernel as well.
 #![forbid(unsafe_code)]
 
+mod blocking;
 pub mod conformance;
 mod container_files;
 mod docker;
@@ -19,7 +20,9 @@ mod kernel_view;
 mod log_files;
 mod native;
 mod process;
+mod removals;
 mod runtime;
+mod stored_plan;
 mod terminal;
 
 pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};

@@ -32,6 +32,7 @@ use futures_util::stream::BoxStream;
 
 pub use options::{DockerOptions, DockerTimeouts};
 
+use crate::blocking::on_blocking_thread;
 use crate::container_files::ContainerFiles;
 use crate::kernel_view::KernelView;
 use crate::{
@@ -340,15 +341,7 @@ impl Shared {
         action: &'static str,
         work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
     ) -> Result<T, RuntimeError> {
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(RuntimeError::Unavailable {
-                runtime: RuntimeKind::Docker,
-                action,
-                reason: "conman is shutting down".to_owned(),
-            }),
-        }
+        on_blocking_thread(RuntimeKind::Docker, action, work).await
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn exec(
 ) -> Result<ExecIo, RuntimeError> {
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
-    let program = super::on_blocking_thread(prepare).await?;
+    let program = super::away(ACTION, prepare).await?;
     let name = inner.next_command();
     let spec = ExecSpec {
         kept_terminal: None,

@@ -27,12 +27,11 @@ use serde::{Deserialize, Serialize};
 
 use super::trash::Trash;
 use crate::container_files::host_error;
-use crate::{ContainerKey, RuntimeError};
+use crate::{ContainerKey, RuntimeError, stored_plan};
 
 const CONTAINERS: &str = "containers";
 const LEAVING: &str = "leaving";
 const TRASH: &str = "trash";
-const PLAN: &str = "plan.json";
 const LOG: &str = "log";
 const ROOT: &str = "root";
 
@@ -104,7 +103,7 @@ impl Store {
         }
         for name in names(&store.containers)? {
             let path = store.containers.join(name);
-            if !path.join(PLAN).exists() {
+            if !stored_plan::exists(&path) {
                 let discarded = store.trash.discard(&path);
                 discarded.map_err(|source| host_error("throw away", &path, source))?;
             }
@@ -123,7 +122,7 @@ impl Store {
         let mut keys = Vec::new();
         for name in names(&self.containers)? {
             let key = name.to_str().and_then(parse_name);
-            keys.extend(key.filter(|_| self.containers.join(&name).join(PLAN).exists()));
+            keys.extend(key.filter(|_| stored_plan::exists(&self.containers.join(&name))));
         }
         keys.sort_unstable();
         Ok(keys)
@@ -176,7 +175,7 @@ impl ContainerDir {
     }
 
     pub(super) fn exists(&self) -> bool {
-        self.path.join(PLAN).exists()
+        stored_plan::exists(&self.path)
     }
 
     /// Makes the directory; false when there is one. Without [`Self::write`] there is no container.
@@ -190,24 +189,12 @@ impl ContainerDir {
 
     /// Makes the container exist.
     pub(super) fn write(&self, plan: &StoredPlan) -> Result<(), RuntimeError> {
-        let path = self.path.join(PLAN);
-        serde_json::to_vec(plan)
-            .map_err(io::Error::from)
-            .and_then(|json| fs::write(&path, json))
-            .map_err(|source| host_error("write", &path, source))
+        stored_plan::write(&self.path, plan)
     }
 
     /// `None` when there is no such container.
     pub(super) fn plan(&self) -> Result<Option<StoredPlan>, RuntimeError> {
-        let path = self.path.join(PLAN);
-        let json = match fs::read(&path) {
-            Ok(json) => json,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(host_error("read", &path, source)),
-        };
-        serde_json::from_slice(&json)
-            .map(Some)
-            .map_err(|error| host_error("read", &path, error.into()))
+        stored_plan::read(&self.path)
     }
 }
 

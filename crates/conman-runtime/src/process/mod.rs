@@ -29,13 +29,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_proto::{RuntimeKind, SessionId};
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::BoxStream;
 
 pub use faults::{Fault, Faults, Operation};
 
+use crate::blocking::on_blocking_thread;
 use crate::container_files::ContainerFiles;
 use crate::kernel_view::KernelView;
 use crate::log_files;
+use crate::removals::some_at_a_time;
 use crate::{
     ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
     OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
@@ -48,9 +50,6 @@ const EXIT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long the supervisor may take to write down the end of a container that died at once.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
-
-/// A removed cgroup takes the kernel some milliseconds, most of which it waits.
-const REMOVALS_AT_A_TIME: usize = 8;
 
 /// Most bytes of a failed container's output that an error quotes.
 const QUOTED_BYTES: usize = 300;
@@ -190,7 +189,7 @@ impl Runtime for ProcessRuntime {
         let session = plan.key.session.clone();
         let plan = plan.clone();
         self.call((Operation::Create, "create"), Some(&session), async move {
-            on_blocking_thread(move || inner.create(&plan)).await
+            away("create", move || inner.create(&plan)).await
         })
         .await
     }
@@ -210,7 +209,7 @@ impl Runtime for ProcessRuntime {
         let inner = Arc::clone(&self.inner);
         let owned = key.clone();
         self.call((Operation::Find, "find"), Some(&key.session), async move {
-            on_blocking_thread(move || inner.find(&owned)).await
+            away("find", move || inner.find(&owned)).await
         })
         .await
     }
@@ -218,7 +217,7 @@ impl Runtime for ProcessRuntime {
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
         let inner = Arc::clone(&self.inner);
         self.call((Operation::List, "list"), None, async move {
-            on_blocking_thread(move || {
+            away("list", move || {
                 let keys = inner.store.keys()?;
                 let inits = inner.kernel.init_pids(&keys);
                 let found = keys
@@ -254,13 +253,10 @@ impl Runtime for ProcessRuntime {
         for key in keys {
             let inner = Arc::clone(&self.inner);
             let owned = key.clone();
-            let removal = async move { on_blocking_thread(move || inner.remove(&owned)).await };
+            let removal = async move { away("remove", move || inner.remove(&owned)).await };
             removals.push(self.call((Operation::Remove, "remove"), Some(&key.session), removal));
         }
-        stream::iter(removals)
-            .buffered(REMOVALS_AT_A_TIME)
-            .collect()
-            .await
+        some_at_a_time(removals).await
     }
 
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
@@ -459,17 +455,9 @@ fn no_such_command(
     }
 }
 
-/// Small reads and writes of files and cgroups, away from the threads that carry tunnels.
-async fn on_blocking_thread<T: Send + 'static>(
+async fn away<T: Send + 'static>(
+    action: &'static str,
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(RuntimeError::Unavailable {
-            runtime: RuntimeKind::Process,
-            action: "look at files",
-            reason: "the daemon is shutting down".to_owned(),
-        }),
-    }
+    on_blocking_thread(RuntimeKind::Process, action, work).await
 }

@@ -11,7 +11,7 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, Instance};
@@ -19,9 +19,8 @@ use conman_proto::ResolvedSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::container_files::host_error;
-use crate::{BindPlan, ContainerKey, ContainerPlan, RuntimeError};
+use crate::{BindPlan, ContainerKey, ContainerPlan, RuntimeError, stored_plan};
 
-const PLAN: &str = "plan.json";
 const BEGUN: &str = "begun";
 
 /// What a container was created from, as it is kept.
@@ -73,7 +72,7 @@ impl Store {
             else {
                 continue;
             };
-            if instance == self.instance && entry.path().join(PLAN).exists() {
+            if instance == self.instance && stored_plan::exists(&entry.path()) {
                 keys.push(ContainerKey {
                     session,
                     generation,
@@ -105,24 +104,12 @@ impl ContainerDir {
             files_dir: plan.files_dir.clone(),
             binds: plan.binds.clone(),
         };
-        let path = self.path.join(PLAN);
-        serde_json::to_vec(&stored)
-            .map_err(io::Error::from)
-            .and_then(|json| fs::write(&path, json))
-            .map_err(|source| host_error("write", &path, source))
+        stored_plan::write(&self.path, &stored)
     }
 
     /// `None` when there is no such container.
     pub(super) fn plan(&self) -> Result<Option<StoredPlan>, RuntimeError> {
-        let path = self.path.join(PLAN);
-        let json = match fs::read(&path) {
-            Ok(json) => json,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(host_error("read", &path, source)),
-        };
-        serde_json::from_slice(&json)
-            .map(Some)
-            .map_err(|error| host_error("read", &path, error.into()))
+        stored_plan::read(&self.path)
     }
 
     /// Claims the container's only start; false when it was claimed before.
@@ -136,7 +123,7 @@ impl ContainerDir {
     }
 
     pub(super) fn exists(&self) -> bool {
-        self.path.join(PLAN).exists()
+        stored_plan::exists(&self.path)
     }
 
     pub(super) fn exit_code(&self) -> Option<i32> {
@@ -177,8 +164,9 @@ impl ContainerDir {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(source) => return Err(host_error("list", &self.path, source)),
         };
-        for entry in entries.flatten().filter(|entry| entry.file_name() != PLAN) {
-            let path = entry.path();
+        let plan = stored_plan::path(&self.path);
+        let others = entries.flatten().map(|entry| entry.path());
+        for path in others.filter(|path| *path != plan) {
             fs::remove_file(&path).map_err(|source| host_error("remove", &path, source))?;
         }
         match fs::remove_dir_all(&self.path) {

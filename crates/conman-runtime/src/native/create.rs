@@ -1,0 +1,105 @@
+//! Creating a container: its directory, its small files, and the order that the shim will get.
+
+use std::path::{Path, PathBuf};
+
+use conman_core::naming::{self, CgroupDriver};
+use conman_proto::Network;
+use conman_shim::{BindSpec, Hardening, LaunchSpec, RootSpec};
+
+use super::Inner;
+use super::failure::refused;
+use super::program;
+use super::store::{self, StoredPlan};
+use crate::container_files::{ContainerFiles, OWN_FILES};
+use crate::{ContainerPlan, RuntimeError};
+
+impl Inner {
+    pub(super) fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let key = &plan.key;
+        if plan.spec.network != Network::Loopback {
+            let network = plan.spec.network;
+            let reason = format!("it has only the `loopback` network, not `{network}`");
+            return Err(refused("create", key, reason));
+        }
+        let image = self.images.pin(&key.to_string(), &plan.spec.image)?;
+        let dir = self.store.container(key);
+        let stored = self.order(plan, image.image(), &dir)?;
+        if !dir.make()? {
+            return Err(RuntimeError::Exists {
+                subject: key.to_string(),
+            });
+        }
+        let files = ContainerFiles::at(&plan.files_dir);
+        if let Err(error) = files.write(key).and_then(|()| dir.write(&stored)) {
+            for taken_back in [files.remove(), self.store.discard(&dir)] {
+                if let Err(error) = taken_back {
+                    tracing::warn!(container = %key, %error, "a failed create leaves something");
+                }
+            }
+            return Err(error);
+        }
+        self.images.hold(key, image);
+        self.lock_created().insert(key.clone(), stored);
+        Ok(self.container_id(key))
+    }
+
+    /// What the shim will be asked to start.
+    fn order(
+        &self,
+        plan: &ContainerPlan,
+        image: &conman_image::Image,
+        dir: &store::ContainerDir,
+    ) -> Result<StoredPlan, RuntimeError> {
+        let key = &plan.key;
+        let layers = image.lower_directories();
+        let store = self.images.store().directory();
+        let below = |layer: &&Path| layer.strip_prefix(store).map(Path::to_owned);
+        let below: Result<Vec<_>, _> = layers.iter().map(below).collect();
+        let below = below.map_err(|error| refused("create", key, error.to_string()))?;
+        let own = OWN_FILES.map(|(source, target)| {
+            let target = target.to_owned();
+            let read_only = true;
+            (
+                (plan.files_dir.clone(), PathBuf::from(source)),
+                BindSpec { target, read_only },
+            )
+        });
+        let asked = plan.binds.iter().map(|bind| {
+            let target = bind.target.clone();
+            let read_only = bind.read_only;
+            (
+                (bind.root.clone(), bind.below.clone()),
+                BindSpec { target, read_only },
+            )
+        });
+        let (sources, binds) = own.into_iter().chain(asked).unzip();
+        let program = program::first_program(key, &plan.spec, &image.config, &layers)?;
+        let driver = CgroupDriver::Cgroupfs;
+        let instance = self.kernel.instance();
+        let launch = LaunchSpec {
+            terminal: None,
+            log_bytes: None,
+            name: store::name(key),
+            cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
+            limits: program::limits(&plan.spec),
+            root: RootSpec {
+                store: store.to_owned(),
+                layers: below,
+                scratch: dir.root(),
+                read_only: false,
+            },
+            hostname: key.session.to_string(),
+            program,
+            log: dir.log(),
+            files: Vec::new(),
+            binds,
+            hardening: Hardening::default(),
+        };
+        Ok(StoredPlan {
+            launch,
+            sources,
+            files_dir: plan.files_dir.clone(),
+            image: image.id,
+        })
+    }
+}

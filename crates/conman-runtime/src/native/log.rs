@@ -1,0 +1,68 @@
+//! A container's log, and until when it is followed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::BoxStream;
+
+use super::Inner;
+use super::store;
+use crate::log_files;
+use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
+
+/// How often a followed log's container is looked for in the kernel, whatever the shim says.
+const LIFE_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// One file holds both outputs, in the order in which they were written.
+    pub(super) async fn logs(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let dir = self.store.container(key);
+        let log: PathBuf = dir.log();
+        if !super::away("read the log of", move || Ok(dir.exists())).await? {
+            return Err(super::no_such_container(key));
+        }
+        let mut life = Life {
+            inner: Arc::clone(self),
+            key: key.clone(),
+            name: store::name(key),
+            looked: Instant::now(),
+            empty_before: false,
+        };
+        let files = vec![(OutputStream::Stdout, log)];
+        log_files::read(files, options, move || life.has_ended()).await
+    }
+}
+
+/// Whether a followed container still writes.
+struct Life {
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    name: String,
+    looked: Instant,
+    /// At the last look the kernel knew no process of it, though it had begun.
+    empty_before: bool,
+}
+
+impl Life {
+    fn has_ended(&mut self) -> bool {
+        if self.inner.ends.of(&self.name).is_some() {
+            return true;
+        }
+        if self.looked.elapsed() < LIFE_INTERVAL {
+            return false;
+        }
+        self.looked = Instant::now();
+        let dir = self.inner.store.container(&self.key);
+        if !dir.exists() {
+            return true;
+        }
+        // Twice, because a start has its log before its first process.
+        let empty = dir.log().exists() && self.inner.kernel.pids(&self.key).is_empty();
+        std::mem::replace(&mut self.empty_before, empty) && empty
+    }
+}

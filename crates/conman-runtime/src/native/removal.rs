@@ -1,0 +1,90 @@
+//! Removing a container with everything that was made for it.
+//!
+//! Its directory leaves first, so that no start finds it any more, and comes back when the removal
+//! fails. Only once nothing of it can run do its cgroups and files go, and at the very end its
+//! ids are given back.
+
+use std::sync::Arc;
+
+use conman_shim::{CallError, Request};
+
+use super::failure::call_failed;
+use super::link::LinkError;
+use super::{Inner, away, store};
+use crate::container_files::ContainerFiles;
+use crate::{ContainerKey, RuntimeError};
+
+const ACTION: &str = "remove";
+
+impl Inner {
+    pub(super) async fn remove(self: Arc<Self>, key: ContainerKey) -> Result<(), RuntimeError> {
+        let (inner, owned) = (Arc::clone(&self), key.clone());
+        let leaving = away(ACTION, move || {
+            inner.kernel.check_dead(&owned)?;
+            inner.store.leave(&owned)
+        })
+        .await?;
+        let removed = self.remove_rest(&key, leaving.clone()).await;
+        if removed.is_err()
+            && let Some(leaving) = leaving
+        {
+            let inner = Arc::clone(&self);
+            if let Err(error) = away(ACTION, move || inner.store.stay(&leaving)).await {
+                tracing::error!(container = %key, %error, "a container lost its directory");
+            }
+        }
+        removed
+    }
+
+    /// The container's directory is where no start finds it any more.
+    async fn remove_rest(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        leaving: Option<store::ContainerDir>,
+    ) -> Result<(), RuntimeError> {
+        // A start that is further already is not held up by that.
+        let (view, starting) = self.look(key, ACTION).await?;
+        if starting || view.is_some_and(|view| view.state.is_alive()) {
+            return Err(RuntimeError::StillAlive {
+                subject: key.to_string(),
+                pids: self.kernel.pids(key),
+            });
+        }
+        let (inner, owned, dir) = (Arc::clone(self), key.clone(), leaving.clone());
+        away(ACTION, move || {
+            inner.kernel.check_dead(&owned)?;
+            inner.kernel.remove_cgroups(&owned)?;
+            match dir.map(|dir| dir.plan()) {
+                Some(Ok(Some(plan))) => ContainerFiles::at(&plan.files_dir).remove(),
+                Some(Err(error)) => {
+                    tracing::warn!(container = %owned, %error, "its small files may stay");
+                    Ok(())
+                }
+                Some(Ok(None)) | None => Ok(()),
+            }
+        })
+        .await?;
+        let name = store::name(key);
+        let names = vec![name.clone()];
+        // Only now: its ids may be another container's from here on.
+        match self.ask(&Request::Acknowledge { names }).await {
+            Ok(_) => {}
+            // Its start has not been answered yet.
+            Err(LinkError::Refused(CallError::StillAlive { .. })) => {
+                return Err(RuntimeError::StillAlive {
+                    subject: key.to_string(),
+                    pids: Vec::new(),
+                });
+            }
+            Err(error) => return Err(call_failed(ACTION, key, error)),
+        }
+        if let Some(leaving) = leaving {
+            let inner = Arc::clone(self);
+            away(ACTION, move || inner.store.discard(&leaving)).await?;
+        }
+        self.lock_created().remove(key);
+        self.images.release(key);
+        self.ends.forget(&name);
+        Ok(())
+    }
+}

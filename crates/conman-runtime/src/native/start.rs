@@ -1,0 +1,117 @@
+//! Starting a container that was created.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_linux::Mount;
+use conman_proto::RuntimeKind;
+use conman_shim::{CallError, LaunchSpec, Reply, Request};
+
+use super::ends::{End, end};
+use super::failure::{call_failed, milliseconds, start_failed};
+use super::link::LinkError;
+use super::{Inner, away, no_such_container, store};
+use crate::container_files::host_error;
+use crate::{ContainerKey, RuntimeError, Started};
+
+/// Most bytes of a failed container's output that an error quotes.
+const QUOTED_BYTES: u64 = 300;
+
+/// How long the end of a container is waited for that was dead when its start was answered.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Inner {
+    pub(super) async fn start(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+    ) -> Result<Started, RuntimeError> {
+        let (inner, owned) = (Arc::clone(self), key.clone());
+        let (launch, mounts) = away("start", move || inner.prepare(&owned)).await?;
+        let fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+        let request = Request::Launch(Box::new(launch));
+        let started = |pid| Started {
+            container_id: self.container_id(key),
+            pid,
+        };
+        match self.link.call(&request, &fds, self.timeouts.start).await {
+            Ok((Reply::Launched { pid, .. }, fds)) => {
+                let name = store::name(key);
+                match self.ends.of(&name) {
+                    None if !fds.is_empty() => Ok(started(pid)),
+                    // It ended before anybody could take hold of it; its end is being told.
+                    None => {
+                        let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
+                        let end = end.await.ok().and_then(Result::ok);
+                        Err(self.ended_at_once(key, end.unwrap_or(End(None))).await)
+                    }
+                    Some(end) => Err(self.ended_at_once(key, end).await),
+                }
+            }
+            Ok(_) => Err(call_failed("start", key, LinkError::Unexpected)),
+            Err(LinkError::Refused(CallError::Exists { .. })) => {
+                let (view, _) = self.look(key, "start").await?;
+                match view.map(|view| (view.pid, end(view.state))) {
+                    Some((pid, None)) => Ok(started(pid)),
+                    Some((_, Some(end))) => Err(self.ended_at_once(key, end).await),
+                    None => Err(RuntimeError::TimedOut {
+                        runtime: RuntimeKind::Native,
+                        action: "start",
+                        subject: key.to_string(),
+                        after_ms: milliseconds(Duration::ZERO),
+                    }),
+                }
+            }
+            Err(error) => Err(start_failed(key, error)),
+        }
+    }
+
+    /// What to send, with a mount for each bind.
+    fn prepare(&self, key: &ContainerKey) -> Result<(LaunchSpec, Vec<Mount>), RuntimeError> {
+        let created = self.lock_created().remove(key);
+        let stored = match created {
+            Some(stored) => Some(stored),
+            None => self.store.container(key).plan()?,
+        };
+        let stored = stored.ok_or_else(|| no_such_container(key))?;
+        let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
+        Ok((stored.launch, mounts?))
+    }
+
+    async fn ended_at_once(&self, key: &ContainerKey, End(code): End) -> RuntimeError {
+        let ending = match code {
+            Some(code) => format!("ended at once with exit code {code}"),
+            None => "ended at once".to_owned(),
+        };
+        let log = self.store.container(key).log();
+        let quoted = away("start", move || Ok(last_of(&log))).await;
+        let quoted = quoted.unwrap_or_default();
+        RuntimeError::EndedAtOnce {
+            subject: key.to_string(),
+            reason: format!("{ending}: {}", quoted.trim()),
+        }
+    }
+}
+
+/// A mount of what is at `path` below `trusted` now, which cannot become another one's afterwards.
+/// Binds have been checked before, and their sources may have been changed since.
+fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
+    let place = conman_linux::open_beneath(trusted, path);
+    place
+        .and_then(|place| Mount::copy_of(&place, Path::new("")))
+        .map_err(|source| host_error("bind", &trusted.join(path), source))
+}
+
+/// The end of a log, for an error.
+fn last_of(log: &Path) -> String {
+    use std::os::unix::fs::FileExt;
+    let Ok(file) = std::fs::File::open(log) else {
+        return String::new();
+    };
+    let length = file.metadata().map_or(0, |data| data.len());
+    let mut bytes = vec![0; usize::try_from(length.min(QUOTED_BYTES)).unwrap_or(0)];
+    let from = length.saturating_sub(QUOTED_BYTES);
+    let read = file.read_at(&mut bytes, from).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}

@@ -1,0 +1,70 @@
+//! What a container was created from, in a file of its own, whose presence makes the container
+//! exist.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::RuntimeError;
+use crate::container_files::host_error;
+
+const PLAN: &str = "plan.json";
+
+/// Where the plan is not whole yet.
+const DRAFT: &str = "plan.new";
+
+/// The plan's file in a container's directory.
+pub(crate) fn path(directory: &Path) -> PathBuf {
+    directory.join(PLAN)
+}
+
+/// Whether there is a plan, and thereby a container.
+pub(crate) fn exists(directory: &Path) -> bool {
+    path(directory).exists()
+}
+
+/// Writes the plan, which is there whole or not at all, whatever becomes of this process.
+pub(crate) fn write(directory: &Path, plan: &impl Serialize) -> Result<(), RuntimeError> {
+    let draft = directory.join(DRAFT);
+    serde_json::to_vec(plan)
+        .map_err(io::Error::from)
+        .and_then(|json| fs::write(&draft, json))
+        .and_then(|()| fs::rename(&draft, path(directory)))
+        .map_err(|source| host_error("write", &draft, source))
+}
+
+/// `None` when there is no such container.
+pub(crate) fn read<T: DeserializeOwned>(directory: &Path) -> Result<Option<T>, RuntimeError> {
+    let path = path(directory);
+    let json = match fs::read(&path) {
+        Ok(json) => json,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(host_error("read", &path, source)),
+    };
+    serde_json::from_slice(&json)
+        .map(Some)
+        .map_err(|error| host_error("read", &path, error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_was_not_written_to_its_end_is_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = directory.path();
+        fs::write(at.join(DRAFT), "[1, 2").expect("written");
+        assert!(!exists(at));
+        assert_eq!(read::<Vec<u32>>(at).expect("no plan"), None);
+        write(at, &[1, 2, 3]).expect("written");
+        assert!(exists(at));
+        assert_eq!(read::<Vec<u32>>(at).expect("a plan"), Some(vec![1, 2, 3]));
+        fs::write(path(at), "[1, 2").expect("damaged");
+        let error = read::<Vec<u32>>(at).expect_err("it is damaged");
+        assert!(error.to_string().contains("plan.json"), "{error}");
+    }
+}
