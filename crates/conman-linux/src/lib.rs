@@ -1,5 +1,5 @@
 //! The kernel's interfaces that conman stands on: pidfds and process identity, network
-//! namespaces, cgroups, path resolution below a root; and what launching a container takes: cloning
+//! namespaces, cgroups, path resolution below a root, removal of hostile trees; and what launching a container takes: cloning
 //! into namespaces, detached mounts, privileges, limits.
 //!
 //! The crate knows processes, descriptors and paths, and nothing of sessions. It keeps no state
@@ -35,6 +35,7 @@ mod proc_stat;
 mod process_facts;
 mod session_cgroup;
 mod signal_name;
+mod tree_removal;
 
 pub use beneath::{create_dir_beneath, open_beneath};
 pub use cgroup_limits::CgroupLimits;
@@ -61,3 +62,4 @@ pub use process_facts::{Lineage, pid_namespace, raise_nofile, resident_bytes};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
+pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};

@@ -2,27 +2,17 @@
 //!
 //! What is in them is hostile: as deep, as wide and as full as somebody liked to make it. So a
 //! directory is first moved away by one rename, which is all that anybody waits for, and emptied
-//! later by one thread. It goes down a few levels only: what lies deeper is moved up into the trash
-//! and emptied in its turn, so that neither the stack nor the number of descriptors depends on
-//! depth.
+//! later by one thread, which does not mind how it is built.
 
 use std::collections::hash_map::RandomState;
-use std::ffi::{CStr, CString};
 use std::fs::{self, DirBuilder};
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, renameat, unlinkat};
-use rustix::io::Errno;
-
-/// Levels that are gone down, each of which takes a descriptor: deeper than images usually are.
-const MAX_DEPTH: usize = 24;
 
 /// Root's alone, like what was moved into it.
 const MODE: u32 = 0o700;
@@ -78,54 +68,10 @@ impl Trash {
 
     fn empty_alone(&self) {
         while self.filled.swap(false, Ordering::SeqCst) {
-            if let Err(error) = self.remove_all() {
+            if let Err(error) = conman_linux::empty_directory(&self.path) {
                 tracing::warn!(path = %self.path.display(), %error, "files of removed containers stay");
             }
         }
-    }
-
-    /// Goes on after an error and returns the last.
-    fn remove_all(&self) -> io::Result<()> {
-        let trash = open_directory(CWD, &self.path)?;
-        loop {
-            let mut outcome = Ok(());
-            let mut removed = false;
-            for (name, is_directory) in entries(&trash)? {
-                let result = if is_directory {
-                    self.remove_directory(&trash, &trash, &name, 1)
-                } else {
-                    gone(unlinkat(&trash, &name, AtFlags::empty()))
-                };
-                match result {
-                    Ok(()) => removed = true,
-                    Err(error) => outcome = Err(error),
-                }
-            }
-            if !removed {
-                return outcome;
-            }
-        }
-    }
-
-    /// Its files go, and so do its directories, those too deep by way of the trash.
-    fn remove_directory(
-        &self,
-        trash: &OwnedFd,
-        parent: &OwnedFd,
-        name: &CStr,
-        depth: usize,
-    ) -> io::Result<()> {
-        let directory = open_directory(parent, name)?;
-        for (entry, is_directory) in entries(&directory)? {
-            if !is_directory {
-                gone(unlinkat(&directory, &entry, AtFlags::empty()))?;
-            } else if depth < MAX_DEPTH {
-                self.remove_directory(trash, &directory, &entry, depth + 1)?;
-            } else {
-                renameat(&directory, &entry, trash, self.fresh_name())?;
-            }
-        }
-        gone(unlinkat(parent, name, AtFlags::REMOVEDIR))
     }
 
     fn fresh_name(&self) -> String {
@@ -134,72 +80,22 @@ impl Trash {
     }
 }
 
-fn open_directory(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(at, name, flags, Mode::empty())?)
-}
-
-/// What is in a directory now, and whether each is one itself.
-fn entries(directory: &OwnedFd) -> io::Result<Vec<(CString, bool)>> {
-    let mut found = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        let kind = match entry.file_type() {
-            FileType::Unknown => {
-                let data = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-                FileType::from_raw_mode(data.st_mode)
-            }
-            known => known,
-        };
-        found.push((name.to_owned(), kind.is_dir()));
-    }
-    Ok(found)
-}
-
-fn gone(result: Result<(), Errno>) -> io::Result<()> {
-    match result {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
-    use rustix::fs::mkdirat;
-
     use super::*;
 
     #[test]
-    fn a_tree_deeper_than_any_stack_goes_and_nothing_beside_it() {
+    fn what_is_thrown_in_is_away_at_once_and_gone_later() {
         let root = tempfile::tempdir().expect("a directory");
-        let precious = root.path().join("precious");
-        fs::create_dir(&precious).expect("made");
-        fs::write(precious.join("file"), "x").expect("written");
         let doomed = root.path().join("doomed");
-        fs::create_dir(&doomed).expect("made");
-        symlink(&precious, doomed.join("link")).expect("linked");
-        let mut at = open_directory(CWD, &doomed).expect("opened");
-        for depth in 0..5_000 {
-            mkdirat(&at, "d", Mode::from_raw_mode(0o700)).expect("made");
-            at = open_directory(&at, "d").expect("opened");
-            if depth % 1_000 == 0 {
-                rustix::fs::symlinkat(&precious, &at, "link").expect("linked");
-            }
-        }
-        drop(at);
+        fs::create_dir_all(doomed.join("deep/down")).expect("made");
         let trash = Trash::open(root.path().join("trash")).expect("made");
         trash.discard(&doomed).expect("moved");
         assert!(!doomed.exists());
         trash.discard(&doomed).expect("it is gone already");
+        let left = || fs::read_dir(root.path().join("trash")).expect("readable");
+        assert_eq!(left().count(), 1);
         trash.empty();
-        let left = fs::read_dir(root.path().join("trash")).expect("readable");
-        assert_eq!(left.count(), 0);
-        assert!(precious.join("file").exists());
+        assert_eq!(left().count(), 0);
     }
 }

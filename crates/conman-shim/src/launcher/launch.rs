@@ -209,11 +209,8 @@ impl Launcher {
             tracing::warn!(cgroup, "an interrupted start's processes do not end");
         }
         // Before the cgroup, which its files' last pages would keep.
-        match std::fs::remove_dir_all(scratch) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
-            }
-            _ => {}
+        if let Err(error) = conman_linux::remove_tree(scratch) {
+            tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
         }
         let mut left = Vec::new();
         for _ in 0..SWEEP_TRIES {

@@ -61,7 +61,7 @@ impl Scratch {
 
     /// Removes it with what the container may have written.
     pub(super) fn take_back(&self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+        if let Err(error) = conman_linux::remove_tree(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "a failed start leaves files");
         }
     }
