@@ -3,11 +3,37 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
 pub use rustix::mount::MountAttrFlags as MountAttributes;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_fd,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_remount,
+    move_mount, open_tree,
 };
+
+/// The attributes that mount(2) knows, as it calls them, and how a mount shows that it has them.
+const CLASSIC: [(MountAttributes, MountFlags, StatVfsMountFlags); 4] = [
+    (
+        MountAttributes::MOUNT_ATTR_RDONLY,
+        MountFlags::RDONLY,
+        StatVfsMountFlags::RDONLY,
+    ),
+    (
+        MountAttributes::MOUNT_ATTR_NOSUID,
+        MountFlags::NOSUID,
+        StatVfsMountFlags::NOSUID,
+    ),
+    (
+        MountAttributes::MOUNT_ATTR_NODEV,
+        MountFlags::NODEV,
+        StatVfsMountFlags::NODEV,
+    ),
+    (
+        MountAttributes::MOUNT_ATTR_NOEXEC,
+        MountFlags::NOEXEC,
+        StatVfsMountFlags::NOEXEC,
+    ),
+];
 
 /// `struct mount_attr` of mount_setattr(2).
 #[repr(C)]
@@ -119,12 +145,32 @@ impl Mount {
         Ok(move_mount(&self.fd, c"", directory, path, flags)?)
     }
 
-    /// Sets attributes of this mount alone.
+    /// Sets attributes of this mount alone; Linux 5.12.
     pub fn set_attributes(&self, attributes: MountAttributes) -> io::Result<()> {
         self.change(&MountAttr {
             attr_set: u64::from(attributes.bits()),
             ..MountAttr::default()
         })
+    }
+
+    /// The same by mount(2), for the attributes that it knows, on a mount that is attached in the
+    /// caller's mount namespace. Needs procfs at its place.
+    pub fn set_attributes_when_attached(&self, attributes: MountAttributes) -> io::Result<()> {
+        let has = fstatvfs(&self.fd)?.f_flag;
+        let mut unknown = attributes;
+        // What it has and is not named would be taken away.
+        let mut flags = MountFlags::BIND;
+        for (attribute, flag, shown) in CLASSIC {
+            unknown -= attribute;
+            if attributes.contains(attribute) || has.contains(shown) {
+                flags |= flag;
+            }
+        }
+        if !unknown.is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        Ok(mount_remount(path, flags, c"")?)
     }
 
     /// Maps the owners of its files by a user namespace: what belongs to user `n` on disk belongs

@@ -73,7 +73,12 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// Bound on what happens at once.
+    const SOON: Duration = Duration::from_secs(20);
 
     fn own_pid() -> i32 {
         i32::try_from(std::process::id()).expect("a pid")
@@ -94,8 +99,13 @@ mod tests {
             .spawn()
             .expect("a child");
         let pid = i32::try_from(child.id()).expect("a pid");
-        // Spawned means executed.
-        let lineage = Lineage::of(pid);
+        // The parent may go on a moment before the kernel has noted it.
+        let deadline = Instant::now() + SOON;
+        let mut lineage = Lineage::of(pid);
+        while Instant::now() < deadline && lineage.as_ref().is_ok_and(|one| !one.has_executed) {
+            std::thread::yield_now();
+            lineage = Lineage::of(pid);
+        }
         child.kill().expect("it lives");
         child.wait().expect("it is a child");
         let expected = Lineage {

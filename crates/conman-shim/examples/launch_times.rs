@@ -379,6 +379,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             layers: vec![PathBuf::from("base")],
             scratch: directory.join("scratch").join(&name),
             read_only: false,
+            shared_ids: false,
         },
         hostname: "measured".to_owned(),
         program: ProgramSpec {

@@ -6,6 +6,9 @@ pub const RANGE_SIZE: u32 = 65_536;
 /// First id of the first range: beyond what adduser, systemd and subuid files give out.
 const FIRST: u32 = 0x4000_0000;
 
+/// First id of the one range that containers share whose layers' owners cannot be mapped.
+pub const SHARED_IDS: u32 = FIRST - RANGE_SIZE;
+
 /// Ranges below 2^31, beyond which some programs take an id for a negative number.
 pub const RANGES: u32 = 16_384;
 
@@ -32,8 +35,12 @@ impl IdRanges {
         Some(FIRST + slot * RANGE_SIZE)
     }
 
-    /// Takes this one, which an earlier shim gave out. `false` when it is none or somebody's.
+    /// Takes this one, which an earlier shim gave out. `false` when it is none or somebody's. The
+    /// shared one is nobody's.
     pub(crate) fn reserve(&mut self, base: u32) -> bool {
+        if base == SHARED_IDS {
+            return true;
+        }
         let Some(offset) = base.checked_sub(FIRST) else {
             return false;
         };
@@ -49,8 +56,11 @@ impl IdRanges {
         true
     }
 
-    /// Takes it back.
+    /// Takes it back, unless it is the shared one.
     pub(crate) fn give_back(&mut self, base: u32) {
+        if base == SHARED_IDS {
+            return;
+        }
         let slot = base.saturating_sub(FIRST) / RANGE_SIZE;
         debug_assert!(slot < self.used, "{base} was never given out");
         self.free.insert(slot);
@@ -73,6 +83,8 @@ mod tests {
         }));
         ranges.give_back(taken[7]);
         assert_eq!(ranges.take(), Some(taken[7]));
+        assert!(!taken.contains(&SHARED_IDS));
+        ranges.give_back(SHARED_IDS);
         assert_eq!(ranges.take(), None);
     }
 
@@ -82,6 +94,7 @@ mod tests {
         assert!(ranges.reserve(FIRST + 2 * RANGE_SIZE));
         assert!(ranges.reserve(FIRST));
         assert!(!ranges.reserve(FIRST), "twice");
+        assert!(ranges.reserve(SHARED_IDS) && ranges.reserve(SHARED_IDS));
         assert!(!ranges.reserve(FIRST + 1) && !ranges.reserve(7) && !ranges.reserve(u32::MAX));
         assert_eq!(ranges.take(), Some(FIRST + RANGE_SIZE));
         assert_eq!(ranges.take(), Some(FIRST + 3 * RANGE_SIZE));

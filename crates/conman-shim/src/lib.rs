@@ -53,7 +53,7 @@ mod terminal;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
-pub use ids::{RANGE_SIZE, RANGES};
+pub use ids::{RANGE_SIZE, RANGES, SHARED_IDS};
 pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
 pub use options::{PREPARED_EXTENSION, ShimOptions};
 pub use protocol::{

@@ -135,6 +135,12 @@ pub struct RootSpec {
     pub scratch: PathBuf,
     #[serde(default)]
     pub read_only: bool,
+    /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so
+    /// does the container, with all others of this kind: for kernels that cannot map the owners of
+    /// layers. Otherwise the files belong to whom they do inside, and the container has a range of
+    /// its own.
+    #[serde(default)]
+    pub shared_ids: bool,
 }
 
 /// What runs as the container's first process.

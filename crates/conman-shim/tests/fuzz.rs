@@ -81,6 +81,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                     layers: vec!["base".into()],
                     scratch,
                     read_only: false,
+                    shared_ids: false,
                 },
                 hostname: "inside".to_owned(),
                 program,

@@ -4,8 +4,15 @@
 
 mod support;
 
-use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface};
-use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Reply, Request};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount};
+use conman_shim::{
+    BindSpec, CallError, ClientError, ContainerState, LaunchError, MAX_LAYERS, Reply, Request,
+    SHARED_IDS,
+};
 
 use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
 
@@ -142,6 +149,125 @@ fn a_kernel_that_cannot_map_layers_refuses_and_says_what_it_lacks() {
         let freezer = Freezer::detect().expect("detected");
         assert_eq!(freezer.children(&shim.cgroup).expect("listed"), [""; 0]);
     }
+}
+
+/// Gives a file and all below it to the shared range, by the ids that they have.
+fn own_by_the_shared_range(path: &Path) {
+    let data = fs::symlink_metadata(path).expect("it is there");
+    let (user, group) = (SHARED_IDS + data.uid(), SHARED_IDS + data.gid());
+    std::os::unix::fs::lchown(path, Some(user), Some(group)).expect("owned");
+    if data.is_dir() {
+        for entry in fs::read_dir(path).expect("readable") {
+            own_by_the_shared_range(&entry.expect("readable").path());
+        }
+    }
+}
+
+#[test]
+fn where_no_owners_are_mapped_containers_share_a_range_of_ids() {
+    if !available() {
+        return;
+    }
+    for lacking in [
+        &[Interface::MappedLayers][..],
+        &[Interface::MountAttributes],
+        &[Interface::MountAttributes, Interface::OverlayFdLayers],
+    ] {
+        let flags: Vec<&str> = lacking
+            .iter()
+            .flat_map(|one| ["--without", one.name()])
+            .collect();
+        let shim = Shim::start_with(&flags);
+        own_by_the_shared_range(&shim.path("store"));
+        let mut client = shim.client();
+        let script = "stat -c %u /bin/busybox /www /tmp; touch /tmp/own && stat -c %u /tmp/own; \
+                      grep -c ' /dev/shm .*noexec' /proc/self/mountinfo; \
+                      grep -c ' /proc/sys ro,' /proc/self/mountinfo; \
+                      echo x > /proc/sys/kernel/domainname; exec sleep 1000";
+        let mut launched = Vec::new();
+        for name in ["one.1", "two.1"] {
+            let mut spec = shim.spec(name, script);
+            spec.root.shared_ids = true;
+            let one = client
+                .launch(spec)
+                .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+            assert!(until(|| shim.log(name).contains("domainname")));
+            let log = shim.log(name);
+            assert!(log.starts_with("0\n0\n0\n0\n1\n1\n"), "{log}");
+            assert!(log.contains("Read-only file system"), "{log}");
+            let map = fs::read_to_string(format!("/proc/{}/uid_map", one.pid)).expect("a map");
+            let map: Vec<&str> = map.split_ascii_whitespace().collect();
+            assert_eq!(map, ["0", &SHARED_IDS.to_string(), "65536"]);
+            launched.push(one);
+        }
+        client.ask(Request::KillAll).expect("killed");
+        for one in &launched {
+            wait_dead(one);
+        }
+    }
+}
+
+#[test]
+fn what_is_read_only_is_so_without_mount_setattr_too() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start_with(&["--without", "mount_attributes"]);
+    own_by_the_shared_range(&shim.path("store"));
+    let work = shim.path("work");
+    fs::create_dir(&work).expect("made");
+    fs::write(work.join("greeting"), "from the host\n").expect("written");
+    fs::set_permissions(&work, fs::Permissions::from_mode(0o777)).expect("open to all");
+    let script = "cat /read/greeting /greeting; echo x > /read/x; echo x > /write/x && echo done; \
+                  touch /x; stat -c %u /read/greeting";
+    let mut spec = shim.spec("ro.1", script);
+    spec.root.shared_ids = true;
+    spec.root.read_only = true;
+    let bind = |target: &str, read_only| BindSpec {
+        target: target.to_owned(),
+        read_only,
+    };
+    spec.binds = vec![
+        bind("/read", true),
+        bind("/greeting", true),
+        bind("/write", false),
+    ];
+    let copy = |path: &Path| Mount::copy_of(rustix::fs::CWD, path).expect("copied");
+    let mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
+    let mut client = shim.client();
+    let launched = client
+        .launch_with(spec, &mounts)
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    wait_dead(&launched);
+    let log = shim.log("ro.1");
+    assert!(log.starts_with("from the host\nfrom the host\n"), "{log}");
+    for path in ["/read/x", "/x"] {
+        let refused = |line: &str| line.contains(path) && line.contains("Read-only file system");
+        assert!(log.lines().any(refused), "{path}: {log}");
+    }
+    assert!(log.contains("done\n"), "{log}");
+    // The host's owners are nobody inside: theirs could not be mapped.
+    assert!(log.ends_with("65534\n"), "{log}");
+}
+
+#[test]
+fn as_many_layers_as_there_may_be_are_found_by_paths() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start_with(&["--without", "overlay_fd_layers"]);
+    let mut spec = shim.spec("many.1", "cat /top /bottom");
+    spec.root.layers.clear();
+    for number in 1..MAX_LAYERS {
+        let name = format!("layer with a long name, and strange: {number}");
+        let layer = shim.path("store").join(&name);
+        fs::create_dir(&layer).expect("made");
+        let file = if number == 1 { "top" } else { "bottom" };
+        fs::write(layer.join(file), format!("{file} of {number}\n")).expect("written");
+        spec.root.layers.push(PathBuf::from(name));
+    }
+    spec.root.layers.push(PathBuf::from("base"));
+    assert_eq!(shim.output(spec), "top of 1\nbottom of 2\n");
 }
 
 #[test]

@@ -20,6 +20,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
             layers,
             scratch: "/scratch/a".into(),
             read_only: false,
+            shared_ids: false,
         },
         hostname: "a".to_owned(),
         program: ProgramSpec {

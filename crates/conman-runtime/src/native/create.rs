@@ -87,6 +87,7 @@ impl Inner {
                 layers: below,
                 scratch: dir.root(),
                 read_only: false,
+                shared_ids: false,
             },
             hostname: key.session.to_string(),
             program,

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
 use crate::containers::Container;
 use crate::fence::slot;
+use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{MAX_PENDING, Own, Pending};
 use crate::protocol::{CallError, Reply};
@@ -54,7 +55,11 @@ impl Control {
         spec: LaunchSpec,
         binds: Vec<OwnedFd>,
     ) -> Result<(), (CallError, String)> {
-        let ids = self.ids.take();
+        let ids = if spec.root.shared_ids {
+            Some(SHARED_IDS)
+        } else {
+            self.ids.take()
+        };
         let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
         let mut fds = binds;
         if let Some(size) = spec.terminal {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use conman_linux::{
-    Capabilities, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
+    Capabilities, Features, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
     bound_capabilities, bring_loopback_up, close_on_exec_from, join_cgroups, limit_capabilities,
     no_new_privileges, unshare_namespaces,
 };
@@ -105,6 +105,7 @@ impl ProcPaths {
 #[derive(Debug)]
 pub(super) struct Child<'a> {
     pub(super) spec: &'a LaunchSpec,
+    pub(super) features: &'a Features,
     pub(super) capabilities: Capabilities,
     pub(super) filter: &'a Filter,
     pub(super) proc_paths: &'a ProcPaths,
@@ -184,8 +185,7 @@ impl Child<'_> {
             .and_then(|()| Ok(chdir(self.spec.program.workdir.as_str())?))
             .map_err(step("enter the working directory"))?;
         if self.spec.root.read_only {
-            overlay
-                .set_attributes(MountAttributes::MOUNT_ATTR_RDONLY)
+            self.restrict(&overlay, MountAttributes::MOUNT_ATTR_RDONLY)
                 .map_err(step("make the root read-only"))?;
         }
         let mounted = Instant::now();
@@ -250,6 +250,8 @@ impl Child<'_> {
         attach_at(dev, "/dev").map_err(step("mount /dev"))?;
         attach_at(&shm, "/dev/shm").map_err(step("mount /dev/shm"))?;
         attach_at(proc, "/proc").map_err(step("mount /proc"))?;
+        self.restrict(&shm, no_programs())
+            .map_err(step("restrict /dev/shm"))?;
         if self.spec.program.uid != 0 {
             // Root has the capability; others would have to know which ports are whose.
             std::fs::write(UNPRIVILEGED_PORTS, "0").map_err(step("open all ports to its user"))?;
@@ -273,8 +275,14 @@ impl Child<'_> {
             } else if !target.exists() {
                 write_file(target, "").map_err(failed)?;
             }
+            let mut attributes =
+                MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOSUID;
+            if bind.read_only {
+                attributes |= MountAttributes::MOUNT_ATTR_RDONLY;
+            }
             hold(&bind.target)
                 .and_then(|target| mount.attach(&target, c""))
+                .and_then(|()| self.restrict(mount, attributes))
                 .map_err(failed)?;
         }
         Ok(())
@@ -291,10 +299,19 @@ impl Child<'_> {
         for name in &self.proc_paths.read_only {
             let path = Path::new(std::ffi::OsStr::new(name.to_str().unwrap_or_default()));
             let copy = Mount::copy_of(proc, path)?;
-            copy.set_attributes(MountAttributes::MOUNT_ATTR_RDONLY)?;
             copy.attach(proc, name)?;
+            self.restrict(&copy, MountAttributes::MOUNT_ATTR_RDONLY)?;
         }
         Ok(())
+    }
+
+    /// For a mount that is attached; /proc is, too. Nobody but this process is in sight of it yet.
+    fn restrict(&self, mount: &Mount, attributes: MountAttributes) -> io::Result<()> {
+        if self.features.mount_attributes {
+            mount.set_attributes(attributes)
+        } else {
+            mount.set_attributes_when_attached(attributes)
+        }
     }
 
     fn write_files(&self) -> Result<(), LaunchError> {
@@ -380,9 +397,7 @@ fn shared_memory() -> io::Result<Mount> {
     if shm.metadata()?.permissions().mode() & 0o7777 != SHARED_MODE {
         shm.set_permissions(std::fs::Permissions::from_mode(SHARED_MODE))?;
     }
-    let copy = Mount::copy_of(&shm, Path::new(""))?;
-    copy.set_attributes(no_programs())?;
-    Ok(copy)
+    Mount::copy_of(&shm, Path::new(""))
 }
 
 pub(super) fn make_directories(path: &str) -> io::Result<()> {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount,
-    MountAttributes, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
+    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, Namespaces,
+    PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -226,6 +226,7 @@ impl Launcher {
     }
 
     /// Gives the files of binds their owners: what is user `n`'s on the host is user `n`'s inside.
+    /// A kernel that cannot (before Linux 5.12) shows them as nobody's.
     fn own_binds(
         &self,
         spec: &LaunchSpec,
@@ -235,17 +236,11 @@ impl Launcher {
         let mut mounts = Vec::with_capacity(binds.len());
         for (fd, bind) in binds.into_iter().zip(&spec.binds) {
             let mount = Mount::from_fd(fd);
-            let failed =
-                |error| LaunchError::step(&format!("prepare the bind at {}", bind.target), &error);
-            if self.features.mapped_layers {
-                mount.map_owners(user_namespace).map_err(failed)?;
+            if self.features.mount_attributes {
+                mount.map_owners(user_namespace).map_err(|error| {
+                    LaunchError::step(&format!("prepare the bind at {}", bind.target), &error)
+                })?;
             }
-            let mut attributes =
-                MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOSUID;
-            if bind.read_only {
-                attributes |= MountAttributes::MOUNT_ATTR_RDONLY;
-            }
-            mount.set_attributes(attributes).map_err(failed)?;
             mounts.push(mount);
         }
         Ok(mounts)
@@ -275,6 +270,7 @@ impl Launcher {
             drop(ours.take());
             let child = Child {
                 spec,
+                features: &self.features,
                 capabilities,
                 filter: &self.filter,
                 proc_paths: &self.proc_paths,

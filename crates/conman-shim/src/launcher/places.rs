@@ -28,6 +28,9 @@ pub(super) const EMPTY: &str = "/empty";
 /// lies below it.
 pub(super) const LAYERS: &str = "/.layers";
 
+/// Where the workshop mounts such an overlay, for a moment.
+pub(super) const OVERLAY: &str = "/.overlay";
+
 /// Devices that harm nobody (Documentation/admin-guide/devices.txt): name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
@@ -116,7 +119,9 @@ fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
         attach(&copy, &target)?;
     }
     enter_new_root(Path::new(BENCH))?;
-    create_dir(LAYERS)?;
+    for name in [LAYERS, OVERLAY] {
+        create_dir(name)?;
+    }
     // The bench of the launchpad.
     create_dir_all(BENCH)
 }

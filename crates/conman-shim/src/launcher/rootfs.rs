@@ -1,8 +1,9 @@
 //! A container's root: its layers, with owners mapped to its ids, and its own directory on top.
 
+use std::ffi::CString;
 use std::fs::{DirBuilder, File, create_dir};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
@@ -12,14 +13,23 @@ use rustix::fs::{
     ioctl_setflags, openat2,
 };
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::chdir;
 
-use super::places::LAYERS;
+use super::places::{LAYERS, OVERLAY};
 use crate::protocol::LaunchError;
 use crate::spec::RootSpec;
 
 /// Directories below `scratch`.
 const UPPER: &str = "upper";
 const WORK: &str = "work";
+
+/// Nothing of a session's own directory outlives the machine, so nothing of it is forced to disk:
+/// without this option the end of every container writes back the whole filesystem below.
+const VOLATILE: &str = "volatile";
+
+/// The launcher's, by number.
+const OPEN_FILES: &str = "/proc/self/fd";
 
 /// Directories that the child mounts on, and their modes, parents first.
 const MOUNT_POINTS: [(&str, u32); 3] = [("proc", 0o755), ("dev", 0o755), (SHARED_MEMORY, 0o1777)];
@@ -94,16 +104,18 @@ pub(super) fn overlay(
 ) -> Result<Mount, LaunchError> {
     let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
     let store = Mount::copy_of(CWD, &root.store).map_err(step("open the store of layers"))?;
-    if !features.mapped_layers {
-        let reason = "this needs Linux 5.19: without it the image's files would be nobody's";
-        return Err(step("map the owners of the layers' files")(io::Error::new(
-            io::ErrorKind::Unsupported,
-            reason,
-        )));
+    if !root.shared_ids {
+        let map = "map the owners of the layers' files";
+        if !features.mapped_layers {
+            let reason = "this needs Linux 5.19, or layers that were unpacked for the shared range \
+                          of ids";
+            return Err(step(map)(io::Error::new(
+                io::ErrorKind::Unsupported,
+                reason,
+            )));
+        }
+        store.map_owners(user_namespace).map_err(step(map))?;
     }
-    store
-        .map_owners(user_namespace)
-        .map_err(step("map the owners of the layers' files"))?;
     // Attached only where the overlay must find it by a path; it is detached again below.
     let attached = if features.overlay_fd_layers {
         None
@@ -119,19 +131,12 @@ pub(super) fn overlay(
     own_top(&layers, &scratch.upper(), ids)
         .and_then(|()| make_mount_points(&layers, &scratch.upper(), ids))
         .map_err(step("prepare the top layer"))?;
-    let overlay = NewFilesystem::open("overlay").map_err(step("begin an overlay"))?;
-    let set = match &attached {
-        None => set_descriptors(&overlay, &layers, scratch),
-        Some(attached) => set_paths(&overlay, &attached.path, &root.layers, scratch),
+    let made = match &attached {
+        None => by_descriptors(&layers, scratch),
+        Some(_) => by_paths(&layers, scratch),
     };
-    let own = set.map_err(step("configure the overlay"))?;
-    set_common(&overlay).map_err(step("configure the overlay"))?;
-    let made = overlay
-        .mount(MountAttributes::MOUNT_ATTR_NODEV)
-        .and_then(|overlay| must_be_writable(overlay, scratch))
-        .map_err(step("make the overlay"));
-    drop(own);
-    made
+    made.and_then(|overlay| must_be_writable(overlay, scratch))
+        .map_err(step("make the overlay"))
 }
 
 /// An overlay that cannot make its working directory is read-only, and says so to the kernel's log
@@ -201,84 +206,67 @@ fn own_directory(path: &Path, mode: u32, ids: u32) -> io::Result<()> {
 
 /// Through a mount of its own the container's directory has no path, so that the container, which
 /// may read its mount table, is not told where it lies on the host.
-/// It must live until the overlay is made.
-fn set_descriptors(
-    overlay: &NewFilesystem,
-    layers: &[OwnedFd],
-    scratch: &Scratch,
-) -> io::Result<Option<Mount>> {
+fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
+    let overlay = NewFilesystem::open("overlay")?;
     for layer in layers {
         overlay.set_fd("lowerdir+", layer)?;
     }
+    // Until the overlay is made.
     let own = Mount::copy_of(CWD, &scratch.path)?;
     overlay.set_fd("upperdir", hold(&own, UPPER)?)?;
     overlay.set_fd("workdir", hold(&own, WORK)?)?;
-    Ok(Some(own))
+    overlay.set_flag(VOLATILE)?;
+    overlay.mount(MountAttributes::MOUNT_ATTR_NODEV)
 }
 
-fn set_paths(
-    overlay: &NewFilesystem,
-    store: &Path,
-    layers: &[PathBuf],
-    scratch: &Scratch,
-) -> io::Result<Option<Mount>> {
-    let mut list = std::ffi::OsString::new();
-    for layer in layers {
-        if !list.is_empty() {
-            list.push(":");
-        }
-        for (index, part) in store
-            .join(layer)
-            .to_string_lossy()
-            .split([':', ',', '\\'])
-            .enumerate()
-        {
-            if index > 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "a layer's path holds a colon, comma or backslash",
-                ));
-            }
-            list.push(part);
-        }
-    }
-    overlay.set_path("lowerdir", Path::new(&list))?;
-    overlay.set_path("upperdir", &scratch.upper())?;
-    overlay.set_path("workdir", &scratch.path.join(WORK))?;
-    Ok(None)
+/// The same where an overlay takes nothing but paths: those that its directories have in procfs as
+/// open files. They are numbers, so that 128 of them fit the page that all options may take, no
+/// colon or comma is in them, and the container learns nothing from them either.
+///
+/// By mount(2), since an option of fsconfig(2) takes 255 bytes.
+fn by_paths(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
+    let numbers: Vec<String> = layers
+        .iter()
+        .map(|layer| layer.as_raw_fd().to_string())
+        .collect();
+    let own = hold(CWD, &scratch.path)?;
+    let (upper, work) = (hold(&own, UPPER)?, hold(&own, WORK)?);
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},{VOLATILE}",
+        numbers.join(":"),
+        upper.as_raw_fd(),
+        work.as_raw_fd()
+    );
+    let options = CString::new(options)?;
+    chdir(OPEN_FILES)?;
+    let mounted = mount("none", OVERLAY, "overlay", MountFlags::NODEV, &*options);
+    chdir("/")?;
+    mounted?;
+    let overlay = Mount::copy_of(CWD, Path::new(OVERLAY));
+    unmount(OVERLAY, UnmountFlags::DETACH)?;
+    overlay
 }
 
-/// Nothing of a session's own directory outlives the machine, so nothing of it is forced to disk:
-/// without this the end of every container writes back the whole filesystem below.
-fn set_common(overlay: &NewFilesystem) -> io::Result<()> {
-    overlay.set_flag("volatile")
-}
-
-fn hold(directory: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+fn hold(directory: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?)
 }
 
 /// The store, attached to the workshop as long as an overlay is being made.
 #[derive(Debug)]
-struct Attached {
-    path: PathBuf,
-}
+struct Attached;
 
 impl Attached {
     fn new(store: &Mount) -> io::Result<Self> {
         let directory = hold(CWD, LAYERS)?;
         store.attach(directory.as_fd(), c"")?;
-        Ok(Self {
-            path: PathBuf::from(LAYERS),
-        })
+        Ok(Self)
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let flags = rustix::mount::UnmountFlags::DETACH;
-        if let Err(error) = rustix::mount::unmount(&self.path, flags) {
+        if let Err(error) = unmount(LAYERS, UnmountFlags::DETACH) {
             tracing::warn!(%error, "layers stay attached to the launcher's namespace");
         }
     }

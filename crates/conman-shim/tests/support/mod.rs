@@ -120,6 +120,7 @@ impl Shim {
                 layers: vec![PathBuf::from("base")],
                 scratch: self.path("scratch").join(name),
                 read_only: false,
+                shared_ids: false,
             },
             hostname: "inside".to_owned(),
             program: ProgramSpec {
