@@ -219,7 +219,7 @@ fn shown(
 ) -> Result<(Arc<SessionHandle>, Generation), AccessError> {
     let none = || AccessError::NoSuchSession { id: id.clone() };
     let handle = context.sessions.shown(id).ok_or_else(none)?;
-    let generation = handle.view().generation.ok_or_else(none)?;
+    let generation = handle.generation().ok_or_else(none)?;
     Ok((handle, generation))
 }
 

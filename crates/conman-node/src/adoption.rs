@@ -1,12 +1,13 @@
 //! Takes over what an earlier daemon left, by its records and the kernel alone.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, Generation, SessionId, SessionState};
 use conman_registry::{
-    ContainerIdentity, Ending, RecordState, RegistryError, Release, SessionRecord,
+    ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord,
 };
 use conman_runtime::ContainerKey;
 use jiff::Timestamp;
@@ -66,7 +67,11 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         let finding = examine(&record)?;
         found.push((record, finding));
     }
-    let gone = release_gone(context, &found).await?;
+    let mut gone: HashMap<SessionId, Ending> = release_gone(context, &found)
+        .await?
+        .into_iter()
+        .map(|release| (release.id, release.ending))
+        .collect();
     let mut adopted = Adopted::default();
     let mut ended: Vec<_> = Vec::new();
     for (record, finding) in found {
@@ -74,8 +79,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
             Finding::Goes(beginning) => take_on(context, &record, beginning, &mut adopted),
             Finding::Gone => {
                 adopted.released += 1;
-                let ending = gone.iter().find(|release| release.id == record.id);
-                ended.extend(ending.map(|release| (record, release.ending.clone())));
+                ended.extend(gone.remove(&record.id).map(|ending| (record, ending)));
             }
             Finding::Ended(ending) => {
                 adopted.ended += 1;
@@ -192,10 +196,10 @@ fn gone_ending(record: &SessionRecord) -> Ending {
             true,
             "it ended before it was ready, while conman was not running".to_owned(),
             None,
-            Vec::new(),
+            Phases::default(),
         ),
         RecordState::Stopping { reason } | RecordState::Stuck { reason } => {
-            (false, reason.clone(), None, Vec::new())
+            (false, reason.clone(), None, Phases::default())
         }
         RecordState::Ended(ending) => return ending.clone(),
     };

@@ -39,7 +39,7 @@ pub(crate) fn phase_event(id: &SessionId, generation: Generation, phase: &Phase)
         // Phases may be told later than they end, several at a time; readers take the beginning
         // from the end.
         at: ended_at.unwrap_or_else(|_| Timestamp::now()),
-        phase: Some(phase.name.clone()),
+        phase: Some(phase.name.clone().into_owned()),
         duration_ms: Some(phase.duration_ms),
         ..session_event(
             EventKind::SessionPhase,

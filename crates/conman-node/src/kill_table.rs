@@ -20,7 +20,7 @@ use std::time::Duration;
 use conman_core::Closing;
 use conman_linux::{PidFd, Signal};
 use conman_proto::{Generation, SessionId};
-use conman_registry::{Ending, Phase};
+use conman_registry::{Ending, Phases};
 use conman_runtime::Runtime;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
@@ -70,7 +70,7 @@ pub(crate) struct KillEntry {
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     /// For the ending.
     pub(crate) started_at: Option<Timestamp>,
-    pub(crate) phases: Vec<Phase>,
+    pub(crate) phases: Phases,
 }
 
 /// The table is closed: a preemption is under way or over.
@@ -159,10 +159,10 @@ impl KillTable {
     }
 
     /// Notes what an ending should tell of the start.
-    pub(crate) fn note_start(&self, id: &SessionId, started_at: Timestamp, phases: &[Phase]) {
+    pub(crate) fn note_start(&self, id: &SessionId, started_at: Timestamp, phases: Phases) {
         if let Some(entry) = self.lock().entries.get_mut(id) {
             entry.started_at = Some(started_at);
-            entry.phases = phases.to_vec();
+            entry.phases = phases;
         }
     }
 

@@ -161,7 +161,7 @@ impl Node {
     /// A page of sessions, ordered by id.
     #[must_use]
     pub fn list(&self, query: &ListQuery) -> SessionList {
-        let shown = self.context.sessions.all_shown();
+        let shown = self.context.sessions.shown_after(query.after.as_ref());
         let page = query.page(
             shown
                 .iter()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_registry::Phase;
+use conman_registry::{Phase, Phases};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
@@ -31,7 +31,9 @@ pub(crate) struct PhaseClock {
     began_at: Timestamp,
     began: Instant,
     mark: Instant,
-    phases: Vec<Phase>,
+    /// Measured since they were shared last, with those from before; or nothing.
+    open: Vec<Phase>,
+    shared: Phases,
 }
 
 impl PhaseClock {
@@ -42,40 +44,56 @@ impl PhaseClock {
             began_at: Timestamp::now(),
             began: now,
             mark: now,
-            phases: Vec::new(),
+            open: Vec::new(),
+            shared: Phases::default(),
         }
     }
 
     /// With the phases of an earlier daemon.
-    pub(crate) fn resumed(phases: Vec<Phase>) -> Self {
+    pub(crate) fn resumed(shared: Phases) -> Self {
         Self {
-            phases,
+            shared,
             ..Self::start()
         }
     }
 
     /// Ends the present phase now.
-    pub(crate) fn end(&mut self, name: &str) -> &Phase {
+    pub(crate) fn end(&mut self, name: &'static str) -> &Phase {
         self.end_at(name, Instant::now())
     }
 
     /// Ends the present phase at a moment that is not before its beginning.
-    pub(crate) fn end_at(&mut self, name: &str, at: Instant) -> &Phase {
+    pub(crate) fn end_at(&mut self, name: &'static str, at: Instant) -> &Phase {
         let at = at.max(self.mark);
         let offset = self.mark - self.began;
         let duration = at - self.mark;
         self.mark = at;
-        self.phases.push(Phase {
-            name: name.to_owned(),
+        if self.open.is_empty() {
+            self.open = self.shared.to_vec();
+        }
+        self.open.push(Phase {
+            name: name.into(),
             started_at: later(self.began_at, offset),
             duration_ms: duration.as_secs_f64() * 1_000.0,
         });
         // Pushed in the line above.
-        &self.phases[self.phases.len() - 1]
+        &self.open[self.open.len() - 1]
     }
 
     pub(crate) fn phases(&self) -> &[Phase] {
-        &self.phases
+        if self.open.is_empty() {
+            &self.shared
+        } else {
+            &self.open
+        }
+    }
+
+    /// The same for whoever keeps them: one copy, which is the clock's own from now on.
+    pub(crate) fn shared(&mut self) -> Phases {
+        if !self.open.is_empty() {
+            self.shared = std::mem::take(&mut self.open).into();
+        }
+        self.shared.clone()
     }
 }
 
@@ -104,6 +122,10 @@ mod tests {
             .map(|phase| phase.duration_ms)
             .collect();
         assert_eq!(durations, [30.0, 0.0, 12.0]);
+        let shared = clock.shared();
+        assert_eq!(&*shared, clock.phases());
+        clock.end(READY);
+        assert_eq!(clock.phases()[..3], *shared);
         let last = &clock.phases()[2];
         let offset = last.started_at.duration_since(clock.began_at);
         assert_eq!(offset, SignedDuration::from_millis(30));

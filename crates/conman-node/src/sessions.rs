@@ -1,6 +1,7 @@
 //! Admission: which lives there are, and what an ensure comes to. Synchronous.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
@@ -34,7 +35,7 @@ struct Slot {
 
 impl Slot {
     fn shown(&self) -> Option<&Arc<SessionHandle>> {
-        if self.current.view().generation.is_some() {
+        if self.current.generation().is_some() {
             Some(&self.current)
         } else {
             self.former.as_ref()
@@ -60,8 +61,8 @@ impl Sessions {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides, and takes in the new life that results. `host` is what its host has room for, `enter` enters a new life in the kill
-    /// table, which may refuse it.
+    /// Decides, and takes in the new life that results. `host` is what its host has room for;
+    /// `enter` enters a new life in the kill table, which may refuse it.
     pub(crate) fn admit(
         &self,
         id: &SessionId,
@@ -114,7 +115,7 @@ impl Sessions {
     /// Takes in what the registry knows from before: a life that goes on, or an ended one.
     pub(crate) fn adopt(&self, handle: Arc<SessionHandle>) {
         let mut inner = self.lock();
-        match handle.view().generation.filter(|_| handle.is_ended()) {
+        match handle.generation().filter(|_| handle.is_ended()) {
             Some(generation) => inner.ended.push_back((handle.id.clone(), generation)),
             None => inner.live += 1,
         }
@@ -138,7 +139,7 @@ impl Sessions {
         let mut inner = self.lock();
         publish();
         inner.live = inner.live.saturating_sub(1);
-        match handle.view().generation {
+        match handle.generation() {
             Some(generation) => inner.ended.push_back((handle.id.clone(), generation)),
             None => inner.drop_unclaimed(handle),
         }
@@ -160,12 +161,13 @@ impl Sessions {
         Some(Arc::clone(&self.lock().slots.get(id)?.current))
     }
 
-    /// All lives that are shown, ordered by id.
-    pub(crate) fn all_shown(&self) -> Vec<Arc<SessionHandle>> {
+    /// The lives that are shown, ordered by id: all, or those behind one.
+    pub(crate) fn shown_after(&self, after: Option<&SessionId>) -> Vec<Arc<SessionHandle>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.lock()
             .slots
-            .values()
-            .filter_map(Slot::shown)
+            .range::<SessionId, _>((from, Bound::Unbounded))
+            .filter_map(|(_, slot)| slot.shown())
             .cloned()
             .collect()
     }
@@ -202,7 +204,7 @@ impl Sessions {
     /// generation yet has no container, so it does not count.
     pub(crate) fn is_live(&self, id: &SessionId, generation: Generation) -> bool {
         self.current(id)
-            .is_some_and(|life| !life.is_ended() && life.view().generation == Some(generation))
+            .is_some_and(|life| !life.is_ended() && life.generation() == Some(generation))
     }
 
     /// Admits nothing from now on.
@@ -235,7 +237,7 @@ impl Inner {
                 break;
             };
             let shown = self.slots.get(&id).is_some_and(|slot| {
-                slot.current.is_ended() && slot.current.view().generation == Some(generation)
+                slot.current.is_ended() && slot.current.generation() == Some(generation)
             });
             if shown {
                 self.slots.remove(&id);

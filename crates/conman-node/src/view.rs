@@ -11,8 +11,8 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
     let spec = &*handle.spec;
     let mut phases_ms = std::collections::BTreeMap::new();
-    for phase in &view.phases {
-        *phases_ms.entry(phase.name.clone()).or_insert(0.0) += phase.duration_ms;
+    for phase in view.phases.iter() {
+        *phases_ms.entry(phase.name.to_string()).or_insert(0.0) += phase.duration_ms;
     }
     Session {
         id: handle.id.clone(),
@@ -42,7 +42,7 @@ pub(crate) fn node(
     health: &RuntimeHealth,
     started_at: Timestamp,
 ) -> conman_proto::Node {
-    let shown = context.sessions.all_shown();
+    let shown = context.sessions.shown_after(None);
     let count = |wanted: SessionState| {
         shown
             .iter()
@@ -80,7 +80,7 @@ pub(crate) fn node(
 
 /// Gauges of what there is, by state and never by session.
 pub(crate) fn measure(context: &Context) {
-    let shown = context.sessions.all_shown();
+    let shown = context.sessions.shown_after(None);
     for state in SessionState::ALL {
         let count = shown
             .iter()

@@ -157,7 +157,7 @@ fn release(record: &SessionRecord) -> Release {
             exit_code: Some(137),
             ended_at: Timestamp::now(),
             started_at: None,
-            phases: Vec::new(),
+            phases: Default::default(),
         },
     }
 }

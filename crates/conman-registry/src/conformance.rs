@@ -11,7 +11,8 @@ use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use jiff::Timestamp;
 
 use crate::{
-    ContainerIdentity, Ending, Phase, RecordState, Registry, RegistryError, Release, SessionRecord,
+    ContainerIdentity, Ending, Phase, Phases, RecordState, Registry, RegistryError, Release,
+    SessionRecord,
 };
 
 /// How many callers claim one session at once.
@@ -525,13 +526,13 @@ fn container(pid: i32) -> ContainerIdentity {
     }
 }
 
-fn phases() -> Vec<Phase> {
+fn phases() -> Phases {
     let started_at = Timestamp::from_nanosecond(1_234_567_890_123_456_789).expect("in range");
-    vec![Phase {
-        name: "create".to_owned(),
+    Phases::from(vec![Phase {
+        name: "create".into(),
         started_at,
         duration_ms: 1.0 / 3.0,
-    }]
+    }])
 }
 
 fn running() -> RecordState {

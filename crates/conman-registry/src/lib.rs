@@ -31,7 +31,7 @@ pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;
-pub use record::{ContainerIdentity, Ending, Phase, RecordState, Release, SessionRecord};
+pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};
 
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};

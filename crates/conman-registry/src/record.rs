@@ -1,6 +1,10 @@
+use std::borrow::Cow;
+use std::ops::Deref;
+use std::sync::Arc;
+
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What the registry holds of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,7 +27,7 @@ pub enum RecordState {
     /// Its program runs and has answered.
     Running {
         started_at: Timestamp,
-        phases: Vec<Phase>,
+        phases: Phases,
     },
     /// Killed, or about to be.
     Stopping { reason: String },
@@ -51,15 +55,52 @@ pub struct Ending {
     pub ended_at: Timestamp,
     /// Of the last start, as far as they are known.
     pub started_at: Option<Timestamp>,
-    pub phases: Vec<Phase>,
+    pub phases: Phases,
 }
 
 /// One finished phase of a start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    pub name: String,
+    /// Borrowed where the present process has measured it.
+    pub name: Cow<'static, str>,
     pub started_at: Timestamp,
     pub duration_ms: f64,
+}
+
+/// The finished phases of one start, shared by everybody who tells of them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Phases(Arc<[Phase]>);
+
+impl Deref for Phases {
+    type Target = [Phase];
+
+    fn deref(&self) -> &[Phase] {
+        &self.0
+    }
+}
+
+impl From<Vec<Phase>> for Phases {
+    fn from(phases: Vec<Phase>) -> Self {
+        Self(phases.into())
+    }
+}
+
+impl From<&[Phase]> for Phases {
+    fn from(phases: &[Phase]) -> Self {
+        Self(phases.into())
+    }
+}
+
+impl Serialize for Phases {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0[..].serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Phases {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(Self::from)
+    }
 }
 
 /// What proves that a process is the container's init and not a later one with its PID.

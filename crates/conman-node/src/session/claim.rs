@@ -29,7 +29,7 @@ pub(super) async fn claim(
         exit_code: None,
         ended_at: Timestamp::now(),
         started_at: None,
-        phases: Vec::new(),
+        phases: Default::default(),
     };
     let release = Release {
         id: id.clone(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use conman_core::{Activity, Closing};
-use conman_proto::{ResolvedSpec, SessionId, SessionState};
+use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
 use tokio::sync::watch;
 
 use super::view::View;
@@ -47,6 +47,10 @@ impl SessionHandle {
 
     pub(crate) fn state(&self) -> SessionState {
         self.view.borrow().state
+    }
+
+    pub(crate) fn generation(&self) -> Option<Generation> {
+        self.view.borrow().generation
     }
 
     pub(crate) fn is_ended(&self) -> bool {

@@ -6,7 +6,7 @@ use conman_core::Closing;
 use conman_core::lifecycle::Cause;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, SessionState};
-use conman_registry::{Ending, NewEvent, Phase};
+use conman_registry::{Ending, NewEvent, Phase, Phases};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -76,20 +76,20 @@ impl Publisher {
         self.show(|view| {
             // Whoever waits for the start need not wake for each phase.
             if view.phases.len() != phases.len() {
-                view.phases = phases.to_vec();
+                view.phases = Phases::from(phases);
             }
             set_process(view, generation, process)
         });
     }
 
     /// Shows and journals the phases of a start that has come to nothing, once.
-    pub(super) fn gave_up(&mut self, generation: Option<Generation>, phases: &[Phase]) {
+    pub(super) fn gave_up(&mut self, generation: Option<Generation>, phases: &Phases) {
         let Some(generation) = generation else { return };
         let events = self.phase_events(generation, phases);
         if !events.is_empty() {
             self.context.journal.append(events);
             self.show(|view| {
-                view.phases = phases.to_vec();
+                view.phases = phases.clone();
                 false
             });
         }
@@ -112,7 +112,7 @@ impl Publisher {
         &mut self,
         generation: Option<Generation>,
         started_at: Timestamp,
-        phases: &[Phase],
+        phases: &Phases,
     ) {
         let Some(generation) = generation else { return };
         let mut events = self.phase_events(generation, phases);
@@ -128,7 +128,7 @@ impl Publisher {
             message,
         ));
         self.context.journal.append(events);
-        for phase in phases {
+        for phase in phases.iter() {
             metrics::histogram!("conman_start_phase_seconds", "phase" => phase.name.clone())
                 .record(phase.duration_ms / 1_000.0);
         }
@@ -136,7 +136,7 @@ impl Publisher {
         metrics::counter!("conman_starts_total", "result" => "ready").increment(1);
         self.show(|view| {
             view.started_at = Some(started_at);
-            view.phases = phases.to_vec();
+            view.phases = phases.clone();
             true
         });
     }

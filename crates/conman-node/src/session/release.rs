@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
-use conman_registry::{Ending, Phase, RegistryError, Release};
+use conman_registry::{Ending, Phases, RegistryError, Release};
 use conman_runtime::{ContainerKey, Runtime};
 use jiff::Timestamp;
 use tokio::time::timeout;
@@ -27,7 +27,7 @@ pub(super) struct Obituary {
     pub(super) unrun_exit_code: Option<i32>,
     pub(super) cause: Cause,
     pub(super) started_at: Option<Timestamp>,
-    pub(super) phases: Vec<Phase>,
+    pub(super) phases: Phases,
 }
 
 /// While a preemption is under way, releases are the emergency thread's: it has the certificate

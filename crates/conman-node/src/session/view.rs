@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use conman_linux::PidFd;
 use conman_proto::{Generation, SessionState};
-use conman_registry::{Phase, RegistryError};
+use conman_registry::{Phases, RegistryError};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ pub(crate) struct View {
     pub(crate) process: Option<Arc<PidFd>>,
     /// Whether the registry knows how to find the process again.
     pub(crate) recorded: bool,
-    pub(crate) phases: Vec<Phase>,
+    pub(crate) phases: Phases,
     /// What kept the start from succeeding.
     pub(crate) failure: Option<Failure>,
     /// When the death certificate came.
@@ -56,7 +56,7 @@ impl View {
             ended_at: None,
             process: None,
             recorded: false,
-            phases: Vec::new(),
+            phases: Phases::default(),
             failure: None,
             dead_at: None,
             released_at: None,

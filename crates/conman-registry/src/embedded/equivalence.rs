@@ -13,8 +13,8 @@ use tempfile::TempDir;
 use super::{EmbeddedOptions, EmbeddedRegistry};
 use crate::database::faults::Faults;
 use crate::{
-    ContainerIdentity, Ending, ModelRegistry, Phase, RecordState, Registry, RegistryError, Release,
-    SessionRecord,
+    ContainerIdentity, Ending, ModelRegistry, Phase, Phases, RecordState, Registry, RegistryError,
+    Release, SessionRecord,
 };
 
 const IDS: [&str; 3] = ["a", "b", "c"];
@@ -54,11 +54,11 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let state = prop_oneof![
         (0.0..1e9).prop_map(|duration_ms| RecordState::Running {
             started_at: Timestamp::UNIX_EPOCH,
-            phases: vec![Phase {
-                name: "create".to_owned(),
+            phases: Phases::from(vec![Phase {
+                name: "create".into(),
                 started_at: Timestamp::UNIX_EPOCH,
                 duration_ms,
-            }],
+            }]),
         }),
         ".{0,20}".prop_map(|reason| RecordState::Stopping { reason }),
         ".{0,20}".prop_map(|reason| RecordState::Stuck { reason }),
@@ -349,7 +349,7 @@ pub(super) fn ending(failed: bool) -> Ending {
         exit_code: failed.then_some(1),
         ended_at: Timestamp::UNIX_EPOCH,
         started_at: None,
-        phases: Vec::new(),
+        phases: Phases::default(),
     }
 }
 

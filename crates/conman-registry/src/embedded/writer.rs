@@ -164,7 +164,7 @@ impl Writer {
                 exit_code: None,
                 ended_at: Timestamp::now(),
                 started_at: None,
-                phases: Vec::new(),
+                phases: Default::default(),
             };
             if let Err(error) = self.change(stage, &id, generation, &Change::Release(ending)) {
                 tracing::warn!(session = %id, %error, "an abandoned claim could not be released");

@@ -104,7 +104,7 @@ pub(crate) fn ending() -> Ending {
         exit_code: Some(137),
         ended_at: Timestamp::UNIX_EPOCH,
         started_at: None,
-        phases: Vec::new(),
+        phases: Default::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use conman_registry::{ContainerIdentity, RecordState, RegistryError};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Driver, Input};
+use super::{Driver, Input, Timer};
 use crate::certificate;
 use crate::error::FailureKind;
 use crate::kill_table::Fate;
@@ -21,14 +21,14 @@ impl Driver {
     /// Takes note of what happened, and says it in the machine's words.
     pub(super) fn absorb(&mut self, input: Input) -> Vec<Event> {
         match input {
-            Input::Tick => vec![Event::Tick],
+            Input::Due(Timer::Machine) => vec![Event::Tick],
             Input::Stop(why) => {
                 self.told_stop = true;
                 self.fail_with(FailureKind::Stopped);
                 vec![Event::StopAsked(why)]
             }
             Input::Fate(fate) => self.absorb_fate(fate),
-            Input::Look => {
+            Input::Due(Timer::Look) => {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
                 let why = self.patience.as_mut().and_then(|p| p.look(activity, now));
@@ -39,7 +39,7 @@ impl Driver {
                 .into_iter()
                 .collect()
             }
-            Input::ClaimSlow => {
+            Input::Due(Timer::ClaimSlow) => {
                 // The claim may still be recorded, and is given up then.
                 self.failure = Some(Failure::ClaimSlow);
                 vec![Event::StopAsked(
@@ -113,6 +113,8 @@ impl Driver {
             }
             Answer::Record(Err(trouble)) => Event::RecordFailed(self.fail(trouble)),
             Answer::Probe(result) => {
+                // Its handle would keep the task's memory for as long as the session lives.
+                self.probing = None;
                 self.ready = Some(result);
                 return self.take_ready();
             }
@@ -224,10 +226,7 @@ impl Driver {
     /// Holds the init from now on, and reports its death.
     pub(super) fn hold(&mut self, process: Arc<PidFd>) {
         self.process = Some(Arc::clone(&process));
-        self.calls.spawn(async move {
-            certificate::of(process).await;
-            Answer::Dead
-        });
+        self.dying = Some(Box::pin(certificate::of(process)));
     }
 
     /// Readiness counts once the machine waits for it, which is after the container is recorded.
@@ -253,12 +252,12 @@ impl Driver {
         let started_at = Timestamp::now();
         self.was_running = true;
         self.begin_patience(started_at);
+        let phases = self.clock.shared();
         self.context
             .table
-            .note_start(&self.handle.id, started_at, self.clock.phases());
+            .note_start(&self.handle.id, started_at, phases.clone());
         self.publisher
-            .ready(self.life.generation(), started_at, self.clock.phases());
-        let phases = self.clock.phases().to_vec();
+            .ready(self.life.generation(), started_at, &phases);
         self.note(RecordState::Running { started_at, phases });
     }
 

@@ -228,7 +228,7 @@ impl Driver {
             unrun_exit_code: self.unrun_exit_code,
             cause,
             started_at: self.handle.view().started_at,
-            phases: self.clock.phases().to_vec(),
+            phases: self.clock.shared(),
         };
         let (context, runtime) = (Arc::clone(&self.context), self.runtime.clone());
         let handle = Arc::clone(&self.handle);

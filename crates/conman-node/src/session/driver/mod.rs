@@ -12,9 +12,10 @@ use conman_linux::PidFd;
 use conman_proto::Generation;
 use conman_registry::{ContainerIdentity, Ending, RecordState};
 use conman_runtime::{ContainerKey, Runtime};
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{Answer, Trouble};
@@ -63,12 +64,15 @@ struct Driver {
     began: Instant,
     calls: JoinSet<Answer>,
     probing: Option<AbortHandle>,
-    /// The latest note to the registry that nobody waits for; the next one waits for it.
-    noting: Option<JoinHandle<()>>,
+    /// Ends with the latest note to the registry that nobody waits for; the next one waits for it.
+    /// No handle of its task, which would keep that task's memory.
+    noting: Option<oneshot::Receiver<()>>,
     clock: PhaseClock,
     publisher: Publisher,
     permit: Option<OwnedSemaphorePermit>,
     process: Option<Arc<PidFd>>,
+    /// Completes with the held process's death; nothing once it has.
+    dying: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
     ready: Option<Result<Instant, Trouble>>,
@@ -89,7 +93,14 @@ enum Input {
     Answer(Answer),
     Stop(String),
     Fate(Fate),
-    Tick,
+    Due(Timer),
+}
+
+/// What is to happen at a time.
+#[derive(Debug, Clone, Copy)]
+enum Timer {
+    /// The machine's own.
+    Machine,
     Look,
     ClaimSlow,
 }
@@ -138,6 +149,7 @@ impl Driver {
             noting: None,
             permit: None,
             process: None,
+            dying: None,
             container: None,
             ready: None,
             recorded_at: None,
@@ -183,9 +195,10 @@ impl Driver {
         }
     }
 
-    /// An ended life still waits for calls that would otherwise leave something behind unseen.
+    /// An ended life still waits for calls that would otherwise leave something behind unseen, and
+    /// for the death of what it holds.
     fn is_over(&self) -> bool {
-        self.is_ended() && self.calls.is_empty()
+        self.is_ended() && self.calls.is_empty() && self.dying.is_none()
     }
 
     fn is_ended(&self) -> bool {
@@ -195,12 +208,7 @@ impl Driver {
     async fn next_input(&mut self) -> Input {
         let mut stop = self.handle.stop.subscribe();
         let mut fate = self.handle.fate.subscribe();
-        let machine = self
-            .life
-            .deadline_ms()
-            .map(|ms| self.began + Duration::from_millis(ms));
-        let look = self.patience.as_ref().and_then(Patience::next_look);
-        let claim_slow = self.claim_deadline();
+        let timer = self.next_timer();
         tokio::select! {
             // Outside orders first, so that what they cause is not taken for something else.
             biased;
@@ -211,17 +219,35 @@ impl Driver {
             }
             Ok(fate) = fate.wait_for(Option::is_some), if !self.told_fate => match fate.clone() {
                 Some(fate) => Input::Fate(fate),
-                None => Input::Tick,
+                None => Input::Due(Timer::Machine),
             },
             Some(answer) = self.calls.join_next() => match answer {
                 Ok(answer) => Input::Answer(answer),
                 // Aborted, as probes are. A panic is an answer.
-                Err(_) => Input::Tick,
+                Err(_) => Input::Due(Timer::Machine),
             },
-            () = at(machine) => Input::Tick,
-            () = at(look) => Input::Look,
-            () = at(claim_slow) => Input::ClaimSlow,
+            () = death(&mut self.dying) => {
+                self.dying = None;
+                Input::Answer(Answer::Dead)
+            }
+            due = due(timer) => Input::Due(due),
         }
+    }
+
+    /// The first of what is to happen at a time. Where several fall together the machine's own
+    /// comes first.
+    fn next_timer(&self) -> Option<(Instant, Timer)> {
+        let machine = self
+            .life
+            .deadline_ms()
+            .map(|ms| (self.began + Duration::from_millis(ms), Timer::Machine));
+        let look = self.patience.as_ref().and_then(Patience::next_look);
+        let look = look.map(|at| (at, Timer::Look));
+        let claim_slow = self.claim_deadline().map(|at| (at, Timer::ClaimSlow));
+        [machine, look, claim_slow]
+            .into_iter()
+            .flatten()
+            .min_by_key(|(at, _)| *at)
     }
 
     fn claim_deadline(&self) -> Option<Instant> {
@@ -247,9 +273,12 @@ impl Driver {
         let Some(key) = self.key() else { return };
         let before = self.noting.take();
         let context = Arc::clone(&self.context);
-        self.noting = Some(tokio::spawn(async move {
+        let (noted, noting) = oneshot::channel::<()>();
+        self.noting = Some(noting);
+        tokio::spawn(async move {
+            // Dropped at the end, whatever that is.
+            let _noted = noted;
             if let Some(before) = before {
-                // One that panicked left nothing to wait for.
                 let _ = before.await;
             }
             if let Err(error) = context
@@ -260,7 +289,7 @@ impl Driver {
                 let reason = crate::error_chain(&error);
                 tracing::debug!(session = %key.session, reason, "a state was not recorded");
             }
-        }));
+        });
     }
 
     /// Journals the phases of a start that will not end well, before anything that follows from
@@ -270,7 +299,7 @@ impl Driver {
             State::Starting(_) | State::Running { .. } => {}
             State::Stopping(_) | State::Stuck(_) | State::Ended { .. } => self
                 .publisher
-                .gave_up(self.life.generation(), self.clock.phases()),
+                .gave_up(self.life.generation(), &self.clock.shared()),
         }
     }
 
@@ -329,9 +358,20 @@ impl Driver {
     }
 }
 
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
+/// Completes with the death that is awaited; never without one.
+async fn death(dying: &mut Option<BoxFuture<'static, ()>>) {
+    match dying {
+        Some(dying) => dying.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn due(timer: Option<(Instant, Timer)>) -> Timer {
+    match timer {
+        Some((at, timer)) => {
+            sleep_until(at).await;
+            timer
+        }
         None => std::future::pending().await,
     }
 }
