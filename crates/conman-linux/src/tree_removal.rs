@@ -173,12 +173,12 @@ mod tests {
 
     use super::*;
 
-    /// Deeper than any stack or table of descriptors, with files and links on its way.
-    fn deep_tree(path: &Path, precious: &Path) {
+    /// With files and links on its way down.
+    fn deep_tree(path: &Path, depth: usize, precious: &Path) {
         fs::create_dir(path).expect("made");
         symlink(precious, path.join("link")).expect("linked");
         let mut at = open_directory(CWD, path).expect("opened");
-        for depth in 0..40_000 {
+        for depth in 0..depth {
             mkdirat(&at, "d", Mode::from_raw_mode(0o700)).expect("made");
             at = open_directory(&at, "d").expect("opened");
             if depth % 1_000 == 0 {
@@ -200,7 +200,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let precious = precious(root.path());
         let doomed = root.path().join("doomed");
-        deep_tree(&doomed, &precious);
+        deep_tree(&doomed, 20_000, &precious);
         remove_tree(&doomed).expect("removed");
         assert!(!doomed.exists());
         remove_tree(&doomed).expect("it is gone already");
@@ -213,7 +213,7 @@ mod tests {
         let precious = precious(root.path());
         let kept = root.path().join("kept");
         fs::create_dir(&kept).expect("made");
-        deep_tree(&kept.join("deep"), &precious);
+        deep_tree(&kept.join("deep"), 2_000, &precious);
         fs::create_dir_all(kept.join("a/b/c")).expect("made");
         fs::write(kept.join("a/b/file"), "x").expect("written");
         empty_directory(&kept).expect("emptied");

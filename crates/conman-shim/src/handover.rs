@@ -10,13 +10,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 
 use conman_linux::inherited_fd;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use crate::launching::Pending;
+use crate::launching::{Left, Pending};
 use crate::ledger::Line;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
@@ -61,8 +60,8 @@ pub(crate) struct Handover {
     pub(crate) doomed: Vec<i32>,
     /// Starts that no launcher has been told of.
     pub(crate) starts: Vec<KeptStart>,
-    /// What a launcher that died may have left: ticket, cgroup, directory.
-    pub(crate) sweeps: Vec<(u64, String, PathBuf)>,
+    /// What launchers that died may have left, by tickets.
+    pub(crate) left: Vec<(u64, Left)>,
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,
     pub(crate) watchers: Vec<KeptWatcher>,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Container;
@@ -63,6 +64,16 @@ impl Pending {
         }
     }
 
+    /// Whether its process has ended, if there ever was one.
+    pub(crate) fn is_dead(&self) -> bool {
+        let Some(pidfd) = &self.pidfd else {
+            return true;
+        };
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        // Without a wait; what cannot be asked counts as alive.
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))) == Ok(1)
+    }
+
     /// What a later shim must know of it before it begins.
     pub(crate) fn container(&self) -> Container {
         let own = self.own.as_ref();
@@ -82,6 +93,22 @@ pub(crate) struct Own {
     pub(crate) log: Option<BoundedLog>,
 }
 
+/// What an interrupted start may have left, until a launcher has lived to remove it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Left {
+    pub(crate) cgroup: String,
+    pub(crate) scratch: PathBuf,
+    /// Nobody else's as long as a process of it may live.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
+    /// Nobody else's as long as processes or files of it may exist.
+    #[serde(default)]
+    pub(crate) ids: Option<u32>,
+    /// Somebody ordered its death and is to be told of it.
+    #[serde(default)]
+    pub(crate) killed: bool,
+}
+
 /// What the launcher has not been told yet.
 #[derive(Debug)]
 struct Waiting {
@@ -99,9 +126,8 @@ pub(crate) struct Launching {
     /// Nothing more goes to the launcher, which is to be stopped once it has answered everything.
     held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
-    /// What starts may have left whose launcher died: cgroup and directory, until a launcher has
-    /// lived to remove them.
-    sweeps: BTreeMap<u64, (String, PathBuf)>,
+    /// What starts may have left whose launcher died.
+    sweeps: BTreeMap<u64, Left>,
     next_ticket: u64,
     /// What the last launcher found that this kernel can do.
     pub(crate) features: Option<Features>,
@@ -118,11 +144,11 @@ impl Launching {
         self.process = Some((process, socket));
         // Before any start, which may be of the same name.
         self.waiting.retain(|one| one.ticket.is_some());
-        for (ticket, (cgroup, scratch)) in &self.sweeps {
+        for (ticket, left) in &self.sweeps {
             let sweep = Order::Sweep {
                 ticket: *ticket,
-                cgroup: cgroup.clone(),
-                scratch: scratch.clone(),
+                cgroup: left.cgroup.clone(),
+                scratch: left.scratch.clone(),
             };
             self.waiting.push_front(Waiting {
                 ticket: None,
@@ -141,9 +167,15 @@ impl Launching {
         self.process.as_ref().map(|(_, socket)| socket.as_fd())
     }
 
-    /// Whether a container of this name is being started.
+    /// Whether a container of this name is being started, or may live though its start failed.
     pub(crate) fn is_starting(&self, name: &str) -> bool {
-        self.pending.values().any(|start| start.name == name)
+        self.pending.values().any(|start| start.name == name) || self.left_of(name).is_some()
+    }
+
+    /// What a start of this name may have left.
+    pub(crate) fn left_of(&self, name: &str) -> Option<&Left> {
+        let mut all = self.sweeps.values();
+        all.find(|left| left.name.as_deref() == Some(name))
     }
 
     /// Takes a start, given as what to order by its ticket; the launcher gets it when it reads.
@@ -165,15 +197,15 @@ impl Launching {
     }
 
     /// Remembers to remove what a start may have left; its number.
-    pub(crate) fn sweep_later(&mut self, cgroup: String, scratch: PathBuf) -> u64 {
+    pub(crate) fn sweep_later(&mut self, left: Left) -> u64 {
         self.next_ticket += 1;
-        self.sweeps.insert(self.next_ticket, (cgroup, scratch));
+        self.sweeps.insert(self.next_ticket, left);
         self.next_ticket
     }
 
     /// A launcher has removed it.
-    pub(crate) fn swept(&mut self, ticket: u64) {
-        self.sweeps.remove(&ticket);
+    pub(crate) fn swept(&mut self, ticket: u64) -> Option<Left> {
+        self.sweeps.remove(&ticket)
     }
 
     /// Gives nothing more to the launcher, or does so again.
@@ -192,8 +224,8 @@ impl Launching {
     pub(crate) fn hand_over(&self, handover: &mut Handover) -> io::Result<()> {
         handover.next_ticket = self.next_ticket;
         let sweeps = self.sweeps.iter();
-        handover.sweeps = sweeps
-            .map(|(ticket, (cgroup, scratch))| (*ticket, cgroup.clone(), scratch.clone()))
+        handover.left = sweeps
+            .map(|(ticket, left)| (*ticket, left.clone()))
             .collect();
         for waiting in &self.waiting {
             let Some(ticket) = waiting.ticket else {
@@ -220,9 +252,7 @@ impl Launching {
         take: &mut dyn FnMut(RawFd) -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
         self.next_ticket = handover.next_ticket;
-        for (ticket, cgroup, scratch) in handover.sweeps.drain(..) {
-            self.sweeps.insert(ticket, (cgroup, scratch));
-        }
+        self.sweeps.extend(handover.left.drain(..));
         for start in handover.starts.drain(..) {
             let fds: io::Result<Vec<OwnedFd>> = start.fds.into_iter().map(&mut *take).collect();
             self.waiting.push_back(Waiting {
@@ -242,15 +272,14 @@ impl Launching {
     }
 
     /// What an earlier shim remembered to remove.
-    pub(crate) fn resume_sweep(&mut self, ticket: u64, cgroup: String, scratch: PathBuf) {
+    pub(crate) fn resume_sweep(&mut self, ticket: u64, left: Left) {
         self.next_ticket = self.next_ticket.max(ticket);
-        self.sweeps.insert(ticket, (cgroup, scratch));
+        self.sweeps.insert(ticket, left);
     }
 
-    /// What is still to be removed: ticket, cgroup and directory.
-    pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &String, &PathBuf)> {
-        let all = self.sweeps.iter();
-        all.map(|(ticket, (cgroup, scratch))| (*ticket, cgroup, scratch))
+    /// What is still to be removed, by tickets.
+    pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &Left)> {
+        self.sweeps.iter().map(|(ticket, left)| (*ticket, left))
     }
 
     /// Sends what can be sent. A launcher that has died is noticed by its end, not here.
@@ -301,9 +330,18 @@ impl Launching {
     /// when there is no such start.
     pub(crate) fn kill_when_begun(&mut self, name: &str) -> bool {
         let mut starts = self.pending.values_mut();
-        match starts.find(|start| start.name == name) {
-            Some(start) => {
-                start.killed = true;
+        let start = starts
+            .find(|start| start.name == name)
+            .map(|start| &mut start.killed);
+        // One that was interrupted is being killed already.
+        let mut left = self.sweeps.values_mut();
+        let left = || {
+            left.find(|left| left.name.as_deref() == Some(name))
+                .map(|left| &mut left.killed)
+        };
+        match start.or_else(left) {
+            Some(killed) => {
+                *killed = true;
                 true
             }
             None => false,

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::containers::Container;
 use crate::fence::KeptFence;
+use crate::launching::Left;
 
 /// Form of the file. It grows when an older shim would misunderstand.
 const VERSION: u32 = 1;
@@ -42,8 +43,8 @@ pub(crate) enum Record<Name, Whole> {
     /// What an interrupted start may have left, to be removed.
     Sweep {
         ticket: u64,
-        cgroup: String,
-        scratch: PathBuf,
+        #[serde(flatten)]
+        left: Left,
     },
     /// The launcher, which may outlive its shim for a moment.
     Launcher { pid: i32, start_ticks: u64 },
@@ -64,7 +65,7 @@ pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) launcher: Option<(i32, u64)>,
-    pub(crate) sweeps: BTreeMap<u64, (String, PathBuf)>,
+    pub(crate) sweeps: BTreeMap<u64, Left>,
     pub(crate) fence: Option<KeptFence>,
 }
 
@@ -78,12 +79,8 @@ impl Kept {
             Record::Drop { name } => {
                 self.containers.remove(&name);
             }
-            Record::Sweep {
-                ticket,
-                cgroup,
-                scratch,
-            } => {
-                self.sweeps.insert(ticket, (cgroup, scratch));
+            Record::Sweep { ticket, left } => {
+                self.sweeps.insert(ticket, left);
             }
             Record::Launcher { pid, start_ticks } => self.launcher = Some((pid, start_ticks)),
             Record::Swept { ticket } => {

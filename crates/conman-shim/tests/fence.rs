@@ -477,6 +477,7 @@ fn a_start_that_is_killed_while_it_is_under_way_does_not_stay() {
     let shim = Shim::start();
     let mut client = shim.client();
     let mut killer = shim.client();
+    subscribe(&mut killer);
     for number in 0..10 {
         let name = format!("k{number}.1");
         std::thread::scope(|scope| {
@@ -489,6 +490,8 @@ fn a_start_that_is_killed_while_it_is_under_way_does_not_stay() {
                 wait_dead(&launched);
             }
         });
+        // Whether it ever began or not.
+        assert_eq!(next_end(&mut killer).name, name);
     }
     assert!(until(|| {
         let views = client.list().expect("listed");

@@ -1,12 +1,15 @@
 //! Processes of the shim's own that die at the worst moment.
 
+#[path = "support/probe.rs"]
+mod probe;
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use conman_linux::{Cgroups, PidFd};
+use conman_linux::{Cgroups, Freezer, PidFd};
 use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Request};
 
+use probe::{Arg, Probe};
 use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
 
 fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
@@ -79,12 +82,7 @@ fn a_launcher_killed_at_any_point_of_a_start_leaves_nothing_of_it() {
         .collect();
     expected.push("last.1".to_owned());
     expected.sort();
-    let mut left: Vec<String> = Vec::new();
-    let swept = until(|| {
-        left = names(&shim.path("scratch"));
-        left == expected
-    });
-    assert!(swept, "{left:?}, not {expected:?}");
+    assert_only(&shim, &expected);
     let listed: Vec<String> = client
         .list()
         .expect("listed")
@@ -92,19 +90,29 @@ fn a_launcher_killed_at_any_point_of_a_start_leaves_nothing_of_it() {
         .map(|view| view.name)
         .collect();
     assert_eq!(listed, expected);
-    let freezer = conman_linux::Freezer::detect().expect("detected");
-    let mut cgroups = freezer.children(&shim.cgroup).expect("listed");
-    cgroups.sort();
-    let wanted: Vec<String> = expected
-        .iter()
-        .map(|name| format!("{}/{name}", shim.cgroup))
-        .collect();
-    assert_eq!(cgroups, wanted);
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&last);
     for (_, launched) in &begun {
         wait_dead(launched);
     }
+}
+
+/// Directories and cgroups of these containers come to be all that there are.
+fn assert_only(shim: &Shim, containers: &[String]) {
+    let freezer = Freezer::detect().expect("detected");
+    let cgroup = |name: &String| format!("{}/{name}", shim.cgroup);
+    let wanted: Vec<String> = containers.iter().map(cgroup).collect();
+    let mut found = Vec::new();
+    let swept = until(|| {
+        found = freezer.children(&shim.cgroup).expect("listed");
+        found.sort();
+        let cgroups_are = found == wanted;
+        let directories = names(&shim.path("scratch"));
+        let directories_are = directories == containers;
+        found.extend(directories);
+        cgroups_are && directories_are
+    });
+    assert!(swept, "{found:?}, not {containers:?}");
 }
 
 fn names(directory: &std::path::Path) -> Vec<String> {
@@ -172,7 +180,7 @@ fn containers_outlive_a_killed_shim_and_a_later_one_takes_them_over() {
     assert_eq!(states, expected);
     assert_eq!(views[1].pid, kept.pid);
     // Everything works for them that works for others.
-    let freezer = conman_linux::Freezer::detect().expect("detected");
+    let freezer = Freezer::detect().expect("detected");
     let name = || "kept.1".to_owned();
     client
         .ask(Request::Freeze { name: name() })
@@ -239,18 +247,13 @@ fn ids_of_containers_that_were_taken_over_are_not_given_out_again() {
     }
     let mut shim = Shim::start();
     let mut client = shim.client();
-    let base = |pid: i32| {
-        let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("it lives");
-        let base = map.split_ascii_whitespace().nth(1).expect("a map");
-        base.parse::<u64>().expect("a number")
-    };
     let mut launched = Vec::new();
     let mut bases = Vec::new();
     for round in 0..3 {
         for number in 0..3 {
             let spec = shim.spec(&format!("r{round}n{number}.1"), "exec sleep 1000");
             let one = client.launch(spec).expect("launched");
-            bases.push(base(one.pid));
+            bases.push(first_id(one.pid));
             launched.push(one);
         }
         shim.succeed();
@@ -303,22 +306,64 @@ fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
     // One may run whose answer was on its way.
     assert!(answered.iter().all(|name| listed.contains(name)));
     listed.sort();
-    let freezer = conman_linux::Freezer::detect().expect("detected");
-    let wanted: Vec<String> = listed
-        .iter()
-        .map(|name| format!("{}/{name}", shim.cgroup))
-        .collect();
-    let mut left = Vec::new();
-    let swept = until(|| {
-        let mut cgroups = freezer.children(&shim.cgroup).expect("listed");
-        cgroups.sort();
-        left = names(&shim.path("scratch"));
-        let clean = left == listed && cgroups == wanted;
-        left.extend(cgroups);
-        clean
-    });
-    assert!(swept, "{left:?}, not {listed:?}");
+    assert_only(&shim, &listed);
     client.ask(Request::KillAll).expect("killed");
+}
+
+/// First of a container's own ids.
+fn first_id(pid: i32) -> u64 {
+    let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("it lives");
+    let first = map.split_ascii_whitespace().nth(1).expect("a map");
+    first.parse().expect("a number")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for_that() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let probe = Probe::of(libc::SYS_mkdir, &[Arg::Text("d"), Arg::Number(0o700)])
+        .call(libc::SYS_chdir, &[Arg::Text("d")])
+        .repeated(10_000)
+        .call(
+            libc::SYS_write,
+            &[Arg::Number(1), Arg::Text("deep"), Arg::Number(4)],
+        )
+        .call(libc::SYS_pause, &[]);
+    probe.write(&shim.path("store/probe/probe"), 0o755);
+    let mut spec = shim.spec("deep.1", "");
+    spec.root.layers.insert(0, "probe".into());
+    spec.program.argv = vec!["/probe".to_owned()];
+    let deep = client.launch(spec).expect("launched");
+    assert!(until(|| shim.log("deep.1") == "deep"));
+    let ids = first_id(deep.pid);
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    // As if the shim had died just before it heard that the program runs.
+    let state = std::fs::read_to_string(shim.path("shim.state")).expect("a state");
+    let before = state.replace("\"running\"", "\"launching\"");
+    assert_ne!(before, state);
+    std::fs::write(shim.path("shim.state"), before).expect("written");
+    shim.succeed();
+    let mut client = shim.client();
+    let next = client
+        .launch(shim.spec("next.1", "exec sleep 1000"))
+        .expect("launched");
+    wait_dead(&deep);
+    assert!(
+        shim.path("scratch/deep.1").exists(),
+        "a start waited until everything was removed"
+    );
+    assert_ne!(first_id(next.pid), ids, "files of these ids are left");
+    // A busy disk may take its time for so many.
+    let gone = || until(|| !shim.path("scratch/deep.1").exists());
+    assert!(gone() || gone() || gone(), "it stays");
+    assert_only(&shim, &["next.1".to_owned()]);
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&next);
 }
 
 #[test]
@@ -368,7 +413,7 @@ fn a_later_shim_keeps_the_deadline_of_the_one_before() {
         )
     });
     assert!(fenced);
-    let freezer = conman_linux::Freezer::detect().expect("detected");
+    let freezer = Freezer::detect().expect("detected");
     assert!(freezer.is_frozen(&shim.cgroup).expect("asked"));
     let process = launched.process.expect("a hold");
     process.kill().expect("killed");

@@ -14,6 +14,7 @@ use super::{Control, boottime_ns};
 use crate::connection::Connection;
 use crate::containers::Container;
 use crate::handover::Handover;
+use crate::launching::Left;
 use crate::ledger::Kept;
 use crate::protocol::ContainerState;
 
@@ -32,12 +33,13 @@ impl Control {
         if let Some((pid, start_ticks)) = kept.launcher {
             end_launcher(pid, start_ticks)?;
         }
-        for (ticket, (cgroup, scratch)) in kept.sweeps {
-            self.launching.resume_sweep(ticket, cgroup, scratch);
+        for (ticket, mut left) in kept.sweeps {
+            left.ids = left.ids.filter(|ids| self.ids.reserve(*ids));
+            self.launching.resume_sweep(ticket, left);
         }
         for (name, mut container) in kept.containers {
             if container.state == ContainerState::Launching && !container.foreign {
-                self.end_interrupted(&name, container)?;
+                self.end_interrupted(name, container)?;
                 continue;
             }
             self.reserve_ids(&name, &container);
@@ -89,6 +91,9 @@ impl Control {
             self.clients.insert(client.token, connection);
         }
         self.next_client = self.next_client.max(handover.next_client);
+        for (_, left) in &mut handover.left {
+            left.ids = left.ids.filter(|ids| self.ids.reserve(*ids));
+        }
         self.launching.take_over(handover, &mut inherited_fd)?;
         for start in self.launching.pending.values() {
             if let Some(own) = &start.own
@@ -115,11 +120,21 @@ impl Control {
     }
 
     /// Nobody was told that this start succeeded, so it failed.
-    fn end_interrupted(&mut self, name: &str, container: Container) -> io::Result<()> {
+    fn end_interrupted(&mut self, name: String, container: Container) -> io::Result<()> {
         let ended = match container.scratch {
             Some(scratch) => {
                 let killed = self.freezer.kill(&container.cgroup);
-                self.launching.sweep_later(container.cgroup, scratch);
+                let ids = container.ids.filter(|ids| self.ids.reserve(*ids));
+                // It may have been interrupted before.
+                if self.launching.left_of(&name).is_none() {
+                    self.launching.sweep_later(Left {
+                        cgroup: container.cgroup,
+                        scratch,
+                        name: Some(name.clone()),
+                        ids,
+                        killed: true,
+                    });
+                }
                 killed
             }
             None => match hold(&container)? {

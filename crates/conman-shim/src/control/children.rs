@@ -8,11 +8,11 @@ use nix::sys::signal::Signal as NixSignal;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{Control, LAUNCHER, open_child, reap};
-use crate::containers::Reaped;
+use crate::containers::{Container, Reaped};
 use crate::fence::slot;
 use crate::launcher::Report;
-use crate::launching::Pending;
-use crate::protocol::{CallError, ContainerState, LaunchError, Message, Reply};
+use crate::launching::{Left, Pending};
+use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
 
 impl Control {
     /// `true` when the shim is to end.
@@ -121,7 +121,11 @@ impl Control {
             }
             Report::Failed { ticket, error } => {
                 if let Some(start) = self.launching.pending.remove(&ticket) {
-                    self.fail(start, error);
+                    if start.is_dead() {
+                        self.fail(start, error);
+                    } else {
+                        self.interrupted(start, error);
+                    }
                 }
             }
         }
@@ -168,15 +172,72 @@ impl Control {
         {
             tracing::error!(name = start.name, %error, "a command that failed lives on");
         }
-        if start.own.is_some() {
-            let name = || start.name.clone();
-            self.change(FenceEvent::StartOver(slot(&name())));
-            self.change(FenceEvent::Died(slot(&name())));
-            self.change(FenceEvent::Forget(slot(&name())));
-        }
+        let to_be_told = self.awaits_end(&start);
         self.containers.discard(&start.name);
         self.forget(&start.name);
-        self.give_back(start.own.map(|own| own.ids));
+        if let Some(own) = start.own {
+            self.give_back(Some(own.ids));
+            self.start_failed(start.name, start.cgroup, to_be_told);
+        }
+        let error = CallError::Launch { error };
+        self.reply(start.client, start.call, Reply::Failed { error }, None);
+    }
+
+    /// Whether somebody ordered its death who has not been told of it.
+    fn awaits_end(&self, start: &Pending) -> bool {
+        let container = self.containers.get(&start.name);
+        start.killed && container.is_none_or(Container::is_alive)
+    }
+
+    /// Nothing of a start exists or can appear any more. Who ordered it knows by its failure; who
+    /// ordered its death meanwhile is told.
+    pub(super) fn start_failed(&mut self, name: String, cgroup: String, to_be_told: bool) {
+        for event in [
+            FenceEvent::StartOver(slot(&name)),
+            FenceEvent::Died(slot(&name)),
+            FenceEvent::Forget(slot(&name)),
+        ] {
+            self.change(event);
+        }
+        if to_be_told {
+            let container = ContainerView {
+                name,
+                cgroup,
+                pid: 0,
+                state: ContainerState::Lost,
+                exec_in: None,
+                foreign: false,
+            };
+            self.tell_subscribers(&Message::Ended { container });
+        }
+    }
+
+    /// Whatever of it has begun ends; it may have come as far as its program.
+    fn interrupted(&mut self, mut start: Pending, error: LaunchError) {
+        let Some(own) = start.own.take() else {
+            self.fail(start, error);
+            return;
+        };
+        let killed = match self.containers.get(&start.name) {
+            // It may be about to join its cgroup.
+            Some(container) if container.is_alive() => self.kill(container),
+            _ => self.freezer.kill(&start.cgroup),
+        };
+        if let Err(error) = killed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::error!(name = start.name, %error, "an interrupted start lives on");
+        }
+        // First, so that no moment is without a line of it.
+        self.sweep_later(Left {
+            cgroup: start.cgroup.clone(),
+            scratch: own.scratch,
+            name: Some(start.name.clone()),
+            ids: Some(own.ids),
+            killed: self.awaits_end(&start),
+        });
+        self.containers.discard(&start.name);
+        self.forget(&start.name);
         let error = CallError::Launch { error };
         self.reply(start.client, start.call, Reply::Failed { error }, None);
     }
@@ -186,21 +247,7 @@ impl Control {
         self.take_reports();
         let orphans = self.launching.died();
         for start in orphans.into_values() {
-            // Whatever of it has begun ends; it may have come as far as its program.
-            let ended = match &start.own {
-                Some(own) => {
-                    let (cgroup, scratch) = (start.cgroup.clone(), own.scratch.clone());
-                    self.sweep_later(cgroup, scratch);
-                    self.freezer.kill(&start.cgroup)
-                }
-                None => Ok(()),
-            };
-            if let Err(error) = ended
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::error!(name = start.name, %error, "an interrupted start lives on");
-            }
-            self.fail(start, LaunchError::LauncherDied);
+            self.interrupted(start, LaunchError::LauncherDied);
         }
         if let Err(error) = self.ensure_launcher() {
             tracing::error!(%error, "there is no new launcher; the next start tries again");

@@ -56,7 +56,9 @@ impl Control {
         let starting = starts
             .filter(|start| start.own.is_some() && self.containers.get(&start.name).is_none())
             .map(|start| view(&start.name, false, &start.cgroup));
-        let found = begun.chain(starting).collect();
+        let left = self.launching.sweeps();
+        let left = left.filter_map(|(_, left)| Some(view(left.name.as_ref()?, true, &left.cgroup)));
+        let found = begun.chain(starting).chain(left).collect();
         self.fence.restore(boottime_ns(), kept, found);
     }
 
@@ -204,7 +206,11 @@ impl Control {
     fn kill_slot(&self, name: &str) {
         let killed = match self.containers.get(name) {
             Some(container) if container.is_alive() => self.kill(container),
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => match self.launching.left_of(name) {
+                Some(left) => self.freezer.kill(&left.cgroup),
+                None => Ok(()),
+            },
         };
         match killed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -219,8 +225,10 @@ impl Control {
             return Some(container.cgroup.clone());
         }
         let mut starts = self.launching.pending.values();
-        let start = starts.find(|start| start.name == name)?;
-        Some(start.cgroup.clone())
+        let start = starts.find(|start| start.name == name);
+        let cgroup = start.map(|start| &start.cgroup);
+        let left = || self.launching.left_of(name).map(|left| &left.cgroup);
+        cgroup.or_else(left).cloned()
     }
 
     /// Carries out what is due.

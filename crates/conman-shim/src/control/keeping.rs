@@ -1,12 +1,11 @@
 //! Writing down what a later shim must know.
 
 use std::io;
-use std::path::PathBuf;
 
 use conman_linux::{ProcessIdentity, boot_id};
 
 use super::Control;
-use crate::launching::Pending;
+use crate::launching::{Left, Pending};
 use crate::ledger::{LineRef, Record};
 
 impl Control {
@@ -50,21 +49,27 @@ impl Control {
     }
 
     /// Remembers to remove what a start may have left.
-    pub(super) fn sweep_later(&mut self, cgroup: String, scratch: PathBuf) {
+    pub(super) fn sweep_later(&mut self, left: Left) {
         let line = Record::Sweep {
-            ticket: self.launching.sweep_later(cgroup.clone(), scratch.clone()),
-            cgroup,
-            scratch,
+            ticket: self.launching.sweep_later(left.clone()),
+            left,
         };
         if let Err(error) = self.note(&line) {
             tracing::error!(?line, %error, "a later shim would not remove what is left");
         }
     }
 
+    /// Nothing of it is left.
     pub(super) fn swept(&mut self, ticket: u64) {
-        self.launching.swept(ticket);
+        let Some(left) = self.launching.swept(ticket) else {
+            return;
+        };
+        self.give_back(left.ids);
         if let Err(error) = self.note(&Record::Swept { ticket }) {
             tracing::warn!(%error, "a later shim would remove again what is removed");
+        }
+        if let Some(name) = left.name {
+            self.start_failed(name, left.cgroup, left.killed);
         }
     }
 
@@ -109,10 +114,9 @@ impl Control {
             start_ticks: start_ticks(pid),
         });
         let sweeps = self.launching.sweeps();
-        let sweeps = sweeps.map(|(ticket, cgroup, scratch)| Record::Sweep {
+        let sweeps = sweeps.map(|(ticket, left)| Record::Sweep {
             ticket,
-            cgroup: cgroup.clone(),
-            scratch: scratch.clone(),
+            left: left.clone(),
         });
         let lines = std::iter::once(fence)
             .chain(launcher)

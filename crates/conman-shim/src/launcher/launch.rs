@@ -5,12 +5,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, MakeCgroupError, Mount, Namespaces,
-    PidFd, SessionCgroup, SoleThread, clone_process,
+    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, MakeCgroupError, Mount,
+    Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -19,6 +19,7 @@ use super::Start;
 use super::child::{Child, ChildReport, GO, ProcPaths};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
+use super::sweeping::Sweeping;
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode};
@@ -33,11 +34,6 @@ pub(super) const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound on the death of a child that was killed while it was set up.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks at a cgroup whose processes are being killed, and the pause between them: half a second
-/// together.
-const SWEEP_TRIES: u32 = 50;
-const SWEEP_PAUSE: Duration = Duration::from_millis(10);
-
 /// Namespaces that a container is born in. The network namespace, which takes longest, it makes
 /// itself while the launcher goes on, and the cgroup namespace once it is in its cgroups.
 const NAMESPACES: Namespaces = Namespaces::NEWUSER
@@ -51,8 +47,10 @@ const NAMESPACES: Namespaces = Namespaces::NEWUSER
 pub(super) struct Launcher {
     pub(super) sole: SoleThread,
     features: Features,
-    layout: CgroupLayout,
     pub(super) cgroups: CgroupMaker,
+    all_cgroups: Cgroups,
+    freezer: Freezer,
+    pub(super) sweeping: Sweeping,
     places: Places,
     pub(super) filter: Filter,
     proc_paths: ProcPaths,
@@ -106,13 +104,16 @@ impl Launcher {
         let layout = CgroupLayout::detect().map_err(step("find the cgroups"))?;
         let layout = layout.part(options.cgroups);
         let cgroups = CgroupMaker::of(&layout);
+        let freezer = Freezer::of(&layout).map_err(step("find the freezer"))?;
         Ok(Self {
             cgroups: if features.birth_in_cgroup {
                 cgroups
             } else {
                 cgroups.without_birth()
             },
-            layout,
+            all_cgroups: Cgroups::of(&layout),
+            freezer,
+            sweeping: Sweeping::default(),
             sole,
             features,
             places,
@@ -200,29 +201,20 @@ impl Launcher {
         Err(LaunchError::EndedEarly)
     }
 
-    /// Removes what an interrupted start may have left: the directory, once the processes in the
-    /// cgroup are gone, and the cgroup. Goes on after failures, which are logged.
-    pub(super) fn sweep(&self, cgroup: &str, scratch: &Path) {
-        let cgroups = Cgroups::of(&self.layout);
-        let empty = || cgroups.pids_below(cgroup).is_empty();
-        if !(0..SWEEP_TRIES).any(|_| empty() || sweep_pause()) {
-            tracing::warn!(cgroup, "an interrupted start's processes do not end");
-        }
-        // Before the cgroup, which its files' last pages would keep.
-        if let Err(error) = conman_linux::remove_tree(scratch) {
-            tracing::warn!(path = %scratch.display(), %error, "an interrupted start leaves files");
-        }
-        let mut left = Vec::new();
-        for _ in 0..SWEEP_TRIES {
-            left = cgroups.remove_tree(cgroup);
-            if left.is_empty() {
-                break;
-            }
-            sweep_pause();
-        }
-        for error in left {
-            tracing::warn!(%error, "an interrupted start leaves a cgroup");
-        }
+    /// Removes a little of what interrupted starts may have left; the ticket of one that is over.
+    pub(super) fn sweep_a_little(&mut self) -> Option<u64> {
+        self.sweeping.step(&self.all_cgroups, &self.freezer)
+    }
+
+    /// Waits until nothing of an earlier start is in this one's place; `swept` is told of others.
+    pub(super) fn make_room(
+        &mut self,
+        order: &Start,
+        swept: &mut dyn FnMut(u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (cgroup, scratch) = (&order.spec.cgroup, &order.spec.root.scratch);
+        self.sweeping
+            .clear(cgroup, scratch, &self.all_cgroups, &self.freezer, swept)
     }
 
     /// Gives the files of binds their owners: what is user `n`'s on the host is user `n`'s inside.
@@ -302,12 +294,6 @@ pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
             None => error.to_string(),
         },
     }
-}
-
-/// Never true, so that a search goes on.
-fn sweep_pause() -> bool {
-    let _ = poll(&mut [], Timespec::try_from(SWEEP_PAUSE).ok().as_ref());
-    false
 }
 
 fn open_log(spec: &LaunchSpec, ids: u32, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {

@@ -34,13 +34,16 @@ mod launch;
 mod places;
 mod preparing;
 mod rootfs;
+mod sweeping;
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Pid, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
@@ -56,7 +59,7 @@ pub(crate) enum Order {
     Launch(Box<Start>),
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
-    /// Remove what a launcher that died in mid-launch may have left.
+    /// Remove what a launcher that died in mid-launch may have left, beside everything else.
     Sweep {
         ticket: u64,
         cgroup: String,
@@ -106,7 +109,7 @@ pub(crate) enum Report {
     Helper {
         pid: i32,
     },
-    /// What could be removed is.
+    /// No process of it is left, and what could be removed is.
     Swept {
         ticket: u64,
     },
@@ -149,13 +152,26 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     let features = launcher.features().clone();
     report(socket, &Report::Ready { features })?;
     let mut buffer = seqpacket::buffer();
-    while let Some(received) = seqpacket::receive(socket, &mut buffer)? {
+    loop {
+        if let Some(ticket) = launcher.sweep_a_little() {
+            report(socket, &Report::Swept { ticket })?;
+        }
+        if let Some(idle) = launcher.sweeping.idle_for()
+            && !is_readable_within(socket, idle)?
+        {
+            continue;
+        }
+        let Some(received) = seqpacket::receive(socket, &mut buffer)? else {
+            return Ok(());
+        };
         preparing.look();
         let fds = received.fds;
         let cloned = |ticket, pid| report(socket, &Report::Cloned { ticket, pid });
         let (ticket, outcome) = match decode(received.bytes).map_err(io::Error::other)? {
             Order::Launch(start) => {
                 let ticket = start.ticket;
+                let mut swept = |ticket| report(socket, &Report::Swept { ticket });
+                launcher.make_room(&start, &mut swept)?;
                 let outcome = launcher.launch(&start, fds, &mut |pid| cloned(ticket, pid));
                 (ticket, outcome)
             }
@@ -171,8 +187,11 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
                 cgroup,
                 scratch,
             } => {
-                launcher.sweep(&cgroup, &scratch);
-                report(socket, &Report::Swept { ticket })?;
+                launcher.sweeping.add(sweeping::Sweep {
+                    ticket,
+                    cgroup,
+                    scratch,
+                });
                 continue;
             }
         };
@@ -182,7 +201,12 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
         };
         report(socket, &told)?;
     }
-    Ok(())
+}
+
+fn is_readable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).ok();
+    Ok(rustix::io::retry_on_intr(|| poll(&mut fds, patience.as_ref()))? > 0)
 }
 
 /// What the launcher, and through it every container, does not take over from the shim.

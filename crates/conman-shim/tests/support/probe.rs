@@ -71,6 +71,22 @@ impl Probe {
         self
     }
 
+    /// So far, again and again.
+    pub(crate) fn repeated(mut self, times: u32) -> Self {
+        // mov r12d, times; the calls; dec r12d; jnz back to them
+        let mut code = vec![0x41, 0xBC];
+        code.extend(times.to_le_bytes());
+        for (at, _) in &mut self.texts {
+            *at += code.len();
+        }
+        let body = i32::try_from(self.code.len()).expect("short");
+        code.append(&mut self.code);
+        code.extend([0x41, 0xFF, 0xCC, 0x0F, 0x85]);
+        code.extend((-(body + 9)).to_le_bytes());
+        self.code = code;
+        self
+    }
+
     /// Writes the program.
     pub(crate) fn write(mut self, path: &Path, mode: u32) {
         // test eax, eax; jns +2; neg eax; mov edi, eax; mov eax, 60; syscall
