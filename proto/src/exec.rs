@@ -10,7 +10,12 @@ use utoipa::openapi::schema::{Array, ArrayBuilder, Object, ObjectBuilder, Type};
 /// standard input with an empty `Stdin` message. The server's last message is `Status`.
 pub const EXEC_PROTOCOL: &str = "conman.exec.v1";
 
-/// First byte of every message of [`EXEC_PROTOCOL`].
+/// WebSocket subprotocol of attached terminals.
+///
+/// As [`EXEC_PROTOCOL`], with [`ExecChannel::Replay`] besides. Closing the connection detaches.
+pub const ATTACH_PROTOCOL: &str = "conman.attach.v1";
+
+/// First byte of every message of [`EXEC_PROTOCOL`] and [`ATTACH_PROTOCOL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExecChannel {
@@ -24,6 +29,9 @@ pub enum ExecChannel {
     Status = 3,
     /// Client to server: a [`TerminalSize`] as JSON.
     Resize = 4,
+    /// Server to client, only when attached: what the terminal showed last. The screen begins
+    /// anew, empty, with these bytes; what a slow client missed comes so, too.
+    Replay = 5,
 }
 
 impl TryFrom<u8> for ExecChannel {
@@ -36,6 +44,7 @@ impl TryFrom<u8> for ExecChannel {
             2 => Ok(Self::Stderr),
             3 => Ok(Self::Status),
             4 => Ok(Self::Resize),
+            5 => Ok(Self::Replay),
             other => Err(other),
         }
     }

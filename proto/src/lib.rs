@@ -11,6 +11,7 @@ mod event;
 mod exec;
 mod generation;
 mod image;
+mod kept_exec;
 mod log_line;
 mod node;
 mod problem;
@@ -21,12 +22,15 @@ mod template;
 mod token;
 
 pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
-pub use exec::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize};
+pub use exec::{
+    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize,
+};
 pub use generation::Generation;
 pub use image::{
     GcReport, Image, ImageConfig, ImageLayer, ImageList, ImageRemoval, LayerProgress, PullPhase,
     PullProgress, PullRequest,
 };
+pub use kept_exec::{ExecId, KeptExec, KeptExecList};
 pub use log_line::{LogLine, LogStream};
 pub use node::{
     HostLimit, Node, NodeList, NodeState, PreemptPlan, PreemptReport, PreemptRequest,

@@ -123,6 +123,10 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 60_000)]
     pub preempt_grace_ms: Option<u32>,
+    /// Run the program in a terminal, which is kept, with its last 64 KiB, while nobody is
+    /// attached to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tty: Option<bool>,
 }
 
 /// A spec with every default filled in, as the session runs it.
@@ -151,6 +155,9 @@ pub struct ResolvedSpec {
     pub max_lifetime_s: u32,
     pub preempt_signal: Option<String>,
     pub preempt_grace_ms: u32,
+    /// Whether its program runs in a terminal.
+    #[serde(default)]
+    pub tty: bool,
 }
 
 mod present_or_null {

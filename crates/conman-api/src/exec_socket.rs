@@ -122,7 +122,13 @@ async fn carry_input(
                 // The next one makes up for one that finds the queue full.
                 let _ = resize.try_send(size);
             }
-            Ok(ExecChannel::Stdout | ExecChannel::Stderr | ExecChannel::Status) | Err(_) => {
+            Ok(
+                ExecChannel::Stdout
+                | ExecChannel::Stderr
+                | ExecChannel::Status
+                | ExecChannel::Replay,
+            )
+            | Err(_) => {
                 return End::Violation("only stdin (0) and resize (4) come from a client");
             }
         }

@@ -144,6 +144,10 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
         RuntimeError::Refused { .. } => Kind::REFUSED,
         RuntimeError::NoSuchCommand { .. } => Kind::NO_SUCH_COMMAND,
         RuntimeError::NoSuchContainer { .. } => Kind::NOT_RUNNING,
+        RuntimeError::Unsupported { .. } => Kind::UNSUPPORTED,
+        RuntimeError::NoTerminal { .. } => Kind::NO_TERMINAL,
+        RuntimeError::NoSuchExec { .. } => Kind::NO_SUCH_EXEC,
+        RuntimeError::TooMany { .. } => Kind::TOO_MANY_TERMINALS,
         // None of them comes from running a command or reading a log.
         RuntimeError::EndedAtOnce { .. }
         | RuntimeError::Exists { .. }

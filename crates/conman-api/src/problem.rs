@@ -105,6 +105,10 @@ kinds! {
     NO_SUCH_COMMAND = lasting("no-such-command", "The command cannot be run", UNPROCESSABLE_ENTITY);
     EXEC_FAILED = lasting("exec-failed", "How the command ended is unknown", BAD_GATEWAY);
     EXEC_TIMED_OUT = lasting("exec-timed-out", "The command did not end in time", GATEWAY_TIMEOUT);
+    NO_TERMINAL = lasting("no-terminal", "The session has no terminal", CONFLICT);
+    NO_SUCH_EXEC = lasting("no-such-exec", "There is no such kept command", NOT_FOUND);
+    TOO_MANY_TERMINALS = passing("too-many-terminals", "There is no room for more terminals", CONFLICT);
+    UNSUPPORTED = lasting("not-supported", "The session's runtime cannot do that", UNPROCESSABLE_ENTITY);
     // Images.
     NO_IMAGE = lasting("image-not-found", "There is no such image", NOT_FOUND);
     BAD_IMAGE = lasting("bad-image", "The image cannot be imported", UNPROCESSABLE_ENTITY);

@@ -156,6 +156,10 @@ fn fill_in(
         );
     }
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
+    let tty = request.tty.or(base.tty).unwrap_or(false);
+    if tty && runtime == RuntimeKind::Process {
+        mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
+    }
 
     ResolvedSpec {
         template: request.template.clone(),
@@ -195,6 +199,7 @@ fn fill_in(
             .unwrap_or(policy.default_max_lifetime_s),
         preempt_signal,
         preempt_grace_ms,
+        tty,
     }
 }
 

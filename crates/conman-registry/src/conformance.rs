@@ -514,6 +514,7 @@ fn spec(template: &str) -> ResolvedSpec {
         max_lifetime_s: 0,
         preempt_signal: None,
         preempt_grace_ms: 0,
+        tty: false,
     }
 }
 

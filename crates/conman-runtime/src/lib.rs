@@ -24,12 +24,15 @@ mod removals;
 mod runtime;
 mod stored_plan;
 mod terminal;
+mod terminal_channels;
 
 pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};
 pub use exec_kill::{ExecKill, KillReply};
 pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
-    BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
-    OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
+    AttachOptions, BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer,
+    LogChunk, LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    TerminalOutput,
 };
+pub use terminal_channels::TERMINAL_SIZE;

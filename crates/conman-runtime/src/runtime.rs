@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use conman_proto::{ExecStatus, Generation, ResolvedSpec, RuntimeKind, SessionId, TerminalSize};
+use conman_proto::{
+    ExecId, ExecStatus, Generation, KeptExec, ResolvedSpec, RuntimeKind, SessionId, TerminalSize,
+};
 use futures_util::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -128,6 +130,38 @@ pub struct ExecIo {
     pub kill: ExecKill,
 }
 
+/// How to attach to a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// The terminal gets this size, for all who are attached; as it is when there is none.
+    pub size: Option<TerminalSize>,
+    /// Whether to begin with what the terminal showed last.
+    pub scrollback: bool,
+}
+
+/// What comes from a terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TerminalOutput {
+    /// The screen begins anew, empty, with these bytes: what the terminal showed last.
+    Replay(Bytes),
+    /// The program wrote this.
+    Output(Bytes),
+}
+
+/// A terminal that somebody is attached to, beside others. Dropping it detaches, and nothing else.
+#[derive(Debug)]
+pub struct TerminalIo {
+    /// What is typed. Bounded: it waits while the program does not read.
+    pub input: mpsc::Sender<Bytes>,
+    /// What the program writes, until its end. Bounded: a slow reader slows nobody; what it missed
+    /// comes as a replay.
+    pub output: mpsc::Receiver<TerminalOutput>,
+    /// Latest wins, among all who are attached.
+    pub resize: mpsc::Sender<TerminalSize>,
+    /// How the program ended; comes after the last output.
+    pub status: oneshot::Receiver<ExecStatus>,
+}
+
 /// Which part of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogOptions {
@@ -188,7 +222,28 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Runs a command in a running container.
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError>;
 
-    /// The container's log.
+    /// Attaches to the terminal of a container ([`ResolvedSpec::tty`]), or of a kept command in it.
+    /// It outlives whoever is attached, and this process.
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError>;
+
+    /// Runs a command in a terminal that is kept, which `plan.tty` gives the size of. It goes on
+    /// until it ends, is ended, or its container dies; how it ended is known as long as there is
+    /// room among the container's kept commands.
+    async fn keep_exec(&self, key: &ContainerKey, plan: ExecPlan)
+    -> Result<KeptExec, RuntimeError>;
+
+    /// The kept commands of a container, the oldest first.
+    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError>;
+
+    /// Kills a kept command, if it has not ended, with all that it has started, and forgets it.
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError>;
+
+    /// The container's log. Of one with a terminal, what that showed last.
     async fn logs(
         &self,
         key: &ContainerKey,
@@ -243,6 +298,25 @@ pub enum RuntimeError {
     Exists { subject: String },
     #[error("{subject} still has processes: {pids:?}")]
     StillAlive { subject: String, pids: Vec<i32> },
+    /// It is nothing that this runtime has.
+    #[error("{runtime} cannot {action} {subject}: {reason}")]
+    Unsupported {
+        runtime: RuntimeKind,
+        action: &'static str,
+        subject: String,
+        reason: String,
+    },
+    #[error("{subject} has no terminal: {reason}")]
+    NoTerminal { subject: String, reason: String },
+    #[error("{subject} has no kept command {exec}")]
+    NoSuchExec { subject: String, exec: ExecId },
+    /// Something bounded is full; `remedy` says what makes room.
+    #[error("{subject}: there is no room for more {what}; {remedy}")]
+    TooMany {
+        subject: String,
+        what: String,
+        remedy: &'static str,
+    },
     /// An error of the host (files, cgroups) and not of the runtime's daemon.
     #[error("cannot {action} {path}")]
     Host {
@@ -266,6 +340,10 @@ impl RuntimeError {
             | Self::NoSuchContainer { .. }
             | Self::Exists { .. }
             | Self::StillAlive { .. }
+            | Self::Unsupported { .. }
+            | Self::NoTerminal { .. }
+            | Self::NoSuchExec { .. }
+            | Self::TooMany { .. }
             | Self::Host { .. } => false,
         }
     }

@@ -85,6 +85,14 @@ impl Harness for Dockers {
     fn image(&self) -> String {
         IMAGE.to_owned()
     }
+
+    fn has_terminals(&self) -> bool {
+        false
+    }
+
+    fn keeps_commands(&self) -> bool {
+        false
+    }
 }
 
 fn connect(socket: PathBuf, instance: &Instance, timeouts: DockerTimeouts) -> DockerRuntime {

@@ -47,6 +47,14 @@ impl Harness for Processes {
     fn image(&self) -> String {
         "ignored".to_owned()
     }
+
+    fn has_terminals(&self) -> bool {
+        false
+    }
+
+    fn keeps_commands(&self) -> bool {
+        false
+    }
 }
 
 fn open(state_dir: PathBuf, instance: &Instance) -> ProcessRuntime {

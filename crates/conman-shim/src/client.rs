@@ -170,8 +170,12 @@ impl Client {
         name: &str,
         size: Option<TerminalSize>,
     ) -> Result<Attachment, ClientError> {
-        let name = name.to_owned();
-        match self.call("attach", Request::Attach { name, size }, &[])? {
+        let request = Request::Attach {
+            name: name.to_owned(),
+            size,
+            quiet: false,
+        };
+        match self.call("attach", request, &[])? {
             (Reply::Attached, fds) => {
                 let socket = fds.into_iter().next();
                 let socket = socket.ok_or(ClientError::Unexpected { action: "attach" })?;

@@ -411,7 +411,7 @@ impl Control {
                 }
                 Err(error) => Err(error),
             },
-            Request::Attach { name, size } => match self.attach(&name, size) {
+            Request::Attach { name, size, quiet } => match self.attach(&name, size, quiet) {
                 Ok(fd) => {
                     self.reply(client, call.id, Reply::Attached, Some(fd));
                     return;

@@ -116,6 +116,9 @@ pub enum Request {
         /// As it is when there is none.
         #[serde(default)]
         size: Option<TerminalSize>,
+        /// The program is not asked to draw anew.
+        #[serde(default)]
+        quiet: bool,
     },
     Resize {
         name: String,

@@ -6,6 +6,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::protocol::{DecodeError, Message, decode};
 use crate::seqpacket;
+use crate::terminal::{SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
+
+/// Longest message about a terminal: its scrollback, a kind and a count.
+const MAX_EVENT_BYTES: usize = SCROLLBACK_BYTES + 16;
 
 /// One message of the shim's.
 #[derive(Debug)]
@@ -46,4 +50,25 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<Inc
         message: decode(received.bytes),
         fds: received.fds,
     }))
+}
+
+/// What a terminal's watcher is told next, on the socket that came with [`crate::Reply::Attached`];
+/// `None` once the shim has closed. `buffer` is made by the first call.
+pub fn receive_event(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<TerminalEvent>> {
+    buffer.resize(MAX_EVENT_BYTES, 0);
+    let Some(received) = seqpacket::receive(socket, buffer)? else {
+        return Ok(None);
+    };
+    let event = TerminalEvent::decode(received.bytes);
+    event.map(Some).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the shim tells of a terminal what is not understood",
+        )
+    })
+}
+
+/// Says it to the shim whole, or fails; `WouldBlock` while it does not read.
+pub fn send_input(socket: impl AsFd, input: &TerminalInput) -> io::Result<()> {
+    seqpacket::send(socket, &input.encode(), &[])
 }

@@ -139,8 +139,11 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         (name(), "/?[a-z/.]{0,20}").prop_map(|(name, cgroup)| Request::Guard { name, cgroup }),
         (name(), any::<i32>()).prop_map(|(name, pid)| Request::Appeared { name, pid }),
         name().prop_map(|name| Request::NotStarted { name }),
-        (name(), proptest::option::of(size()))
-            .prop_map(|(name, size)| Request::Attach { name, size }),
+        (name(), proptest::option::of(size())).prop_map(|(name, size)| Request::Attach {
+            name,
+            size,
+            quiet: false,
+        }),
         (name(), size()).prop_map(|(name, size)| Request::Resize { name, size }),
     ];
     prop_oneof![whole, of_one]

@@ -100,6 +100,9 @@ pub struct RunArgs {
     /// Time between that signal and SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub preempt_grace: Option<u32>,
+    /// Run its program in a terminal, for `conman attach`
+    #[arg(short, long)]
+    pub tty: bool,
     /// Do not wait until the session is ready
     #[arg(long)]
     pub no_wait: bool,
@@ -139,6 +142,7 @@ impl RunArgs {
             max_lifetime_s: self.max_lifetime,
             preempt_signal: self.preempt_signal.clone(),
             preempt_grace_ms: self.preempt_grace,
+            tty: self.tty.then_some(true),
         }
     }
 }

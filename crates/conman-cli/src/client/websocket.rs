@@ -177,9 +177,9 @@ fn decode(mut message: Bytes) -> Result<FromExec, ExecSocketError> {
         Ok(ExecChannel::Status) => serde_json::from_slice(&payload)
             .map(FromExec::Ended)
             .map_err(|error| ExecSocketError::Protocol(error.to_string())),
-        Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize)) => Err(ExecSocketError::Protocol(
-            format!("a message on the channel {channel:?}"),
-        )),
+        Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize | ExecChannel::Replay)) => Err(
+            ExecSocketError::Protocol(format!("a message on the channel {channel:?}")),
+        ),
         Err(byte) => Err(ExecSocketError::Protocol(format!(
             "a message on the channel {byte}"
         ))),
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_channels_that_only_a_client_uses_are_refused_from_a_daemon() {
-        for byte in [0_u8, 4, 9] {
+        for byte in [0_u8, 4, 5, 9] {
             let message = Bytes::from(vec![byte, b'x']);
             assert!(
                 matches!(decode(message), Err(ExecSocketError::Protocol(_))),

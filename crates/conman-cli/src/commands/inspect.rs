@@ -94,6 +94,7 @@ fn describe_spec(lines: &mut Lines, spec: &ResolvedSpec) {
         "arguments",
         (!spec.args.is_empty()).then(|| words(&spec.args)),
     );
+    lines.add_some("terminal", spec.tty.then_some("kept; `conman attach`"));
     lines.add("network", spec.network.to_string());
     lines.add_some("port", spec.port.map(|port| port.to_string()));
     lines.add_some("ready path", spec.ready_path.as_ref());

@@ -104,6 +104,7 @@ fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
             max_lifetime_s: 0,
             preempt_signal: None,
             preempt_grace_ms: 0,
+            tty: false,
         },
         url: Some("http://alice.localhost:7701/".to_owned()),
         node: "n1".to_owned(),

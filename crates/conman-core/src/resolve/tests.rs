@@ -105,6 +105,23 @@ fn a_request_merges_maps_and_replaces_everything_else() {
 }
 
 #[test]
+fn a_terminal_is_the_requests_or_the_templates_where_the_runtime_has_any() {
+    let tty = |template: &str, tty| {
+        let request = SessionRequest {
+            image: Some("a:b".to_owned()),
+            tty,
+            ..named(template)
+        };
+        resolve(&policy(), &id(), &request).map(|spec| spec.tty)
+    };
+    assert_eq!(tty("python", None), Ok(false));
+    assert_eq!(tty("python", Some(true)), Ok(true));
+    assert_eq!(tty("bare", Some(false)), Ok(false));
+    let mistakes = tty("bare", Some(true)).expect_err("processes have none");
+    assert_eq!(fields(&mistakes), ["tty"]);
+}
+
+#[test]
 fn every_mistake_is_told_at_once_by_its_field() {
     let request = SessionRequest {
         template: Some("pyton".to_owned()),

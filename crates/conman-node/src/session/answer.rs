@@ -44,7 +44,12 @@ impl Trouble {
             ),
             // It names its own remedy.
             RuntimeError::NoSuchImage { .. } => (FailureKind::NoSuchImage, ""),
-            RuntimeError::Refused { .. } | RuntimeError::NoSuchCommand { .. } => {
+            RuntimeError::Refused { .. }
+            | RuntimeError::NoSuchCommand { .. }
+            | RuntimeError::Unsupported { .. }
+            | RuntimeError::NoTerminal { .. }
+            | RuntimeError::NoSuchExec { .. }
+            | RuntimeError::TooMany { .. } => {
                 (FailureKind::Refused, "; correct the session's spec")
             }
             // Its exit code and last words say more than any remedy.

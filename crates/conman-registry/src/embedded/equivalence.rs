@@ -330,6 +330,7 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         max_lifetime_s: 0,
         preempt_signal: None,
         preempt_grace_ms: 0,
+        tty: false,
     }
 }
 

@@ -85,6 +85,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         max_lifetime_s: 0,
         preempt_signal: None,
         preempt_grace_ms: 0,
+        tty: false,
     }
 }
 

@@ -10,6 +10,7 @@ mod life;
 mod logs;
 mod stage;
 mod surroundings;
+mod terminals;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ pub use life::*;
 pub use logs::*;
 pub use stage::{Running, Stage};
 pub use surroundings::*;
+pub use terminals::*;
 
 /// How the checks get the runtime that they are about.
 pub trait Harness: Send + Sync + 'static {
@@ -36,6 +38,17 @@ pub trait Harness: Send + Sync + 'static {
     /// Whether the log tells a program's two outputs apart. Where it does not, it has to tell them
     /// in the order in which they were written.
     fn keeps_outputs_apart(&self) -> bool {
+        true
+    }
+
+    /// Whether a program may run in a terminal. Where it may not, asking for one is refused as
+    /// unsupported.
+    fn has_terminals(&self) -> bool {
+        true
+    }
+
+    /// Whether commands' terminals are kept; likewise.
+    fn keeps_commands(&self) -> bool {
         true
     }
 }
@@ -70,6 +83,15 @@ macro_rules! runtime_conformance {
             a_command_dies_with_its_container
             a_command_is_killed_with_all_that_it_has_started
             a_command_needs_a_running_container
+            a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
+            all_who_are_attached_see_the_same_and_who_comes_later_too
+            the_end_of_a_program_is_told_to_who_is_attached
+            who_does_not_read_a_terminal_slows_nobody_and_catches_up
+            who_types_more_than_a_program_reads_waits
+            a_program_without_a_terminal_has_none_to_attach_to
+            a_kept_command_outlives_who_started_it
+            a_kept_command_is_ended_with_all_that_it_has_started
+            kept_commands_are_so_many_at_most_and_make_room_when_they_have_ended
             logs_hold_both_outputs_and_their_tail
             a_followed_log_goes_on_until_the_container_ends
             log_lines_bear_the_time_when_asked

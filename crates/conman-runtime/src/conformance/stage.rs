@@ -7,9 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use conman_linux::{Cgroups, PidFd};
 use conman_proto::{Generation, Network, ResolvedSpec};
+use futures_util::StreamExt as _;
 
 use super::Harness;
-use crate::{ContainerKey, ContainerPlan, ExecPlan, OutputStream, Runtime};
+use crate::{ContainerKey, ContainerPlan, ExecPlan, LogOptions, OutputStream, Runtime};
 use conman_core::naming::{self, CgroupDriver, Instance};
 
 /// Longest that anything may take on a busy host before a check fails.
@@ -91,6 +92,29 @@ impl Stage {
         self.harness.keeps_outputs_apart()
     }
 
+    pub(super) fn has_terminals(&self) -> bool {
+        self.harness.has_terminals()
+    }
+
+    pub(super) fn keeps_commands(&self) -> bool {
+        self.harness.keeps_commands()
+    }
+
+    /// A container's log as text.
+    pub(super) async fn whole_log(&self, key: &ContainerKey) -> String {
+        let log = self.runtime.logs(key, LogOptions::default()).await;
+        let mut log = log.expect("there is a log");
+        let reading = async {
+            let mut text = String::new();
+            while let Some(chunk) = log.next().await {
+                let chunk = chunk.expect("it is read");
+                text.push_str(&String::from_utf8_lossy(&chunk.bytes));
+            }
+            text
+        };
+        within(PATIENCE, "the log", reading).await
+    }
+
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -123,6 +147,7 @@ impl Stage {
             max_lifetime_s: 0,
             preempt_signal: None,
             preempt_grace_ms: 0,
+            tty: false,
         };
         let files_dir = self.dir.join(session);
         ContainerPlan {

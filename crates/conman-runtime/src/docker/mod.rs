@@ -27,7 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
 use conman_core::naming::{self, LABEL_INSTANCE};
-use conman_proto::RuntimeKind;
+use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use futures_util::stream::BoxStream;
 
 pub use options::{DockerOptions, DockerTimeouts};
@@ -36,8 +36,8 @@ use crate::blocking::on_blocking_thread;
 use crate::container_files::ContainerFiles;
 use crate::kernel_view::KernelView;
 use crate::{
-    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions, Runtime,
-    RuntimeError, RuntimeInfo, Started,
+    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
+    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
@@ -112,6 +112,9 @@ impl Runtime for DockerRuntime {
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        if plan.spec.tty {
+            return Err(unsupported("give a terminal to", &plan.key));
+        }
         self.shared.create(plan).await
     }
 
@@ -171,12 +174,48 @@ impl Runtime for DockerRuntime {
         exec::exec(&self.shared, key, plan).await
     }
 
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        _exec: Option<ExecId>,
+        _options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        Err(unsupported("attach to", key))
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        _plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        Err(unsupported("keep a command in", key))
+    }
+
+    async fn kept_execs(&self, _key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        let subject = key.to_string();
+        Err(RuntimeError::NoSuchExec { subject, exec })
+    }
+
     async fn logs(
         &self,
         key: &ContainerKey,
         options: LogOptions,
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
         logs::logs(&self.shared, key, options).await
+    }
+}
+
+fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
+    RuntimeError::Unsupported {
+        runtime: RuntimeKind::Docker,
+        action,
+        subject: key.to_string(),
+        reason: "Docker keeps no terminal of a command once nobody is connected to it; use the native runtime"
+            .to_owned(),
     }
 }
 

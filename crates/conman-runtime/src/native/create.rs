@@ -10,8 +10,9 @@ use super::Inner;
 use super::failure::refused;
 use super::program;
 use super::store::{self, StoredPlan};
+use super::terminals::shim_size;
 use crate::container_files::{ContainerFiles, OWN_FILES};
-use crate::{ContainerPlan, RuntimeError};
+use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
 impl Inner {
     pub(super) fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
@@ -77,7 +78,7 @@ impl Inner {
         let driver = CgroupDriver::Cgroupfs;
         let instance = self.kernel.instance();
         let launch = LaunchSpec {
-            terminal: None,
+            terminal: plan.spec.tty.then(|| shim_size(TERMINAL_SIZE)),
             log_bytes: None,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,

@@ -6,12 +6,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
+use super::kept;
+
 /// An end, with the exit code where it is known: as a shell tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End(pub(super) Option<i32>);
 
-/// Ends of containers stay known until they are forgotten; those of commands are told to who
-/// waits, and to nobody else.
+/// Ends of containers and kept commands stay known until they are forgotten; those of other
+/// commands are told to who waits, and to nobody else.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
@@ -35,7 +37,7 @@ impl Ends {
             return false;
         };
         let mut state = self.lock();
-        if container.exec_in.is_none() {
+        if container.exec_in.is_none() || kept::is_kept(&container.name) {
             state.ended.insert(container.name.clone(), end);
         }
         let waiting = state.waiting.remove(&container.name).unwrap_or_default();
@@ -46,7 +48,7 @@ impl Ends {
         waited
     }
 
-    /// The end of a container that has ended.
+    /// The end of a container or kept command that has ended.
     pub(super) fn of(&self, name: &str) -> Option<End> {
         self.lock().ended.get(name).copied()
     }

@@ -102,7 +102,7 @@ pub(super) async fn exec(
 
 impl Inner {
     /// What to run. Blocks.
-    fn command(
+    pub(super) fn command(
         &self,
         key: &ContainerKey,
         plan: &ExecPlan,

@@ -30,6 +30,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::ends::Ends;
+use super::kept;
 
 /// Bound on having a connection, the start of a shim included: it answers after some milliseconds,
 /// on a busy machine later.
@@ -378,7 +379,7 @@ impl Shared {
             }
             Ok(Message::Ended { container }) => {
                 let waited = ends.told(&container);
-                if !waited && container.exec_in.is_some() {
+                if !waited && container.exec_in.is_some() && !kept::is_kept(&container.name) {
                     self.acknowledge(container.name);
                 }
             }

@@ -23,8 +23,11 @@ impl Inner {
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
         let dir = self.store.container(key);
         let log: PathBuf = dir.log();
-        if !super::away("read the log of", move || Ok(dir.exists())).await? {
+        let Some(plan) = super::away("read the log of", move || dir.plan()).await? else {
             return Err(super::no_such_container(key));
+        };
+        if plan.launch.terminal.is_some() {
+            return self.terminal_log(key, options).await;
         }
         let mut life = Life {
             inner: Arc::clone(self),

@@ -6,20 +6,23 @@
 //! by sending that order. What runs and how it ended, the shim and the kernel know. A container
 //! that is removed goes into the trash, which is emptied beside everything else ([`trash`]).
 //!
-//! Tasks: one that reads what the shim says ([`link`]), one for each running command ([`exec`]). A
-//! thread while there is trash to empty.
+//! Tasks: one that reads what the shim says ([`link`]), one for each running command ([`exec`]), one
+//! for each who is attached to a terminal ([`terminals`]). A thread while there is trash to empty.
 
 mod create;
 mod ends;
 mod exec;
 mod failure;
 mod images;
+mod keeping;
+mod kept;
 mod link;
 mod log;
 mod program;
 mod removal;
 mod start;
 mod store;
+mod terminals;
 mod trash;
 
 use std::collections::HashMap;
@@ -33,7 +36,7 @@ use async_trait::async_trait;
 use conman_core::naming::{self, Instance};
 use conman_image::ImageStore;
 use conman_linux::{PidFd, Signal};
-use conman_proto::RuntimeKind;
+use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
 
@@ -44,8 +47,8 @@ use crate::container_files::host_error;
 use crate::kernel_view::KernelView;
 use crate::removals::some_at_a_time;
 use crate::{
-    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions, Runtime,
-    RuntimeError, RuntimeInfo, Started,
+    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
+    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
 };
 use ends::{End, Ends, end};
 use failure::call_failed;
@@ -106,6 +109,8 @@ struct Inner {
     created: Mutex<HashMap<ContainerKey, StoredPlan>>,
     /// No command of an earlier daemon's has the same number.
     commands: (u64, AtomicU64),
+    /// Whose turn it is to change which commands are kept; held while files are written.
+    keeping: Mutex<()>,
 }
 
 impl NativeRuntime {
@@ -121,6 +126,7 @@ impl NativeRuntime {
             timeouts: options.timeouts,
             created: Mutex::default(),
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
+            keeping: Mutex::default(),
         };
         inner.hold_images()?;
         let inner = Arc::new(inner);
@@ -284,6 +290,31 @@ impl Runtime for NativeRuntime {
 
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
         exec::exec(Arc::clone(&self.inner), key.clone(), plan).await
+    }
+
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        terminals::attach(Arc::clone(&self.inner), key.clone(), exec, options).await
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        keeping::keep(Arc::clone(&self.inner), key.clone(), plan).await
+    }
+
+    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        keeping::list(&self.inner, key).await
+    }
+
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        keeping::end_one(&self.inner, key, exec).await
     }
 
     async fn logs(

@@ -14,6 +14,9 @@ use crate::{ContainerKey, ExecPlan, RuntimeError};
 /// Where commands are looked for when nobody says: as Docker has it.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// What a terminal is called where neither image nor spec says.
+const TERM: &str = "xterm";
+
 /// Open files of one program: plenty, and few enough for programs that close each possible one.
 const NOFILE: u64 = 65_536;
 
@@ -36,6 +39,9 @@ pub(super) fn first_program(
     env.set("PATH", DEFAULT_PATH);
     env.set("HOSTNAME", key.session.as_str());
     env.set("HOME", user.home.as_deref().unwrap_or("/"));
+    if spec.tty {
+        env.set("TERM", TERM);
+    }
     for pair in &image.env {
         if let Some((name, value)) = pair.split_once('=') {
             env.set(name, value);
@@ -72,7 +78,7 @@ pub(super) fn command(
     };
     let mut env = Environment(std::mem::take(&mut program.env));
     if plan.tty.is_some() {
-        env.set_absent("TERM", "xterm");
+        env.set_absent("TERM", TERM);
     }
     if let Some(user) = &plan.user {
         let user = resolve_user(directories, user)
@@ -168,6 +174,7 @@ mod tests {
             max_lifetime_s: 0,
             preempt_signal: None,
             preempt_grace_ms: 0,
+            tty: false,
         }
     }
 

@@ -10,7 +10,7 @@ use conman_shim::{CallError, Request};
 
 use super::failure::call_failed;
 use super::link::LinkError;
-use super::{Inner, away, store};
+use super::{Inner, away, kept, store};
 use crate::container_files::ContainerFiles;
 use crate::{ContainerKey, RuntimeError};
 
@@ -64,8 +64,12 @@ impl Inner {
             }
         })
         .await?;
-        let name = store::name(key);
-        let names = vec![name.clone()];
+        let mut names = vec![store::name(key)];
+        if let Some(dir) = leaving.clone() {
+            let kept = away(ACTION, move || kept::all(dir.path())).await?;
+            names.extend(kept.into_iter().map(|one| kept::name(one.id)));
+        }
+        let forgotten = names.clone();
         // Only now: its ids may be another container's from here on.
         match self.ask(&Request::Acknowledge { names }).await {
             Ok(_) => {}
@@ -84,7 +88,9 @@ impl Inner {
         }
         self.lock_created().remove(key);
         self.images.release(key);
-        self.ends.forget(&name);
+        for name in &forgotten {
+            self.ends.forget(name);
+        }
         Ok(())
     }
 }

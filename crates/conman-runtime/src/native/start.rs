@@ -85,8 +85,13 @@ impl Inner {
             None => "ended at once".to_owned(),
         };
         let log = self.store.container(key).log();
-        let quoted = away("start", move || Ok(last_of(&log))).await;
-        let quoted = quoted.unwrap_or_default();
+        let quoted = away("start", move || Ok(log.exists().then(|| last_of(&log)))).await;
+        let quoted = match quoted {
+            Ok(Some(quoted)) => quoted,
+            // One with a terminal has no log.
+            Ok(None) => end_of(&self.last_shown(key).await),
+            Err(_) => String::new(),
+        };
         RuntimeError::EndedAtOnce {
             subject: key.to_string(),
             reason: format!("{ending}: {}", quoted.trim()),
@@ -114,4 +119,11 @@ fn last_of(log: &Path) -> String {
     let from = length.saturating_sub(QUOTED_BYTES);
     let read = file.read_at(&mut bytes, from).unwrap_or(0);
     String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
+
+/// As much of what was shown as is quoted of a log.
+fn end_of(shown: &[u8]) -> String {
+    let most = usize::try_from(QUOTED_BYTES).unwrap_or(usize::MAX);
+    let from = shown.len().saturating_sub(most);
+    String::from_utf8_lossy(&shown[from..]).into_owned()
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_proto::{RuntimeKind, SessionId};
+use conman_proto::{ExecId, KeptExec, RuntimeKind, SessionId};
 use futures_util::stream::BoxStream;
 
 pub use faults::{Fault, Faults, Operation};
@@ -39,8 +39,8 @@ use crate::kernel_view::KernelView;
 use crate::log_files;
 use crate::removals::some_at_a_time;
 use crate::{
-    ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
-    OutputStream, Runtime, RuntimeError, RuntimeInfo, Started,
+    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
+    LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
 };
 use placement::Placement;
 use store::{ContainerDir, Store};
@@ -185,6 +185,9 @@ impl Runtime for ProcessRuntime {
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        if plan.spec.tty {
+            return Err(unsupported("give a terminal to", &plan.key));
+        }
         let inner = Arc::clone(&self.inner);
         let session = plan.key.session.clone();
         let plan = plan.clone();
@@ -270,6 +273,32 @@ impl Runtime for ProcessRuntime {
         .await
     }
 
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        _exec: Option<ExecId>,
+        _options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        Err(unsupported("attach to", key))
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        _plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        Err(unsupported("keep a command in", key))
+    }
+
+    async fn kept_execs(&self, _key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        let subject = key.to_string();
+        Err(RuntimeError::NoSuchExec { subject, exec })
+    }
+
     async fn logs(
         &self,
         key: &ContainerKey,
@@ -283,6 +312,15 @@ impl Runtime for ProcessRuntime {
             logs,
         )
         .await
+    }
+}
+
+fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
+    RuntimeError::Unsupported {
+        runtime: RuntimeKind::Process,
+        action,
+        subject: key.to_string(),
+        reason: "it has no terminals that outlive the daemon".to_owned(),
     }
 }
 

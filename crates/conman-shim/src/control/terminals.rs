@@ -66,6 +66,7 @@ impl Control {
         &mut self,
         name: &str,
         size: Option<TerminalSize>,
+        quiet: bool,
     ) -> Result<OwnedFd, CallError> {
         let failed = |error| host_error("attach to", name)(error);
         if self.watchers.len() >= MAX_WATCHERS {
@@ -86,9 +87,10 @@ impl Control {
             watcher.tell(&TerminalEvent::End).map_err(failed)?;
             return Ok(theirs);
         }
-        let size = size.unwrap_or(terminal.size);
-        // Even of the same size, since the scrollback may lack what is older.
-        terminal.resize(size, true);
+        if size.is_some() || !quiet {
+            // Even of the same size, since the scrollback may lack what is older.
+            terminal.resize(size.unwrap_or(terminal.size), !quiet);
+        }
         self.add_watcher(watcher).map_err(failed)?;
         Ok(theirs)
     }

@@ -34,6 +34,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         max_lifetime_s: section.integer("max_lifetime_s", ANY),
         preempt_signal: section.string("preempt_signal"),
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
+        tty: section.boolean("tty"),
     };
     let template = Template {
         request,

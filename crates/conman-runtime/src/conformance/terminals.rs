@@ -1,0 +1,386 @@
+use bytes::Bytes;
+use conman_proto::{ExecId, TerminalSize};
+
+use super::stage::{PATIENCE, Stage, command, until, within};
+use crate::{
+    AttachOptions, ContainerKey, ContainerPlan, ExecPlan, Runtime, RuntimeError, TerminalIo,
+    TerminalOutput,
+};
+
+const SIZE: TerminalSize = TerminalSize {
+    columns: 91,
+    rows: 31,
+};
+
+const ANYWAY: AttachOptions = AttachOptions {
+    size: None,
+    scrollback: true,
+};
+
+/// A plan for a container whose program has a terminal; `None` where the runtime has none, which
+/// it must say.
+async fn with_terminal(stage: &Stage, command: &[&str]) -> Option<ContainerPlan> {
+    let mut plan = stage.plan("alice", command);
+    plan.spec.tty = true;
+    if stage.has_terminals() {
+        return Some(plan);
+    }
+    let error = stage.runtime().create(&plan).await.expect_err("refused");
+    assert!(matches!(error, RuntimeError::Unsupported { .. }), "{error}");
+    None
+}
+
+/// The same of commands whose terminals are kept.
+async fn keeps_commands(stage: &Stage, key: &ContainerKey) -> bool {
+    if stage.keeps_commands() {
+        return true;
+    }
+    let plan = ExecPlan {
+        tty: Some(SIZE),
+        ..command(&["sh"])
+    };
+    let error = stage.runtime().keep_exec(key, plan).await;
+    let error = error.expect_err("refused");
+    assert!(matches!(error, RuntimeError::Unsupported { .. }), "{error}");
+    assert_eq!(stage.runtime().kept_execs(key).await.expect("none"), []);
+    false
+}
+
+/// Somebody who is attached, and what they have seen.
+struct Viewer {
+    io: TerminalIo,
+    seen: String,
+    replays: usize,
+}
+
+impl Viewer {
+    async fn attach(
+        runtime: &dyn Runtime,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Self {
+        let io = runtime.attach(key, exec, options).await.expect("attached");
+        Self {
+            io,
+            seen: String::new(),
+            replays: 0,
+        }
+    }
+
+    async fn types(&self, text: &str) {
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
+        self.io.input.send(bytes).await.expect("it is open");
+    }
+
+    async fn sees(&mut self, words: &str) {
+        let what = format!("`{words}`");
+        within(PATIENCE, &what, async {
+            while !self.seen.contains(words) {
+                assert!(self.look().await, "it ended with {:?}", self.seen);
+            }
+        })
+        .await;
+    }
+
+    /// The next piece; false at the end.
+    async fn look(&mut self) -> bool {
+        let bytes = match self.io.output.recv().await {
+            Some(TerminalOutput::Output(bytes)) => bytes,
+            Some(TerminalOutput::Replay(bytes)) => {
+                self.seen.clear();
+                self.replays += 1;
+                bytes
+            }
+            None => return false,
+        };
+        self.seen.push_str(&String::from_utf8_lossy(&bytes));
+        true
+    }
+
+    async fn end(mut self) -> (Option<i32>, String) {
+        within(PATIENCE, "the end", async {
+            while self.look().await {}
+            let status = self.io.status.await.expect("it is told");
+            (status.exit_code, self.seen)
+        })
+        .await
+    }
+}
+
+pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs(stage: &Stage) {
+    let Some(plan) = with_terminal(stage, &["sh"]).await else {
+        return;
+    };
+    let container = stage.run(&plan).await;
+    let mut viewer = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    viewer
+        .types("stty size; echo term=$TERM-$((6 * 7))\n")
+        .await;
+    viewer.sees("term=xterm-42").await;
+    assert!(viewer.seen.contains("24 80"), "{}", viewer.seen);
+    viewer.io.resize.send(SIZE).await.expect("it is open");
+    let wait = "until [ \"$(stty size)\" = '31 91' ]; do sleep 0.05; done; echo sized-$((6 * 7))\n";
+    viewer.types(wait).await;
+    viewer.sees("sized-42").await;
+    // Ctrl-C ends the job and not the shell; Ctrl-Z stops one that can go on.
+    viewer.types("echo begun-$((6 * 7)); sleep 1000\n").await;
+    viewer.sees("begun-42").await;
+    let sleeps = || {
+        let pids = stage.runtime().pids(&plan.key);
+        let name = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        pids.iter()
+            .any(|pid| name(pid).starts_with(b"sleep\x001000"))
+    };
+    until("the job", || sleeps().then_some(())).await;
+    viewer.types("\x03").await;
+    viewer.types("echo alive-$((6 * 7)) $?\n").await;
+    viewer.sees("alive-42 130").await;
+    viewer.types("sleep 1001\n").await;
+    until("another job", || {
+        let pids = stage.runtime().pids(&plan.key);
+        let name = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let found = pids
+            .iter()
+            .any(|pid| name(pid).starts_with(b"sleep\x001001"));
+        found.then_some(())
+    })
+    .await;
+    viewer.types("\x1a").await;
+    viewer.types("jobs; echo stopped-$((6 * 7))\n").await;
+    viewer.sees("stopped-42").await;
+    assert!(viewer.seen.contains("Stopped"), "{}", viewer.seen);
+    assert!(!viewer.seen.contains("job control turned off"));
+    container.kill();
+}
+
+pub async fn all_who_are_attached_see_the_same_and_who_comes_later_too(stage: &Stage) {
+    let Some(plan) = with_terminal(stage, &["sh"]).await else {
+        return;
+    };
+    let container = stage.run(&plan).await;
+    let mut first = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    let mut second = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    first.types("echo shared-$((6 * 7))\n").await;
+    first.sees("shared-42").await;
+    second.sees("shared-42").await;
+    second.types("echo back-$((6 * 7))\n").await;
+    first.sees("back-42").await;
+    drop(first);
+    drop(second);
+    // As after the daemon's death.
+    let later = stage.another_runtime();
+    let mut third = Viewer::attach(&*later, &plan.key, None, ANYWAY).await;
+    third.sees("back-42").await;
+    assert!(third.seen.contains("shared-42"), "{}", third.seen);
+    let blank = AttachOptions {
+        size: Some(SIZE),
+        scrollback: false,
+    };
+    let mut fourth = Viewer::attach(&*later, &plan.key, None, blank).await;
+    fourth.types("echo now-$((6 * 7))\n").await;
+    fourth.sees("now-42").await;
+    assert!(!fourth.seen.contains("shared-42"), "{}", fourth.seen);
+    container.kill();
+}
+
+pub async fn the_end_of_a_program_is_told_to_who_is_attached(stage: &Stage) {
+    let script = "read line; echo last-$((6 * 7)); exit 6";
+    let Some(plan) = with_terminal(stage, &["sh", "-c", script]).await else {
+        return;
+    };
+    let container = stage.run(&plan).await;
+    let viewer = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    viewer.types("go\n").await;
+    let (code, seen) = viewer.end().await;
+    assert_eq!(code, Some(6), "{seen}");
+    assert!(seen.contains("last-42"), "{seen}");
+    assert!(container.pidfd.wait_dead(PATIENCE).expect("poll works"));
+    let code = stage.runtime().exit_code(&plan.key, PATIENCE).await;
+    assert_eq!(code, Some(6));
+    let log = stage.whole_log(&plan.key).await;
+    assert!(log.contains("last-42"), "{log}");
+}
+
+pub async fn who_does_not_read_a_terminal_slows_nobody_and_catches_up(stage: &Stage) {
+    let script = "read go; i=0; while [ $i -lt 40000 ]; do echo number $i of many; \
+                  i=$((i+1)); done; echo done-$((6 * 7)); read line";
+    let Some(plan) = with_terminal(stage, &["sh", "-c", script]).await else {
+        return;
+    };
+    let container = stage.run(&plan).await;
+    let mut slow = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    let mut quick = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    quick.types("go\n").await;
+    quick.sees("done-42").await;
+    slow.sees("done-42").await;
+    assert!(slow.replays > 1, "it was told anew what it had missed");
+    assert!(slow.seen.len() < 512 * 1024, "in bounded memory");
+    container.kill();
+}
+
+pub async fn who_types_more_than_a_program_reads_waits(stage: &Stage) {
+    // A terminal that makes lines of what is typed throws away what is too long for one.
+    let script = "stty raw -echo; echo ready-$((6 * 7)); exec sleep 1000";
+    let Some(plan) = with_terminal(stage, &["sh", "-c", script]).await else {
+        return;
+    };
+    let container = stage.run(&plan).await;
+    let mut flood = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    flood.sees("ready-42").await;
+    let piece = Bytes::from(vec![b'x'; 64 * 1024]);
+    let flooding = async {
+        let mut sent = 0_u64;
+        loop {
+            let room = std::time::Duration::from_secs(1);
+            match tokio::time::timeout(room, flood.io.input.send(piece.clone())).await {
+                Ok(Ok(())) => sent += 1,
+                Ok(Err(_)) => panic!("the terminal is closed"),
+                Err(_) => return sent,
+            }
+            assert!(sent < 1_024, "it takes everything");
+        }
+    };
+    let sent = within(PATIENCE, "the standstill", flooding).await;
+    assert!(sent > 0);
+    // Others are served all the while.
+    let other = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
+    drop(other);
+    container.kill();
+}
+
+pub async fn a_program_without_a_terminal_has_none_to_attach_to(stage: &Stage) {
+    let key = stage.plan("nobody", &[]).key;
+    let error = stage.runtime().attach(&key, None, ANYWAY).await;
+    let error = error.expect_err("nothing is there");
+    if stage.has_terminals() {
+        assert!(
+            matches!(error, RuntimeError::NoSuchContainer { .. }),
+            "{error}"
+        );
+    }
+    let container = stage.run_idle("alice").await;
+    let error = stage.runtime().attach(&container.key, None, ANYWAY).await;
+    let error = error.expect_err("it has none");
+    if stage.has_terminals() {
+        assert!(matches!(error, RuntimeError::NoTerminal { .. }), "{error}");
+    } else {
+        assert!(matches!(error, RuntimeError::Unsupported { .. }), "{error}");
+    }
+    container.kill();
+}
+
+pub async fn a_kept_command_outlives_who_started_it(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let key = &container.key;
+    if !keeps_commands(stage, key).await {
+        return;
+    }
+    let plan = ExecPlan {
+        tty: Some(SIZE),
+        env: vec![("WORD".to_owned(), "given".to_owned())],
+        ..command(&["sh"])
+    };
+    let kept = stage.runtime().keep_exec(key, plan).await.expect("begun");
+    assert!(kept.running && kept.command == ["sh"], "{kept:?}");
+    let mut viewer = Viewer::attach(stage.runtime(), key, Some(kept.id), ANYWAY).await;
+    viewer.types("stty size; echo $WORD-$((6 * 7))\n").await;
+    viewer.sees("given-42").await;
+    assert!(viewer.seen.contains("31 91"), "{}", viewer.seen);
+    drop(viewer);
+    let later = stage.another_runtime();
+    let listed = later.kept_execs(key).await.expect("listed");
+    assert_eq!(listed, std::slice::from_ref(&kept));
+    let mut viewer = Viewer::attach(&*later, key, Some(kept.id), ANYWAY).await;
+    viewer.sees("given-42").await;
+    viewer.types("exit 5\n").await;
+    let (code, _) = viewer.end().await;
+    assert_eq!(code, Some(5));
+    // Its end is known to whoever comes then, and what it showed.
+    for runtime in [later, stage.another_runtime()] {
+        let listed = runtime.kept_execs(key).await.expect("listed");
+        assert_eq!((listed[0].running, listed[0].exit_code), (false, Some(5)));
+        let viewer = Viewer::attach(&*runtime, key, Some(kept.id), ANYWAY).await;
+        let (code, seen) = viewer.end().await;
+        assert_eq!(code, Some(5));
+        assert!(seen.contains("given-42"), "{seen}");
+    }
+    stage
+        .runtime()
+        .end_exec(key, kept.id)
+        .await
+        .expect("forgotten");
+    let error = stage.runtime().end_exec(key, kept.id).await;
+    let error = error.expect_err("it is gone");
+    assert!(matches!(error, RuntimeError::NoSuchExec { .. }), "{error}");
+    container.kill();
+}
+
+pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let key = &container.key;
+    if !keeps_commands(stage, key).await {
+        return;
+    }
+    let before = stage.runtime().pids(key);
+    let plan = ExecPlan {
+        tty: Some(SIZE),
+        ..command(&["sh", "-c", "sleep 1000 & sleep 1000; true"])
+    };
+    let kept = stage.runtime().keep_exec(key, plan).await.expect("begun");
+    let viewer = Viewer::attach(stage.runtime(), key, Some(kept.id), ANYWAY).await;
+    until("its processes", || {
+        (stage.runtime().pids(key).len() == before.len() + 3).then_some(())
+    })
+    .await;
+    stage.runtime().end_exec(key, kept.id).await.expect("ended");
+    assert_eq!(stage.runtime().pids(key), before);
+    let (code, _) = viewer.end().await;
+    assert_eq!(code, Some(137));
+    assert_eq!(stage.runtime().kept_execs(key).await.expect("none"), []);
+    container.kill();
+}
+
+pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ended(stage: &Stage) {
+    /// More than any runtime keeps.
+    const MANY: usize = 64;
+    let container = stage.run_idle("alice").await;
+    let key = &container.key;
+    if !keeps_commands(stage, key).await {
+        return;
+    }
+    let plan = |program: &[&str]| ExecPlan {
+        tty: Some(SIZE),
+        ..command(program)
+    };
+    let runtime = stage.runtime();
+    let missing = runtime.keep_exec(key, plan(&["nosuch-program"])).await;
+    let error = missing.expect_err("there is no such program");
+    assert!(
+        matches!(error, RuntimeError::NoSuchCommand { exit_code: 127, .. }),
+        "{error}"
+    );
+    let first = runtime
+        .keep_exec(key, plan(&["true"]))
+        .await
+        .expect("begun");
+    let mut refused = None;
+    for number in 0..MANY {
+        match runtime.keep_exec(key, plan(&["sleep", "1000"])).await {
+            Ok(_) => {}
+            Err(error) => {
+                refused = Some((number, error));
+                break;
+            }
+        }
+    }
+    let (number, error) = refused.expect("there is a bound");
+    assert!(matches!(error, RuntimeError::TooMany { .. }), "{error}");
+    let listed = runtime.kept_execs(key).await.expect("listed");
+    assert_eq!(listed.len(), number, "the one that had ended made room");
+    assert!(listed.iter().all(|one| one.id != first.id && one.running));
+    container.kill();
+    runtime.exit_code(key, PATIENCE).await;
+    let removed = runtime.remove(std::slice::from_ref(key)).await;
+    assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+}

@@ -1,0 +1,264 @@
+//! Commands that are kept: started, listed and ended by whoever comes, however long ago and by
+//! whichever daemon they were started. [`super::kept`] stores which there are.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use conman_linux::PidFd;
+use conman_proto::{ExecId, KeptExec};
+use conman_shim::{CallError, ExecSpec, Hardening, Reply, Request};
+use jiff::Timestamp;
+
+use super::ends::{End, end};
+use super::failure::{call_failed, refused, unrunnable};
+use super::kept::{self, MAX_KEPT, StoredExec};
+use super::link::LinkError;
+use super::terminals::shim_size;
+use super::{Inner, away, no_such_container, store};
+use crate::exec_kill::kill_command;
+use crate::{ContainerKey, ExecPlan, RuntimeError};
+
+const KEEP: &str = "keep a command in";
+const LIST: &str = "list the kept commands of";
+const END: &str = "end a kept command of";
+
+/// How long the shim may take to tell the end of a command that is dead.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is known of a kept command.
+enum Known {
+    Runs,
+    Ended(End),
+}
+
+pub(super) async fn keep(
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    plan: ExecPlan,
+) -> Result<KeptExec, RuntimeError> {
+    let Some(size) = plan.tty else {
+        let reason = "only a terminal can be kept, and it is to have none".to_owned();
+        return Err(refused(KEEP, &key, reason));
+    };
+    let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
+    let program = away(KEEP, move || same.command(&owned, &asked)).await?;
+    let stored = StoredExec {
+        id: ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond())),
+        command: plan.command,
+        user: plan.user,
+        started_at: Timestamp::now(),
+    };
+    inner.reserve(&key, &stored).await?;
+    let spec = ExecSpec {
+        name: kept::name(stored.id),
+        container: store::name(&key),
+        program,
+        terminal: false,
+        kept_terminal: Some(shim_size(size)),
+        hardening: Hardening::default(),
+    };
+    let request = Request::Exec(Box::new(spec));
+    match inner.link.call(&request, &[], inner.timeouts.start).await {
+        Ok((Reply::Launched { .. }, _)) => Ok(stored.into_view(true, None)),
+        answer => {
+            let error = not_kept(
+                &key,
+                answer.map_or_else(|error| error, |_| LinkError::Unexpected),
+            );
+            // What may still begin is listed, and can be ended.
+            if !error.is_ambiguous() {
+                inner.unlist(&key, stored.id).await?;
+                inner.ends.forget(&kept::name(stored.id));
+            }
+            Err(error)
+        }
+    }
+}
+
+fn not_kept(key: &ContainerKey, error: LinkError) -> RuntimeError {
+    match error {
+        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
+            Some(unrunnable) => RuntimeError::NoSuchCommand {
+                command: unrunnable.command,
+                subject: key.to_string(),
+                reason: unrunnable.reason,
+                exit_code: unrunnable.exit_code,
+            },
+            None => refused(KEEP, key, error.to_string()),
+        },
+        LinkError::Refused(CallError::NoSuchContainer { .. } | CallError::Ended { .. }) => {
+            refused(KEEP, key, "it is not running".to_owned())
+        }
+        LinkError::Refused(CallError::Full { what }) => RuntimeError::TooMany {
+            subject: key.to_string(),
+            what,
+            remedy: "end some",
+        },
+        other => call_failed(KEEP, key, other),
+    }
+}
+
+/// The kept commands of a container, the oldest first.
+pub(super) async fn list(
+    inner: &Arc<Inner>,
+    key: &ContainerKey,
+) -> Result<Vec<KeptExec>, RuntimeError> {
+    let mut views = Vec::new();
+    for stored in inner.stored(key).await? {
+        let (running, exit_code) = match inner.known(stored.id, key, LIST).await? {
+            Known::Runs => (true, None),
+            Known::Ended(End(code)) => (false, code),
+        };
+        views.push(stored.into_view(running, exit_code));
+    }
+    Ok(views)
+}
+
+/// Kills one, if it has not ended, and forgets it.
+pub(super) async fn end_one(
+    inner: &Arc<Inner>,
+    key: &ContainerKey,
+    exec: ExecId,
+) -> Result<(), RuntimeError> {
+    if !inner.stored(key).await?.iter().any(|one| one.id == exec) {
+        return Err(RuntimeError::NoSuchExec {
+            subject: key.to_string(),
+            exec,
+        });
+    }
+    let name = kept::name(exec);
+    let ended = inner.ends.wait(&name);
+    let hold = Request::Hold { name: name.clone() };
+    let held = inner.link.call(&hold, &[], inner.timeouts.call).await;
+    match held {
+        Ok((Reply::Held { pid }, fds)) => {
+            let Some(process) = fds.into_iter().next() else {
+                return Err(call_failed(END, key, LinkError::Unexpected));
+            };
+            let (same, owned) = (Arc::clone(inner), key.clone());
+            let process = PidFd::received(process, pid);
+            away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
+            // Where that is not told, forgetting it is refused below.
+            let _ = tokio::time::timeout(END_PATIENCE, ended).await;
+        }
+        Ok(_) => return Err(call_failed(END, key, LinkError::Unexpected)),
+        Err(LinkError::Refused(CallError::Ended { .. } | CallError::NoSuchContainer { .. })) => {}
+        Err(error) => return Err(call_failed(END, key, error)),
+    }
+    inner.forget_exec(key, exec).await
+}
+
+impl Inner {
+    /// Stores a command that is about to begin, in the place of one that has ended where there is
+    /// no other.
+    async fn reserve(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        stored: &StoredExec,
+    ) -> Result<(), RuntimeError> {
+        // As many may be tried as there can be, should others take the places.
+        for _ in 0..=MAX_KEPT {
+            let (inner, owned, stored) = (Arc::clone(self), key.clone(), stored.clone());
+            let added = away(KEEP, move || {
+                let _turn = inner.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+                let dir = inner.store.container(&owned);
+                if !dir.exists() {
+                    return Err(no_such_container(&owned));
+                }
+                kept::add(dir.path(), &stored)
+            });
+            if added.await? {
+                return Ok(());
+            }
+            let Some(ended) = self.oldest_ended(key).await? else {
+                break;
+            };
+            self.forget_exec(key, ended).await?;
+        }
+        Err(RuntimeError::TooMany {
+            subject: key.to_string(),
+            what: format!("kept commands than {MAX_KEPT}"),
+            remedy: "end some",
+        })
+    }
+
+    async fn oldest_ended(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+    ) -> Result<Option<ExecId>, RuntimeError> {
+        for stored in self.stored(key).await? {
+            if let Known::Ended(_) = self.known(stored.id, key, KEEP).await? {
+                return Ok(Some(stored.id));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn stored(self: &Arc<Self>, key: &ContainerKey) -> Result<Vec<StoredExec>, RuntimeError> {
+        let (inner, key) = (Arc::clone(self), key.clone());
+        away(KEEP, move || {
+            let dir = inner.store.container(&key);
+            if dir.exists() {
+                kept::all(dir.path())
+            } else {
+                Err(no_such_container(&key))
+            }
+        })
+        .await
+    }
+
+    async fn known(
+        &self,
+        exec: ExecId,
+        key: &ContainerKey,
+        action: &'static str,
+    ) -> Result<Known, RuntimeError> {
+        let name = kept::name(exec);
+        if let Some(end) = self.ends.of(&name) {
+            return Ok(Known::Ended(end));
+        }
+        match self.ask(&Request::Find { name }).await {
+            Ok(Reply::Found {
+                container,
+                starting,
+            }) => Ok(match container.map(|view| end(view.state)) {
+                Some(None) => Known::Runs,
+                Some(Some(end)) => Known::Ended(end),
+                None if starting => Known::Runs,
+                None => Known::Ended(End(None)),
+            }),
+            Ok(_) => Err(call_failed(action, key, LinkError::Unexpected)),
+            Err(error) => Err(call_failed(action, key, error)),
+        }
+    }
+
+    /// The shim closes its terminal; who is attached is told so.
+    async fn forget_exec(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        exec: ExecId,
+    ) -> Result<(), RuntimeError> {
+        let name = kept::name(exec);
+        let names = vec![name.clone()];
+        self.ask(&Request::Acknowledge { names })
+            .await
+            .map_err(|error| call_failed(END, key, error))?;
+        self.unlist(key, exec).await?;
+        self.ends.forget(&name);
+        Ok(())
+    }
+
+    async fn unlist(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        exec: ExecId,
+    ) -> Result<(), RuntimeError> {
+        let (inner, key) = (Arc::clone(self), key.clone());
+        away(KEEP, move || {
+            let _turn = inner.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+            kept::remove(inner.store.container(&key).path(), exec)
+        })
+        .await
+    }
+}

@@ -1,0 +1,164 @@
+//! Which commands of a container are kept: those whose terminals the shim keeps.
+//!
+//! ```text
+//! <container>/kept/<id>.json   one command, written before it starts
+//! ```
+//! So a new daemon finds them, and they go with the container. Whether one runs, and how it ended,
+//! the shim knows, which forgets it only when it is told to.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use conman_proto::{ExecId, KeptExec};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::RuntimeError;
+use crate::container_files::host_error;
+
+/// Kept commands of one container, those included that have ended; each may hold a scrollback in
+/// the shim.
+pub(super) const MAX_KEPT: usize = 16;
+
+const DIRECTORY: &str = "kept";
+const SUFFIX: &str = ".json";
+const MODE: u32 = 0o700;
+
+/// No container's name has it in it.
+const PREFIX: &str = "kept_";
+
+/// One command as it is stored.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StoredExec {
+    pub(super) id: ExecId,
+    pub(super) command: Vec<String>,
+    pub(super) user: Option<String>,
+    pub(super) started_at: Timestamp,
+}
+
+impl StoredExec {
+    pub(super) fn into_view(self, running: bool, exit_code: Option<i32>) -> KeptExec {
+        KeptExec {
+            id: self.id,
+            command: self.command,
+            user: self.user,
+            started_at: self.started_at,
+            running,
+            exit_code,
+        }
+    }
+}
+
+/// What the shim calls it.
+pub(super) fn name(id: ExecId) -> String {
+    format!("{PREFIX}{id}")
+}
+
+/// Whether it is the name of a kept command.
+pub(super) fn is_kept(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+/// The commands of a container, the oldest first. What cannot be read is passed over: a file that a
+/// full disk has cut short was written for a command that never began.
+pub(super) fn all(container: &Path) -> Result<Vec<StoredExec>, RuntimeError> {
+    let directory = container.join(DIRECTORY);
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(host_error("list", &directory, source)),
+    };
+    let mut found: Vec<StoredExec> = entries
+        .flatten()
+        .filter_map(|entry| serde_json::from_slice(&fs::read(entry.path()).ok()?).ok())
+        .collect();
+    found.sort_by_key(|one| (one.started_at, one.id));
+    Ok(found)
+}
+
+/// Whether the container has this one.
+pub(super) fn exists(container: &Path, id: ExecId) -> bool {
+    path(container, id).exists()
+}
+
+/// Adds one; false when there are [`MAX_KEPT`]. Callers take turns.
+pub(super) fn add(container: &Path, stored: &StoredExec) -> Result<bool, RuntimeError> {
+    if all(container)?.len() >= MAX_KEPT {
+        return Ok(false);
+    }
+    let directory = container.join(DIRECTORY);
+    match DirBuilder::new().mode(MODE).create(&directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(host_error("make", &directory, error));
+        }
+        _ => {}
+    }
+    let path = path(container, stored.id);
+    serde_json::to_vec(stored)
+        .map_err(io::Error::from)
+        .and_then(|json| File::create_new(&path)?.write_all(&json))
+        .map_err(|source| host_error("write", &path, source))?;
+    Ok(true)
+}
+
+/// Removes one, which may be gone already.
+pub(super) fn remove(container: &Path, id: ExecId) -> Result<(), RuntimeError> {
+    let path = path(container, id);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(host_error("remove", &path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn path(container: &Path, id: ExecId) -> PathBuf {
+    container.join(DIRECTORY).join(format!("{id}{SUFFIX}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(number: u64) -> StoredExec {
+        StoredExec {
+            id: ExecId::new(number),
+            command: vec!["vi".to_owned(), "notes".to_owned()],
+            user: None,
+            started_at: Timestamp::from_second(i64::try_from(number).expect("small"))
+                .expect("a time"),
+        }
+    }
+
+    #[test]
+    fn commands_are_found_again_in_their_order_and_are_so_many_at_most() {
+        let container = tempfile::tempdir().expect("a directory");
+        let container = container.path();
+        for number in (0..MAX_KEPT as u64).rev() {
+            assert!(add(container, &stored(number)).expect("added"));
+        }
+        assert!(!add(container, &stored(99)).expect("refused"));
+        remove(container, ExecId::new(3)).expect("removed");
+        remove(container, ExecId::new(3)).expect("gone already");
+        assert!(add(container, &stored(99)).expect("there is room"));
+        fs::write(path(container, ExecId::new(5)), "{").expect("cut short");
+        let numbers: Vec<_> = all(container)
+            .expect("read")
+            .iter()
+            .map(|one| one.started_at.as_second())
+            .collect();
+        assert_eq!(
+            numbers,
+            [0, 1, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 99]
+        );
+        assert!(exists(container, ExecId::new(99)) && !exists(container, ExecId::new(3)));
+    }
+
+    #[test]
+    fn the_shims_names_of_commands_are_no_containers() {
+        assert!(is_kept(&name(ExecId::new(7))));
+        assert!(!is_kept("kept.7") && !is_kept("exec.1.2"));
+    }
+}

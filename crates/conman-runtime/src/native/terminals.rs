@@ -1,0 +1,390 @@
+//! Attaching to the terminals that the shim keeps: a container's own, and those of kept commands.
+//!
+//! One task for each who is attached. It carries bytes both ways over a socket of its own to the
+//! shim, which passes over a watcher that does not read and tells it anew when it reads again; so
+//! whoever is slow here is slow alone, and in bounded memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use conman_proto::{ExecId, ExecStatus, TerminalSize};
+use conman_shim::{CallError, MAX_TYPED, Reply, Request, TerminalEvent, TerminalInput, socket};
+use futures_util::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::ends::End;
+use super::failure::call_failed;
+use super::link::LinkError;
+use super::{Inner, away, kept, no_such_container, store};
+use crate::exec_channels::{exited, latest_size};
+use crate::terminal_channels::{TerminalEnds, terminal_channels};
+use crate::{
+    AttachOptions, ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError, TerminalIo,
+    TerminalOutput,
+};
+
+const ACTION: &str = "attach to";
+
+/// How long what a program wrote last may take to come after the program's end is known: the
+/// terminal stays open where something that it left behind holds it.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long the end of a program is waited for after its terminal was closed.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The shim's form of a size.
+pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
+    conman_shim::TerminalSize {
+        rows: size.rows,
+        cols: size.columns,
+    }
+}
+
+pub(super) async fn attach(
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    exec: Option<ExecId>,
+    options: AttachOptions,
+) -> Result<TerminalIo, RuntimeError> {
+    let name = inner.terminal_of(&key, exec).await?;
+    // Before it can end.
+    let end = inner.ends.wait(&name);
+    let watcher = inner.watch(&key, &name, options.size, false).await?;
+    let (io, ends) = terminal_channels();
+    tokio::spawn(carry(watcher, ends, end, options.scrollback));
+    Ok(io)
+}
+
+impl Inner {
+    /// What the shim calls the terminal of a container or of a kept command in it.
+    async fn terminal_of(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+    ) -> Result<String, RuntimeError> {
+        let (inner, key) = (Arc::clone(self), key.clone());
+        away(ACTION, move || {
+            let dir = inner.store.container(&key);
+            let Some(plan) = dir.plan()? else {
+                return Err(no_such_container(&key));
+            };
+            let subject = key.to_string();
+            match exec {
+                Some(exec) if kept::exists(dir.path(), exec) => Ok(kept::name(exec)),
+                Some(exec) => Err(RuntimeError::NoSuchExec { subject, exec }),
+                None if plan.launch.terminal.is_some() => Ok(store::name(&key)),
+                None => Err(RuntimeError::NoTerminal {
+                    subject,
+                    reason: "it was started without one".to_owned(),
+                }),
+            }
+        })
+        .await
+    }
+
+    /// A socket of its own to a terminal. `quiet`: nobody else notices.
+    async fn watch(
+        &self,
+        key: &ContainerKey,
+        name: &str,
+        size: Option<TerminalSize>,
+        quiet: bool,
+    ) -> Result<Watcher, RuntimeError> {
+        let request = Request::Attach {
+            name: name.to_owned(),
+            size: size.map(shim_size),
+            quiet,
+        };
+        let patience = self.timeouts.call;
+        let mut answer = self.link.call(&request, &[], patience).await;
+        if matches!(answer, Err(LinkError::Lost)) {
+            answer = self.link.call(&request, &[], patience).await;
+        }
+        match answer {
+            Ok((Reply::Attached, fds)) => match fds.into_iter().next().map(Watcher::new) {
+                Some(Ok(watcher)) => Ok(watcher),
+                Some(Err(source)) => {
+                    let dir = self.store.container(key);
+                    let action = "use the terminal of";
+                    Err(crate::container_files::host_error(
+                        action,
+                        dir.path(),
+                        source,
+                    ))
+                }
+                None => Err(call_failed(ACTION, key, LinkError::Unexpected)),
+            },
+            Ok(_) => Err(call_failed(ACTION, key, LinkError::Unexpected)),
+            // The only trouble of the shim's host that it has here.
+            Err(LinkError::Refused(CallError::Host { .. })) => Err(RuntimeError::NoTerminal {
+                subject: key.to_string(),
+                reason: "it went with the shim that kept it, or its start is not over".to_owned(),
+            }),
+            Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
+                subject: key.to_string(),
+                what,
+                remedy: "detach from some",
+            }),
+            Err(error) => Err(call_failed(ACTION, key, error)),
+        }
+    }
+
+    /// What a container's terminal showed last; nothing where that is not known.
+    pub(super) async fn last_shown(&self, key: &ContainerKey) -> Bytes {
+        let Ok(mut watcher) = self.watch(key, &store::name(key), None, true).await else {
+            return Bytes::new();
+        };
+        match timeout(self.timeouts.call, watcher.next()).await {
+            Ok(Some(TerminalEvent::Replay { scrollback, .. })) => scrollback.into(),
+            Ok(_) | Err(_) => Bytes::new(),
+        }
+    }
+
+    /// A terminal's scrollback as a log, and what is written from then on where it is followed.
+    pub(super) async fn terminal_log(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let watcher = match self.watch(key, &store::name(key), None, true).await {
+            Ok(watcher) => watcher,
+            // It has shown nothing, or nobody knows any more what.
+            Err(RuntimeError::NoTerminal { .. }) => return Ok(stream::empty().boxed()),
+            Err(error) => return Err(error),
+        };
+        let log = TerminalLog {
+            watcher,
+            options,
+            begun: false,
+            at_line_start: true,
+        };
+        Ok(stream::unfold(log, |mut log| async move {
+            let bytes = log.next().await?;
+            let chunk = LogChunk {
+                stream: OutputStream::Stdout,
+                bytes,
+            };
+            Some((Ok(chunk), log))
+        })
+        .boxed())
+    }
+}
+
+/// A socket to the shim about one terminal.
+struct Watcher {
+    /// Not a stream: messages are sent and received whole. Tokio's type serves to wait for it.
+    socket: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Watcher {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = StdStream::from(socket);
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket: UnixStream::from_std(socket)?,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// What is told next; `None` at the end of the connection. Cancel safe.
+    async fn next(&mut self) -> Option<TerminalEvent> {
+        next_event(&self.socket, &mut self.buffer).await
+    }
+}
+
+async fn next_event(socket: &UnixStream, buffer: &mut Vec<u8>) -> Option<TerminalEvent> {
+    let receive = || socket::receive_event(socket, buffer);
+    match socket.async_io(Interest::READABLE, receive).await {
+        Ok(event) => event,
+        Err(error) => {
+            tracing::debug!(%error, "a terminal is not told of any more");
+            None
+        }
+    }
+}
+
+/// Waits while the shim does not read, which it does not while the program does not.
+async fn say(socket: &UnixStream, input: &TerminalInput) -> io::Result<()> {
+    let send = || socket::send_input(socket, input);
+    socket.async_io(Interest::WRITABLE, send).await
+}
+
+/// Until the program ends or nobody is attached any more.
+async fn carry(
+    watcher: Watcher,
+    ends: TerminalEnds,
+    mut end: oneshot::Receiver<End>,
+    scrollback: bool,
+) {
+    let TerminalEnds {
+        mut input,
+        output: to,
+        mut resize,
+        status,
+    } = ends;
+    let Watcher { socket, mut buffer } = watcher;
+    let told = {
+        let mut outputs = pin!(carry_output(&socket, &mut buffer, &to, scrollback));
+        let typed = async {
+            carry_input(&socket, &mut input).await;
+            std::future::pending::<()>().await;
+        };
+        let resizes = async {
+            while let Some(size) = latest_size(&mut resize).await {
+                if say(&socket, &TerminalInput::Resize(shim_size(size)))
+                    .await
+                    .is_err()
+                {
+                    break;
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // The terminal was closed; usually since its program has ended.
+            () = &mut outputs => timeout(END_PATIENCE, &mut end).await.ok().and_then(Result::ok),
+            // The program has ended; what it wrote last is still on its way.
+            told = &mut end => {
+                let _ = timeout(DRAIN_PATIENCE, outputs).await;
+                told.ok()
+            }
+            // Never end; cancelled with the conversation.
+            () = typed => return,
+            () = resizes => return,
+            // Nobody is attached any more: the socket's end tells the shim.
+            () = to.closed() => return,
+        }
+    };
+    drop(to);
+    let ended = match told {
+        Some(End(Some(code))) => exited(code),
+        Some(End(None)) => unknown("how it ended is not known: the shim that ran it has gone"),
+        None => unknown("its program has closed the terminal; it may still run without one"),
+    };
+    // Whoever does not wait for it has lost interest.
+    let _ = status.send(ended);
+}
+
+fn unknown(error: &str) -> ExecStatus {
+    ExecStatus {
+        exit_code: None,
+        error: Some(error.to_owned()),
+    }
+}
+
+async fn carry_output(
+    socket: &UnixStream,
+    buffer: &mut Vec<u8>,
+    to: &mpsc::Sender<TerminalOutput>,
+    scrollback: bool,
+) {
+    let mut wanted = scrollback;
+    while let Some(event) = next_event(socket, buffer).await {
+        let piece = match event {
+            TerminalEvent::Output(bytes) => TerminalOutput::Output(bytes.into()),
+            // The first one is what everybody begins with.
+            TerminalEvent::Replay { .. } if !std::mem::replace(&mut wanted, true) => continue,
+            TerminalEvent::Replay { scrollback, .. } => TerminalOutput::Replay(scrollback.into()),
+            TerminalEvent::End => return,
+        };
+        if to.send(piece).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends when nobody types any more or the terminal takes nothing.
+async fn carry_input(socket: &UnixStream, from: &mut mpsc::Receiver<Bytes>) {
+    while let Some(bytes) = from.recv().await {
+        for part in bytes.chunks(MAX_TYPED) {
+            let typed = TerminalInput::Typed(part.to_vec());
+            if say(socket, &typed).await.is_err() {
+                from.close();
+                return;
+            }
+        }
+    }
+}
+
+/// Reads a terminal as a log.
+struct TerminalLog {
+    watcher: Watcher,
+    options: LogOptions,
+    /// The scrollback was told.
+    begun: bool,
+    at_line_start: bool,
+}
+
+impl TerminalLog {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.begun && !self.options.follow {
+            return None;
+        }
+        let bytes: Bytes = match self.watcher.next().await? {
+            TerminalEvent::Output(bytes) => bytes.into(),
+            TerminalEvent::Replay { scrollback, .. } if self.begun => scrollback.into(),
+            TerminalEvent::Replay { scrollback, .. } => match self.options.tail {
+                Some(lines) => Bytes::copy_from_slice(last_lines(&scrollback, lines)),
+                None => scrollback.into(),
+            },
+            TerminalEvent::End => return None,
+        };
+        self.begun = true;
+        Some(if self.options.timestamps {
+            self.stamp(&bytes)
+        } else {
+            bytes
+        })
+    }
+
+    /// Lines begin with the time at which they were read.
+    fn stamp(&mut self, bytes: &[u8]) -> Bytes {
+        let now = format!("{:.9} ", Timestamp::now());
+        let mut stamped = BytesMut::with_capacity(bytes.len() + now.len());
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if self.at_line_start {
+                stamped.extend_from_slice(now.as_bytes());
+            }
+            stamped.extend_from_slice(line);
+            self.at_line_start = line.ends_with(b"\n");
+        }
+        stamped.freeze()
+    }
+}
+
+fn last_lines(bytes: &[u8], lines: u32) -> &[u8] {
+    let lines = usize::try_from(lines).unwrap_or(usize::MAX);
+    let mut from = bytes.len();
+    for line in bytes
+        .split_inclusive(|byte| *byte == b'\n')
+        .rev()
+        .take(lines)
+    {
+        from -= line.len();
+    }
+    &bytes[from..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_whole_and_the_last_one_may_be_unfinished() {
+        let text = b"one\r\ntwo\r\n$ ";
+        assert_eq!(last_lines(text, 0), b"");
+        assert_eq!(last_lines(text, 1), b"$ ");
+        assert_eq!(last_lines(text, 2), b"two\r\n$ ");
+        assert_eq!(last_lines(text, 9), text);
+    }
+}

@@ -1,0 +1,55 @@
+//! The bounded channels between whoever is attached to a terminal and the task that carries its
+//! bytes.
+
+use bytes::Bytes;
+use conman_proto::{ExecStatus, TerminalSize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{TerminalIo, TerminalOutput};
+
+/// A terminal's size until somebody tells another one.
+pub const TERMINAL_SIZE: TerminalSize = TerminalSize {
+    columns: 80,
+    rows: 24,
+};
+
+/// Pieces of output that wait for a slow reader, each of at most a scrollback; what comes then
+/// stays where the terminal is kept, which passes over what is too much.
+const OUTPUT_QUEUE: usize = 4;
+
+/// Pieces of input that wait for a program that does not read; the sender chooses their size.
+const INPUT_QUEUE: usize = 4;
+
+/// Resizes come from a person's hand, and only the latest counts.
+const RESIZE_QUEUE: usize = 4;
+
+/// The terminal's ends of the channels.
+pub(crate) struct TerminalEnds {
+    pub(crate) input: mpsc::Receiver<Bytes>,
+    pub(crate) output: mpsc::Sender<TerminalOutput>,
+    pub(crate) resize: mpsc::Receiver<TerminalSize>,
+    pub(crate) status: oneshot::Sender<ExecStatus>,
+}
+
+/// The channels of one who is attached.
+pub(crate) fn terminal_channels() -> (TerminalIo, TerminalEnds) {
+    let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
+    let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);
+    let (resize_sender, resize) = mpsc::channel(RESIZE_QUEUE);
+    let (status, status_receiver) = oneshot::channel();
+    let io = TerminalIo {
+        input: input_sender,
+        output: output_receiver,
+        resize: resize_sender,
+        status: status_receiver,
+    };
+    (
+        io,
+        TerminalEnds {
+            input,
+            output,
+            resize,
+            status,
+        },
+    )
+}
