@@ -35,6 +35,7 @@ mod proc_stat;
 mod process_facts;
 mod session_cgroup;
 mod signal_name;
+mod spread;
 mod tree_removal;
 
 pub use beneath::{create_dir_beneath, open_beneath};
@@ -62,4 +63,5 @@ pub use process_facts::{Lineage, pid_namespace, raise_nofile, resident_bytes};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
+pub use spread::spread_directories;
 pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};

@@ -6,6 +6,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use conman_linux::spread_directories;
+
 use crate::{ContainerKey, RuntimeError};
 
 /// Where a container finds the directory with `session` and `generation`.
@@ -19,13 +21,14 @@ const DIR_MODE: u32 = 0o755;
 const HOSTS: &str = "hosts";
 const RESOLV_CONF: &str = "resolv.conf";
 const HOSTNAME: &str = "hostname";
-const GENERATION_DIR: &str = "run";
+/// The only directory among [`OWN_FILES`].
+pub(crate) const OWN_DIRECTORY: &str = "run";
 const GENERATION_FILES: [&str; 2] = ["session", "generation"];
 
 /// What a container is shown of its own files, where no network of its runtime's brings others:
 /// names below its directory, and paths in the container.
 pub(crate) const OWN_FILES: [(&str, &str); 4] = [
-    (GENERATION_DIR, GENERATION_TARGET),
+    (OWN_DIRECTORY, GENERATION_TARGET),
     (HOSTS, "/etc/hosts"),
     (RESOLV_CONF, "/etc/resolv.conf"),
     (HOSTNAME, "/etc/hostname"),
@@ -62,7 +65,7 @@ impl ContainerFiles {
 
     /// Mounted at [`GENERATION_TARGET`].
     pub(crate) fn generation_dir(&self) -> PathBuf {
-        self.dir.join(GENERATION_DIR)
+        self.dir.join(OWN_DIRECTORY)
     }
 
     /// Writes every file, replacing what an earlier attempt left.
@@ -92,6 +95,9 @@ impl ContainerFiles {
             .mode(DIR_MODE)
             .create(&generation_dir)
             .map_err(|source| host_error("make", &generation_dir, source))?;
+        if let Some(parent) = self.dir.parent() {
+            spread_directories(parent);
+        }
         for (path, text) in files {
             // The mode is set apart from the creation so that no umask narrows it.
             fs::write(&path, text)

@@ -104,6 +104,7 @@ fn measure(plan: &Plan) -> Result<(), Failure> {
     for name in ["scratch", "logs"] {
         fs::create_dir(directory.path().join(name))?;
     }
+    conman_linux::spread_directories(&directory.path().join("scratch"));
     let cgroup = format!("/conman-launch-times-{}", std::process::id());
     let prepare_for = if plan.has("prepare") { plan.count } else { 0 };
     let mut shim = Command::new(std::env::current_exe()?)

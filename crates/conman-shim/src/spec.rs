@@ -3,8 +3,9 @@ use std::path::{Component, Path, PathBuf};
 use conman_linux::{Capabilities, CgroupLimits};
 use serde::{Deserialize, Serialize};
 
-/// Layers of a root; the kernel's own bound on an overlay is 500.
-pub const MAX_LAYERS: usize = 128;
+/// Layers of a root: an image's 128, and one of conman's own. The kernel's own bound on an overlay
+/// is 500.
+pub const MAX_LAYERS: usize = 129;
 
 /// Arguments and variables together; what does not fit a message is refused there.
 const MAX_STRINGS: usize = 4_096;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use conman_linux::Cgroups;
+use conman_linux::{Cgroups, Freezer};
 use conman_shim::{
     CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Launched,
     Request,
@@ -161,6 +161,37 @@ fn a_frozen_container_is_not_entered() {
         "now\n"
     );
     client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_command_that_waits_for_a_frozen_container_holds_up_no_start() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let freezer = Freezer::detect().expect("detected");
+    let cgroup = format!("{}/home.1", shim.cgroup);
+    // Behind the shim's back, so that it does not refuse the command.
+    freezer.freeze(&cgroup).expect("frozen");
+    assert!(until(|| freezer.is_frozen(&cgroup).expect("asked")));
+    let waiting = || run(&mut shim.client(), command(&shim, "late", "echo now"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(waiting);
+        let cgroups = Cgroups::detect().expect("detected");
+        assert!(
+            until(|| cgroups.pids_below(&cgroup).len() > 1),
+            "it is under way"
+        );
+        let other = shim.spec("other.1", "exec sleep 1000");
+        let other = client.launch(other).expect("launched beside it");
+        freezer.thaw(&cgroup).expect("thawed");
+        let text = waiting.join().expect("joined").expect("executed");
+        assert_eq!(text, "now\n");
+        client.ask(Request::KillAll).expect("killed");
+        wait_dead(&other);
+    });
     wait_dead(&launched);
 }
 

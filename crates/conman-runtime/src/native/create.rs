@@ -56,7 +56,8 @@ impl Inner {
         let store = self.images.store().directory();
         let below = |layer: &&Path| layer.strip_prefix(store).map(Path::to_owned);
         let below: Result<Vec<_>, _> = layers.iter().map(below).collect();
-        let below = below.map_err(|error| refused("create", key, error.to_string()))?;
+        let mut below = below.map_err(|error| refused("create", key, error.to_string()))?;
+        below.extend(self.images.base().map(Path::to_owned));
         let own = OWN_FILES.map(|(source, target)| {
             let target = target.to_owned();
             let read_only = true;

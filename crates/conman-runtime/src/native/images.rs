@@ -1,10 +1,12 @@
 //! Images that containers are made of, kept from being collected while there is such a container.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use conman_image::{ImageGuard, ImageId, ImageName, ImageStore, StoreError};
 
+use super::base_layer;
 use super::failure::refused;
 use crate::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
@@ -12,6 +14,8 @@ use crate::{ContainerKey, RuntimeError};
 #[derive(Debug)]
 pub(super) struct Images {
     store: ImageStore,
+    /// Below every image, in the store.
+    base: Option<PathBuf>,
     held: Mutex<Held>,
 }
 
@@ -22,8 +26,10 @@ struct Held {
 }
 
 impl Images {
+    /// Blocks.
     pub(super) fn new(store: ImageStore) -> Self {
         Self {
+            base: base_layer::ensure(store.directory()),
             store,
             held: Mutex::default(),
         }
@@ -31,6 +37,11 @@ impl Images {
 
     pub(super) fn store(&self) -> &ImageStore {
         &self.store
+    }
+
+    /// What is below every image, by its path below the store.
+    pub(super) fn base(&self) -> Option<&Path> {
+        self.base.as_deref()
     }
 
     /// The image that `text` names. Blocks.

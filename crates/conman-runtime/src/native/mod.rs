@@ -9,6 +9,7 @@
 //! Tasks: one that reads what the shim says ([`link`]), one for each running command ([`exec`]), one
 //! for each who is attached to a terminal ([`terminals`]). A thread while there is trash to empty.
 
+mod base_layer;
 mod create;
 mod ends;
 mod exec;

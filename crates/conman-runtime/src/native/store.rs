@@ -21,6 +21,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use conman_image::ImageId;
+use conman_linux::spread_directories;
 use conman_proto::Generation;
 use conman_shim::LaunchSpec;
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,7 @@ impl Store {
                 .create(path)
                 .map_err(|source| host_error("make", path, source))?;
         }
+        spread_directories(&store.containers);
         for name in names(&store.leaving)? {
             let (from, to) = (store.leaving.join(&name), store.containers.join(&name));
             fs::rename(&from, &to).map_err(|source| host_error("move back", &from, source))?;

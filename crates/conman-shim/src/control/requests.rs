@@ -118,7 +118,7 @@ impl Control {
         self.admit(&spec.name)?;
         let container = self.container(&spec.container)?;
         if container.frozen {
-            // It would hold the process that enters it, and the launcher with it.
+            // It would hold the process that enters it.
             return Err(host_error("execute", &spec.name)(io::Error::other(
                 "its container is frozen",
             )));

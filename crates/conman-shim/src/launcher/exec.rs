@@ -9,14 +9,14 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_linux::{CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{chdir, ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::Command;
 use super::child::{ChildReport, GO, Privileges, execute, make_directories, step};
-use super::launch::{Clock, Launcher, SETUP_TIMEOUT, cgroup_failed, wait_for_exec};
-use crate::protocol::{LaunchError, Phases, decode, encode};
+use super::launch::{Launcher, cgroup_failed};
+use super::under_way::{Clock, UnderWay, go_on};
+use crate::protocol::{LaunchError, encode};
 use crate::seqpacket;
 
 /// All namespaces of a container.
@@ -29,15 +29,14 @@ const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
     .union(ThreadNameSpaceType::CONTROL_GROUP);
 
 impl Launcher {
-    /// Carries out an order. `helper` and `cloned` are told PIDs before the processes can do
-    /// anything. `fds`: the init's pidfd and the streams.
+    /// Carries out the launcher's part of an order. `helper` is told the helper's PID before it can
+    /// do anything. `fds`: the init's pidfd and the streams.
     pub(super) fn exec(
         &mut self,
         order: &Command,
         fds: Vec<OwnedFd>,
         helper: &mut dyn FnMut(i32) -> io::Result<()>,
-        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
-    ) -> Result<Phases, LaunchError> {
+    ) -> Result<UnderWay, LaunchError> {
         let clock = Clock::start();
         let [init, streams @ ..] = &fds[..] else {
             return Err(LaunchError::EndedEarly);
@@ -76,55 +75,15 @@ impl Launcher {
         let process = process.map_err(step("clone a helper"))?;
         drop(theirs);
         let ours = ours.take().ok_or(LaunchError::EndedEarly)?;
-        let mut phases = Phases::default();
-        let outcome = follow(&ours, &process, helper, cloned, &mut phases);
-        phases.total_us = clock.total();
-        match outcome {
-            Ok(()) => Ok(phases),
+        let told = helper(process.pid()).map_err(step("report"));
+        match told.and_then(|()| go_on(&ours)) {
+            Ok(()) => Ok(UnderWay::command(order.ticket, process, ours, clock)),
             Err(error) => {
-                // The command, if it exists, reads the socket's end and ends.
                 let _ = process.kill();
                 Err(error)
             }
         }
     }
-}
-
-fn follow(
-    socket: &OwnedFd,
-    process: &PidFd,
-    helper: &mut dyn FnMut(i32) -> io::Result<()>,
-    cloned: &mut dyn FnMut(i32) -> io::Result<()>,
-    phases: &mut Phases,
-) -> Result<(), LaunchError> {
-    helper(process.pid()).map_err(step("report"))?;
-    go_on(socket)?;
-    // A container that is frozen meanwhile holds the helper.
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let timeout = Timespec::try_from(SETUP_TIMEOUT).ok();
-    let ready = rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()));
-    if ready.map_err(|errno| step("wait for the helper")(errno.into()))? == 0 {
-        let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
-        return Err(LaunchError::TimedOut { after_ms });
-    }
-    let mut buffer = seqpacket::buffer();
-    let received = seqpacket::receive(socket, &mut buffer).map_err(step("hear the helper"))?;
-    let report = received.and_then(|received| decode(received.bytes).ok());
-    let pid = match report.ok_or(LaunchError::EndedEarly)? {
-        ChildReport::Entered { pid } => pid,
-        ChildReport::Failed { error } => return Err(error),
-        ChildReport::Executing { .. } => return Err(LaunchError::EndedEarly),
-    };
-    cloned(pid).map_err(step("report"))?;
-    go_on(socket)?;
-    if wait_for_exec(socket, phases)? {
-        return Ok(());
-    }
-    Err(LaunchError::EndedEarly)
-}
-
-fn go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
-    seqpacket::send(socket, GO, &[]).map_err(step("tell a process to go on"))
 }
 
 /// What helper and command need, in their own copies of the launcher's memory.

@@ -6,30 +6,26 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use conman_linux::{
     CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, MakeCgroupError, Mount,
     Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
 use super::Start;
-use super::child::{Child, ChildReport, GO, ProcPaths};
+use super::child::{Child, GO, ProcPaths};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
+use super::under_way::{Clock, UnderWay, last_words};
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
-use crate::protocol::{LaunchError, Phases, decode};
+use crate::protocol::{LaunchError, Phases};
 use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::LaunchSpec;
-
-/// Bound on the child's part: a fraction of a millisecond, unless the disk below the overlay
-/// stalls or the memory limit is too small even for it.
-pub(super) const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bound on the death of a child that was killed while it was set up.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -58,7 +54,7 @@ pub(super) struct Launcher {
 
 /// What a start has made so far, to be taken back unless it succeeds. Fields are dropped in order.
 #[derive(Debug, Default)]
-struct Made {
+pub(super) struct Made {
     process: Option<PidFd>,
     cgroup: Option<SessionCgroup>,
     scratch: Option<Scratch>,
@@ -68,7 +64,7 @@ struct Made {
 
 impl Made {
     /// Goes on after a failure; what could not be taken back is logged where it happens.
-    fn take_back(self) {
+    pub(super) fn take_back(self) {
         if let Some(process) = &self.process {
             let dead = process
                 .kill()
@@ -126,18 +122,25 @@ impl Launcher {
         &self.features
     }
 
-    /// Carries out an order. `cloned` is told the PID before the process can do anything.
+    /// Carries out the launcher's part of an order. `cloned` is told the PID before the process can
+    /// do anything.
     pub(super) fn launch(
         &mut self,
         order: &Start,
         binds: Vec<OwnedFd>,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
-    ) -> Result<Phases, LaunchError> {
+    ) -> Result<UnderWay, LaunchError> {
         let mut made = Made::default();
         let mut phases = Phases::default();
-        let outcome = self.attempt(order, binds, cloned, &mut made, &mut phases);
-        match outcome {
-            Ok(()) => Ok(phases),
+        let mut clock = Clock::start();
+        match self.attempt(order, binds, cloned, &mut made, &mut phases, &mut clock) {
+            Ok(socket) => Ok(UnderWay::container(
+                order.ticket,
+                made,
+                socket,
+                clock,
+                phases,
+            )),
             Err(error) => {
                 made.take_back();
                 Err(error)
@@ -145,6 +148,7 @@ impl Launcher {
         }
     }
 
+    /// The socket to the process, which has all it needs.
     fn attempt(
         &mut self,
         order: &Start,
@@ -152,9 +156,9 @@ impl Launcher {
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
         made: &mut Made,
         phases: &mut Phases,
-    ) -> Result<(), LaunchError> {
+        clock: &mut Clock,
+    ) -> Result<OwnedFd, LaunchError> {
         let spec = &order.spec;
-        let mut clock = Clock::start();
         let cgroup = self.cgroups.begin(&spec.cgroup);
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
         phases.cgroup_us = clock.lap();
@@ -192,13 +196,7 @@ impl Launcher {
         drop((overlay, log, binds, user_namespace));
         cgroup.limit_cpu().map_err(cgroup_failed)?;
         phases.quota_us = clock.split();
-        let done = wait_for_exec(&socket, phases)?;
-        phases.setup_us = clock.lap();
-        phases.total_us = clock.total();
-        if done {
-            return Ok(());
-        }
-        Err(LaunchError::EndedEarly)
+        Ok(socket)
     }
 
     /// Removes a little of what interrupted starts may have left; the ticket of one that is over.
@@ -247,7 +245,9 @@ impl Launcher {
         let capabilities = spec.hardening.capability_set();
         let capabilities = capabilities.map_err(|error| LaunchError::Spec { error })?;
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
-        // The child closes its copy, so that the launcher's death is the socket's end for it.
+        // The child closes its copy, so that the launcher's death is the socket's end for it. A
+        // process that is cloned while this one makes itself ready has a copy, too, and ends by
+        // the same rule, the last one first.
         let ours = Cell::new(Some(ours));
         let options = CloneOptions {
             namespaces: Some(NAMESPACES),
@@ -350,95 +350,8 @@ fn hand_over(
     seqpacket::send(socket, GO, &fds).map_err(|error| {
         match error.raw_os_error() {
             // It has ended, and may have said why.
-            Some(libc::EPIPE | libc::ECONNRESET) => child_failure(socket),
+            Some(libc::EPIPE | libc::ECONNRESET) => last_words(socket),
             _ => LaunchError::step("hand over the root", &error),
         }
     })
-}
-
-fn child_failure(socket: &OwnedFd) -> LaunchError {
-    match wait_for_exec(socket, &mut Phases::default()) {
-        Err(error) => error,
-        Ok(_) => LaunchError::EndedEarly,
-    }
-}
-
-/// `false` when the child ended without having come to its exec.
-pub(super) fn wait_for_exec(socket: &OwnedFd, phases: &mut Phases) -> Result<bool, LaunchError> {
-    let deadline = Instant::now() + SETUP_TIMEOUT;
-    let mut buffer = seqpacket::buffer();
-    let mut executing = false;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
-            return Err(LaunchError::TimedOut { after_ms });
-        }
-        let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
-            Ok(_) => {}
-            Err(errno) => return Err(LaunchError::step("wait for the child", &errno.into())),
-        }
-        let received = match seqpacket::receive(socket, &mut buffer) {
-            Ok(Some(received)) => received,
-            Ok(None) => return Ok(executing),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(executing),
-            Err(error) => return Err(LaunchError::step("hear the child", &error)),
-        };
-        match decode(received.bytes) {
-            Ok(ChildReport::Failed { error }) => return Err(error),
-            // Only of a helper, and heard before.
-            Ok(ChildReport::Entered { .. }) => {}
-            Ok(ChildReport::Executing {
-                network_us,
-                mounts_us,
-                harden_us,
-            }) => {
-                phases.network_us = network_us;
-                phases.mounts_us = mounts_us;
-                phases.harden_us = harden_us;
-                executing = true;
-            }
-            Err(error) => {
-                return Err(LaunchError::step(
-                    "hear the child",
-                    &io::Error::other(error),
-                ));
-            }
-        }
-    }
-}
-
-/// Measures phases one after the other.
-#[derive(Debug)]
-pub(super) struct Clock {
-    begin: Instant,
-    last: Instant,
-}
-
-impl Clock {
-    pub(super) fn start() -> Self {
-        let now = Instant::now();
-        Self {
-            begin: now,
-            last: now,
-        }
-    }
-
-    /// Since the end of the last phase, which goes on.
-    fn split(&self) -> u64 {
-        u64::try_from(self.last.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn lap(&mut self) -> u64 {
-        let now = Instant::now();
-        let micros = now.duration_since(self.last).as_micros();
-        self.last = now;
-        u64::try_from(micros).unwrap_or(u64::MAX)
-    }
-
-    pub(super) fn total(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
 }

@@ -2,7 +2,8 @@
 //!
 //! The shim forks it; it does whatever may wait on a disk or on rtnl, so that the shim never does.
 //! It has one thread and stays small, since a clone copies its page tables. Orders come through one
-//! SEQPACKET socket, one after the other; reports go back through it. It clones with CLONE_PARENT:
+//! SEQPACKET socket, one after the other; reports go back through it. While a process that it has
+//! cloned does its own part, the launcher takes the next order. It clones with CLONE_PARENT:
 //! the containers are the *shim's* children, and outlive the launcher.
 //!
 //! It has two mount namespaces. The *workshop*, in which it works, shows the shim's roots at their
@@ -22,8 +23,7 @@
 //!    make the overlay
 //! L: send all that ───────────────────────────▶ C: join v1 cgroups, new cgroup namespace, become
 //! L: limit of processor time                       root of its namespace, mount, chroot, files,
-//!                                                  limits, privileges, filters, exec
-//! L: wait for the socket's end                     files, limits, privileges, filters, exec
+//! L: the next order, until the socket's end        limits, privileges, filters, exec
 //! ```
 //! C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
 //! launcher dies C reads the end of the socket instead of its root, and ends.
@@ -35,12 +35,13 @@ mod places;
 mod preparing;
 mod rootfs;
 mod sweeping;
+mod under_way;
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::Instant;
 
 use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,6 +53,12 @@ use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec};
+use under_way::UnderWay;
+
+/// Starts whose processes make themselves ready; more orders wait. Far more than processors, since
+/// commands for a container that is frozen meanwhile stay here for seconds; each takes two
+/// descriptors.
+const MAX_UNDER_WAY: usize = 64;
 
 /// What the shim wants done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -145,68 +152,137 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim, c"shim-launcher")?;
     let sole = SoleThread::prove()?;
     let mut preparing = preparing::Preparing::begin(&sole, options);
-    let mut launcher = match launch::Launcher::new(sole, options) {
+    let launcher = match launch::Launcher::new(sole, options) {
         Ok(launcher) => launcher,
         Err(error) => return report(socket, &Report::Broken { error }),
     };
     let features = launcher.features().clone();
     report(socket, &Report::Ready { features })?;
-    let mut buffer = seqpacket::buffer();
-    loop {
-        if let Some(ticket) = launcher.sweep_a_little() {
-            report(socket, &Report::Swept { ticket })?;
-        }
-        if let Some(idle) = launcher.sweeping.idle_for()
-            && !is_readable_within(socket, idle)?
-        {
-            continue;
-        }
-        let Some(received) = seqpacket::receive(socket, &mut buffer)? else {
-            return Ok(());
-        };
+    let mut serving = Serving {
+        socket,
+        launcher,
+        under_way: Vec::new(),
+        buffer: seqpacket::buffer(),
+    };
+    while serving.turn()? {
         preparing.look();
+    }
+    Ok(())
+}
+
+/// The launcher at work.
+#[derive(Debug)]
+struct Serving<'a> {
+    /// The shim's.
+    socket: &'a OwnedFd,
+    launcher: launch::Launcher,
+    under_way: Vec<UnderWay>,
+    buffer: Vec<u8>,
+}
+
+impl Serving<'_> {
+    /// Waits for something and does it. `false` when the shim has gone.
+    fn turn(&mut self) -> io::Result<bool> {
+        if let Some(ticket) = self.launcher.sweep_a_little() {
+            report(self.socket, &Report::Swept { ticket })?;
+        }
+        let (ordered, heard) = self.wait()?;
+        let now = Instant::now();
+        // From the end, since those that are over leave the list.
+        for index in (0..self.under_way.len()).rev() {
+            let start = &mut self.under_way[index];
+            let (socket, ticket) = (self.socket, start.ticket);
+            let outcome = if heard[index] {
+                let mut cloned = |pid| report(socket, &Report::Cloned { ticket, pid });
+                start.hear(&mut self.buffer, &mut cloned)
+            } else if start.left(now).is_zero() {
+                Some(Err(UnderWay::timed_out()))
+            } else {
+                None
+            };
+            if let Some(outcome) = outcome {
+                let start = self.under_way.swap_remove(index);
+                self.tell(start, outcome)?;
+            }
+        }
+        if ordered {
+            return self.take_order();
+        }
+        Ok(true)
+    }
+
+    /// Whether there is an order, and which starts have something to say. Neither when it is time
+    /// to remove a little of what interrupted starts left.
+    fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
+        let orders = if self.under_way.len() < MAX_UNDER_WAY {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
+        let now = Instant::now();
+        let left = self.under_way.iter().map(|start| start.left(now));
+        let left = left.chain(self.launcher.sweeping.idle_for()).min();
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let sockets = self.under_way.iter().map(UnderWay::socket);
+        let mut fds: Vec<PollFd<'_>> = sockets
+            .map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN))
+            .collect();
+        fds.push(PollFd::new(self.socket, orders));
+        rustix::io::retry_on_intr(|| poll(&mut fds, left.as_ref()))?;
+        let mut ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let ordered = ready.pop().unwrap_or_default();
+        Ok((ordered, ready))
+    }
+
+    fn take_order(&mut self) -> io::Result<bool> {
+        let Some(received) = seqpacket::receive(self.socket, &mut self.buffer)? else {
+            return Ok(false);
+        };
         let fds = received.fds;
-        let cloned = |ticket, pid| report(socket, &Report::Cloned { ticket, pid });
         let (ticket, outcome) = match decode(received.bytes).map_err(io::Error::other)? {
             Order::Launch(start) => {
                 let ticket = start.ticket;
-                let mut swept = |ticket| report(socket, &Report::Swept { ticket });
-                launcher.make_room(&start, &mut swept)?;
-                let outcome = launcher.launch(&start, fds, &mut |pid| cloned(ticket, pid));
-                (ticket, outcome)
+                let mut swept = |ticket| report(self.socket, &Report::Swept { ticket });
+                self.launcher.make_room(&start, &mut swept)?;
+                let mut cloned = |pid| report(self.socket, &Report::Cloned { ticket, pid });
+                (ticket, self.launcher.launch(&start, fds, &mut cloned))
             }
             Order::Exec(command) => {
-                let ticket = command.ticket;
-                let mut helper = |pid| report(socket, &Report::Helper { pid });
-                let outcome =
-                    launcher.exec(&command, fds, &mut helper, &mut |pid| cloned(ticket, pid));
-                (ticket, outcome)
+                let mut helper = |pid| report(self.socket, &Report::Helper { pid });
+                let outcome = self.launcher.exec(&command, fds, &mut helper);
+                (command.ticket, outcome)
             }
             Order::Sweep {
                 ticket,
                 cgroup,
                 scratch,
             } => {
-                launcher.sweeping.add(sweeping::Sweep {
+                self.launcher.sweeping.add(sweeping::Sweep {
                     ticket,
                     cgroup,
                     scratch,
                 });
-                continue;
+                return Ok(true);
             }
         };
+        match outcome {
+            Ok(start) => self.under_way.push(start),
+            Err(error) => report(self.socket, &Report::Failed { ticket, error })?,
+        }
+        Ok(true)
+    }
+
+    fn tell(&self, start: UnderWay, outcome: Result<Phases, LaunchError>) -> io::Result<()> {
+        let ticket = start.ticket;
         let told = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
-            Err(error) => Report::Failed { ticket, error },
+            Err(error) => {
+                start.take_back();
+                Report::Failed { ticket, error }
+            }
         };
-        report(socket, &told)?;
+        report(self.socket, &told)
     }
-}
-
-fn is_readable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).ok();
-    Ok(rustix::io::retry_on_intr(|| poll(&mut fds, patience.as_ref()))? > 0)
 }
 
 /// What the launcher, and through it every container, does not take over from the shim.

@@ -8,10 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
-use rustix::fs::{
-    CWD, FileType, IFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, ioctl_getflags,
-    ioctl_setflags, openat2,
-};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::chdir;
@@ -45,9 +42,6 @@ impl Scratch {
     /// Makes them. Refuses a directory that exists.
     pub(super) fn make(root: &RootSpec) -> Result<Self, LaunchError> {
         let step = |error| LaunchError::step("make the container's own directory", &error);
-        if let Some(parent) = root.scratch.parent() {
-            spread(parent);
-        }
         DirBuilder::new()
             .mode(0o700)
             .create(&root.scratch)
@@ -74,23 +68,6 @@ impl Scratch {
         if let Err(error) = conman_linux::remove_tree(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "a failed start leaves files");
         }
-    }
-}
-
-/// Asks the filesystem to put the directories in `parent` far from each other.
-///
-/// ext4 does not give an inode away again for a minute, and looks at each of those to pass it over.
-/// Every overlay makes and removes three while it is mounted, and all directories of one parent lie
-/// in one group of inodes: at some hundred starts a second, that is a quarter of all their time.
-/// Filesystems that do not know the flag do not have the trouble.
-fn spread(parent: &Path) {
-    let Ok(parent) = File::open(parent) else {
-        return;
-    };
-    if let Ok(flags) = ioctl_getflags(&parent)
-        && !flags.contains(IFlags::TOPDIR)
-    {
-        let _ = ioctl_setflags(&parent, flags | IFlags::TOPDIR);
     }
 }
 

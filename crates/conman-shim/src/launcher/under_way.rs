@@ -1,0 +1,224 @@
+//! Starts whose rest is done by the process that was cloned for them.
+//!
+//! The launcher goes on with the next order meanwhile and comes back when such a process says
+//! something, ends, executes its program (which closes its socket) or takes too long. So neither a
+//! slow program nor a container that is frozen while a command enters it holds up other starts.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use conman_linux::PidFd;
+
+use super::child::{ChildReport, GO, step};
+use super::launch::Made;
+use crate::protocol::{LaunchError, Phases, decode};
+use crate::seqpacket;
+
+/// Bound on the part of a process: a fraction of a millisecond, unless the disk below the overlay
+/// stalls, the memory limit is too small even for it, or somebody freezes its container.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A start that waits for its process.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    pub(super) ticket: u64,
+    socket: OwnedFd,
+    deadline: Instant,
+    clock: Clock,
+    phases: Phases,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The container's first process makes itself ready.
+    Container(Made),
+    /// A helper enters the container to clone the command there.
+    Entering(PidFd),
+    /// The command makes itself ready.
+    Command(PidFd),
+    /// Its next step is the program.
+    Executing(Box<Stage>),
+}
+
+impl UnderWay {
+    /// A container that was handed all it needs.
+    pub(super) fn container(
+        ticket: u64,
+        made: Made,
+        socket: OwnedFd,
+        clock: Clock,
+        phases: Phases,
+    ) -> Self {
+        Self {
+            ticket,
+            socket,
+            deadline: Instant::now() + SETUP_TIMEOUT,
+            clock,
+            phases,
+            stage: Stage::Container(made),
+        }
+    }
+
+    /// A command whose helper was told to go on.
+    pub(super) fn command(ticket: u64, helper: PidFd, socket: OwnedFd, clock: Clock) -> Self {
+        Self {
+            ticket,
+            socket,
+            deadline: Instant::now() + SETUP_TIMEOUT,
+            clock,
+            phases: Phases::default(),
+            stage: Stage::Entering(helper),
+        }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn left(&self, now: Instant) -> Duration {
+        self.deadline.saturating_duration_since(now)
+    }
+
+    /// Takes what the process says, which must be there. `Some` when the start is over; `cloned`
+    /// is told the PID of a command before it can do anything.
+    pub(super) fn hear(
+        &mut self,
+        buffer: &mut [u8],
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+    ) -> Option<Result<Phases, LaunchError>> {
+        let received = match seqpacket::receive(&self.socket, buffer) {
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => None,
+            Err(error) => return Some(Err(LaunchError::step("hear the child", &error))),
+        };
+        let Some(received) = received else {
+            return Some(self.closed());
+        };
+        let report = decode(received.bytes)
+            .map_err(|error| LaunchError::step("hear the child", &io::Error::other(error)));
+        match report.and_then(|report| self.take(report, cloned)) {
+            Ok(()) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// What it is to be answered when its time is up.
+    pub(super) fn timed_out() -> LaunchError {
+        let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
+        LaunchError::TimedOut { after_ms }
+    }
+
+    /// Undoes what was made for it. Goes on after a failure, which is logged.
+    pub(super) fn take_back(self) {
+        let mut stage = self.stage;
+        while let Stage::Executing(before) = stage {
+            stage = *before;
+        }
+        match stage {
+            Stage::Container(made) => made.take_back(),
+            // The command, if it exists, reads the socket's end and ends.
+            Stage::Entering(helper) | Stage::Command(helper) => {
+                let _ = helper.kill();
+            }
+            Stage::Executing(_) => {}
+        }
+    }
+
+    fn take(
+        &mut self,
+        report: ChildReport,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+    ) -> Result<(), LaunchError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Container(Made::default()));
+        let (stage, outcome) = match (stage, report) {
+            (stage, ChildReport::Failed { error }) => (stage, Err(error)),
+            (Stage::Entering(helper), ChildReport::Entered { pid }) => {
+                let told = cloned(pid).map_err(step("report"));
+                (Stage::Command(helper), told.and_then(|()| self.go_on()))
+            }
+            (
+                stage @ (Stage::Container(_) | Stage::Command(_)),
+                ChildReport::Executing {
+                    network_us,
+                    mounts_us,
+                    harden_us,
+                },
+            ) => {
+                self.phases.network_us = network_us;
+                self.phases.mounts_us = mounts_us;
+                self.phases.harden_us = harden_us;
+                (Stage::Executing(Box::new(stage)), Ok(()))
+            }
+            (stage, _) => (stage, Err(LaunchError::EndedEarly)),
+        };
+        self.stage = stage;
+        outcome
+    }
+
+    fn go_on(&mut self) -> Result<(), LaunchError> {
+        self.deadline = Instant::now() + SETUP_TIMEOUT;
+        go_on(&self.socket)
+    }
+
+    /// The process has executed its program, or has ended without coming so far.
+    fn closed(&mut self) -> Result<Phases, LaunchError> {
+        if !matches!(self.stage, Stage::Executing(_)) {
+            return Err(LaunchError::EndedEarly);
+        }
+        let mut phases = std::mem::take(&mut self.phases);
+        phases.setup_us = self.clock.lap();
+        phases.total_us = self.clock.total();
+        Ok(phases)
+    }
+}
+
+/// Lets a process of a command's go on.
+pub(super) fn go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
+    seqpacket::send(socket, GO, &[]).map_err(step("tell a process to go on"))
+}
+
+/// Why a process has ended whose end of the socket is closed.
+pub(super) fn last_words(socket: &OwnedFd) -> LaunchError {
+    let mut buffer = seqpacket::buffer();
+    while let Ok(Some(received)) = seqpacket::receive(socket, &mut buffer) {
+        if let Ok(ChildReport::Failed { error }) = decode(received.bytes) {
+            return error;
+        }
+    }
+    LaunchError::EndedEarly
+}
+
+/// Measures phases one after the other.
+#[derive(Debug)]
+pub(super) struct Clock {
+    begin: Instant,
+    last: Instant,
+}
+
+impl Clock {
+    pub(super) fn start() -> Self {
+        let now = Instant::now();
+        Self {
+            begin: now,
+            last: now,
+        }
+    }
+
+    /// Since the end of the last phase, which goes on.
+    pub(super) fn split(&self) -> u64 {
+        u64::try_from(self.last.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn lap(&mut self) -> u64 {
+        let now = Instant::now();
+        let micros = now.duration_since(self.last).as_micros();
+        self.last = now;
+        u64::try_from(micros).unwrap_or(u64::MAX)
+    }
+
+    fn total(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}
