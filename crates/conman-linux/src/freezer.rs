@@ -115,6 +115,17 @@ impl Freezer {
         }
     }
 
+    /// Whether the cgroup itself is ordered to freeze, whatever is ordered of those above it: then
+    /// thawing those lets nothing run here.
+    pub fn is_ordered(&self, path: &str) -> io::Result<bool> {
+        let file = if self.hierarchy.unified {
+            "cgroup.freeze"
+        } else {
+            "freezer.self_freezing"
+        };
+        Ok(std::fs::read_to_string(self.file(path, file)?)?.trim() == "1")
+    }
+
     /// Blocks until it is frozen, at most for `timeout`; `false` when it is not by then.
     pub fn wait_frozen(&self, path: &str, timeout: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + timeout;
@@ -157,6 +168,28 @@ impl Freezer {
         }
         // Only now: what was killed while frozen dies on its way out of the freezer.
         self.thaw(path)
+    }
+
+    /// As [`Freezer::kill`], for a cgroup that is frozen and is to stay so, since more may yet appear
+    /// in it. Where the frozen do not die, its processes leave it for the cgroup above, which is not
+    /// frozen.
+    pub fn kill_frozen(&self, path: &str) -> io::Result<()> {
+        if self.hierarchy.unified {
+            return self.kill(path);
+        }
+        for _ in 0..KILL_ROUNDS {
+            if !self.signal_all(path) {
+                break;
+            }
+        }
+        let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+        for pid in self.cgroups.pids_below(path) {
+            if is_being_killed(pid) && self.cgroups.contains(path, pid) {
+                // One that is gone meanwhile needs nothing more.
+                let _ = self.write(above, "cgroup.procs", &pid.to_string());
+            }
+        }
+        Ok(())
     }
 
     /// Whether there was a process that had not been killed yet.

@@ -35,6 +35,19 @@ pub fn pid_namespace(pid: i32) -> io::Result<u64> {
     Ok(std::fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
 }
 
+/// Whether the process with this PID is process 1 of a PID namespace directly below this one.
+#[must_use]
+pub fn is_namespace_init(pid: i32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return false;
+    };
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    ids.is_some_and(|ids| {
+        let mut ids = ids.split_ascii_whitespace().skip(1);
+        ids.next() == Some("1") && ids.next().is_none()
+    })
+}
+
 /// Memory of a process that is resident at present, in bytes, shared pages included.
 pub fn resident_bytes(pid: i32) -> io::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;

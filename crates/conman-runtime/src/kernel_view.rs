@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_linux::{CgroupError, Cgroups};
+use conman_linux::{CgroupError, Cgroups, is_namespace_init};
 
 use crate::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
@@ -130,18 +130,6 @@ fn cgroup_of_container(path: &str) -> &str {
 fn host_pids() -> impl Iterator<Item = i32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-/// Whether `pid` is process 1 of a PID namespace directly below this one.
-fn is_namespace_init(pid: i32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return false;
-    };
-    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.is_some_and(|ids| {
-        let mut ids = ids.split_ascii_whitespace().skip(1);
-        ids.next() == Some("1") && ids.next().is_none()
-    })
 }
 
 #[cfg(test)]

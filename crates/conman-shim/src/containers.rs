@@ -42,6 +42,9 @@ pub(crate) struct Container {
     /// Somebody else starts it.
     #[serde(default)]
     pub(crate) foreign: bool,
+    /// It is somebody else's start, and whatever appears of it is to be killed.
+    #[serde(default)]
+    pub(crate) doomed: bool,
     /// For one that an earlier shim started, so that it is no child.
     #[serde(skip)]
     pub(crate) held: Option<PidFd>,
@@ -66,6 +69,7 @@ impl Container {
             state: ContainerState::Launching,
             frozen: false,
             foreign: false,
+            doomed: false,
             held: None,
         }
     }
@@ -83,6 +87,11 @@ impl Container {
         self.state.is_alive()
     }
 
+    /// Somebody else is about to start it, or has, and has not said so.
+    pub(crate) fn may_appear(&self) -> bool {
+        self.foreign && self.state == ContainerState::Launching
+    }
+
     /// What a program that replaces this one is told; a hold goes beside it.
     pub(crate) fn copy(&self) -> Self {
         Self {
@@ -96,6 +105,7 @@ impl Container {
             state: self.state,
             frozen: self.frozen,
             foreign: self.foreign,
+            doomed: self.doomed,
             held: None,
         }
     }

@@ -10,6 +10,7 @@ mod fencing;
 mod foreign;
 mod keeping;
 mod logs;
+mod recovering;
 mod replacing;
 mod requests;
 mod terminals;
@@ -96,6 +97,8 @@ pub(crate) struct Control {
     fence: DeadMan,
     /// Whose freezing is ordered and not proven.
     unverified: BTreeSet<String>,
+    /// Names of others' starts of which everything is to be killed that appears.
+    doomed: BTreeSet<String>,
     /// What subscribers were told last.
     told_fence: FenceState,
     ids: IdRanges,
@@ -131,10 +134,13 @@ impl Control {
     /// process has one thread.
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
         let lock = Ledger::lock(&options.state_file)?;
-        let kept = Ledger::read(&options.state_file, &boot_id()?)?;
+        let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?)?;
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
         control.adopt(kept)?;
+        if let Some(doubt) = doubt {
+            control.recover(&doubt);
+        }
         control.begin()?;
         Ok(control)
     }
@@ -183,6 +189,7 @@ impl Control {
         Ok(Self {
             fence: DeadMan::new(options.freeze_patience),
             unverified: BTreeSet::new(),
+            doomed: BTreeSet::new(),
             told_fence: FenceState::Unarmed,
             options,
             sole,
@@ -218,7 +225,9 @@ impl Control {
     /// Everything that is known is in place.
     fn begin(&mut self) -> io::Result<()> {
         // The fence first, which may be due.
+        self.hold_if_closed();
         self.on_time();
+        self.release_parent();
         self.rewrite_ledger()?;
         for token in [LISTENER, SIGNALS, TIMER] {
             self.watch(token)?;
@@ -270,6 +279,7 @@ impl Control {
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&self.timer, &mut count);
         self.fence_on_time();
+        self.kill_doomed();
         self.explain_deaths();
         self.give_up_replacing_in_time();
         self.set_timer();
@@ -279,6 +289,7 @@ impl Control {
         let now = boottime_ns();
         let next = [
             self.next_fence_ns(now),
+            self.next_kill_ns(now),
             self.next_look_ns(now),
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
         ];

@@ -100,6 +100,8 @@ pub(crate) struct Ledger {
     lines: usize,
     /// The last line may be cut: the next one begins with a line's end.
     torn: bool,
+    /// A line was cut, so that it is to be written anew as soon as there is room.
+    spoiled: bool,
 }
 
 impl Ledger {
@@ -126,18 +128,33 @@ impl Ledger {
         }
     }
 
-    /// What an earlier shim of this boot left; nothing where there was none.
-    pub(crate) fn read(path: &Path, boot_id: &str) -> io::Result<Kept> {
-        let mut text = Vec::new();
-        match File::open(path) {
-            Ok(file) => file.take(MAX_BYTES + 1).read_to_end(&mut text)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
-            Err(error) => return Err(error),
+    /// What an earlier shim of this boot left, and why that may not be all. Nothing where there was
+    /// none, which is a reason for doubt, too, when containers live.
+    pub(crate) fn read(path: &Path, boot_id: &str) -> io::Result<(Kept, Option<String>)> {
+        let doubt = |reason: &str| {
+            (
+                Kept::default(),
+                Some(format!("{} {reason}", path.display())),
+            )
         };
-        if text.len() as u64 > MAX_BYTES {
-            return Err(refused(path, "is larger than a shim writes it"));
+        let mut text = Vec::new();
+        let read =
+            File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(doubt("is missing"));
+            }
+            Err(error) => return Ok(doubt(&format!("cannot be read: {error}"))),
+            Ok(_) if text.len() as u64 > MAX_BYTES => {
+                return Ok(doubt("is larger than a shim writes it"));
+            }
+            Ok(_) => {}
         }
-        parse(&text, boot_id).map_err(|reason| refused(path, reason))
+        let (kept, reason) = parse(&text, boot_id).map_err(|reason| refused(path, reason))?;
+        Ok((
+            kept,
+            reason.map(|reason| format!("{} {reason}", path.display())),
+        ))
     }
 
     /// To be written before anything is added.
@@ -147,6 +164,7 @@ impl Ledger {
             file: None,
             lines: 0,
             torn: false,
+            spoiled: false,
         }
     }
 
@@ -188,6 +206,7 @@ impl Ledger {
         self.file = Some(file);
         self.lines = count;
         self.torn = false;
+        self.spoiled = false;
         Ok(())
     }
 
@@ -195,6 +214,7 @@ impl Ledger {
     pub(crate) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
         let mut bytes = Vec::new();
         if self.torn {
+            self.spoiled = true;
             bytes.push(b'\n');
         }
         write_line(&mut bytes, line)?;
@@ -210,7 +230,7 @@ impl Ledger {
 
     /// Whether it should be written anew, with this many containers.
     pub(crate) fn is_overgrown(&self, containers: usize) -> bool {
-        self.lines > 2 * containers + SLACK
+        self.spoiled || self.lines > 2 * containers + SLACK
     }
 }
 
@@ -220,7 +240,8 @@ fn write_line(bytes: &mut Vec<u8>, line: &LineRef<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn parse(text: &[u8], boot_id: &str) -> Result<Kept, &'static str> {
+/// Beside what the lines say, why that may not be all.
+fn parse(text: &[u8], boot_id: &str) -> Result<(Kept, Option<&'static str>), &'static str> {
     let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Line>(head) {
@@ -228,18 +249,27 @@ fn parse(text: &[u8], boot_id: &str) -> Result<Kept, &'static str> {
             return Err("is of a later version than this shim can read");
         }
         // Nothing of an earlier boot lives.
-        Ok(Record::Head { boot_id: of, .. }) if of != boot_id => return Ok(Kept::default()),
+        Ok(Record::Head { boot_id: of, .. }) if of != boot_id => {
+            return Ok((Kept::default(), Some("is of an earlier boot")));
+        }
         Ok(Record::Head { .. }) => {}
-        _ => return Err("does not begin as a shim writes it"),
+        _ => return Ok((Kept::default(), Some("does not begin as a shim writes it"))),
     }
     let mut kept = Kept::default();
+    // Only the last line may be cut: nothing was done yet that relied on it.
+    let (mut unreadable, mut doubtful) = (false, false);
     for line in lines.filter(|line| !line.is_empty()) {
+        doubtful |= unreadable;
         match serde_json::from_slice(line) {
             Ok(line) => kept.take(line),
-            Err(error) => tracing::warn!(%error, "a line of the shim's state is unreadable"),
+            Err(error) => {
+                tracing::warn!(%error, "a line of the shim's state is unreadable");
+                unreadable = true;
+            }
         }
     }
-    Ok(kept)
+    doubtful |= unreadable && text.last() == Some(&b'\n');
+    Ok((kept, doubtful.then_some("has lines that no shim wrote")))
 }
 
 fn refused(path: &Path, reason: &str) -> io::Error {
@@ -293,7 +323,7 @@ mod tests {
             ledger.append(&line).expect("written");
         }
         ledger.append(&Record::Drop { name: "c" }).expect("written");
-        let kept = Ledger::read(&path, "boot").expect("read");
+        let kept = Ledger::read(&path, "boot").expect("read").0;
         let names: Vec<_> = kept.containers.keys().map(String::as_str).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(
@@ -320,10 +350,34 @@ mod tests {
             container: &one,
         };
         ledger.append(&line).expect("written");
-        let kept = Ledger::read(&path, "boot").expect("read");
+        let kept = Ledger::read(&path, "boot").expect("read").0;
         assert_eq!(kept.containers.len(), 2);
-        let kept = Ledger::read(&path, "another").expect("read");
+        let kept = Ledger::read(&path, "another").expect("read").0;
         assert!(kept.containers.is_empty());
+    }
+
+    #[test]
+    fn what_may_not_be_all_is_told_and_a_last_line_that_was_cut_is_none_of_that() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let doubt = || Ledger::read(&path, "boot").expect("read").1;
+        assert!(doubt().expect("missing").contains("is missing"));
+        let mut ledger = written(&path);
+        assert_eq!(doubt(), None);
+        let whole = std::fs::read(&path).expect("read");
+        let with = |tail: &[u8]| {
+            std::fs::write(&path, [&whole[..], tail].concat()).expect("written");
+            doubt()
+        };
+        assert_eq!(with(b"{\"put\":{\"name\":\"x"), None);
+        assert!(with(b"{\"put\":{\"name\":\"x\n").is_some());
+        assert!(with(b"\0\0\0\n{\"drop\":{\"name\":\"x\"}}\n").is_some());
+        std::fs::write(&path, &whole[1..]).expect("written");
+        assert!(doubt().expect("no beginning").contains("does not begin"));
+        // One that was cut by a failure, not by a death, does not stay.
+        ledger.torn = true;
+        ledger.append(&Record::Drop { name: "c" }).expect("written");
+        assert!(ledger.is_overgrown(1));
     }
 
     #[test]

@@ -180,6 +180,121 @@ fn a_fence_that_has_fired_stays_closed_over_the_death_of_the_shim() {
     wait_dead(&launched);
 }
 
+/// What becomes of the state that a dead shim left.
+type Damage = fn(&std::path::Path);
+
+#[test]
+fn a_shim_that_lost_its_state_begins_closed_if_anything_lives() {
+    if !available() {
+        return;
+    }
+    let damages: [(&str, Damage); 4] = [
+        ("missing", |path| {
+            std::fs::remove_file(path).expect("removed");
+        }),
+        ("empty", |path| std::fs::write(path, "").expect("written")),
+        ("beginning", |path| {
+            let state = std::fs::read(path).expect("read");
+            std::fs::write(path, &state[1..]).expect("written");
+        }),
+        ("middle", |path| {
+            let state = std::fs::read_to_string(path).expect("read");
+            let damaged = state.replacen("fence", "fenze", 1);
+            assert_ne!(damaged, state);
+            std::fs::write(path, damaged).expect("written");
+        }),
+    ];
+    for (flags, freezer) in hosts() {
+        for (name, damage) in damages {
+            lost_on(flags, &freezer, name, damage);
+        }
+    }
+}
+
+fn lost_on(flags: &[&str], freezer: &Freezer, how: &str, damage: Damage) {
+    let mut shim = Shim::start_with(flags);
+    let mut client = shim.client();
+    let spec = shim.spec("held.1", "while :; do echo ran; sleep 0.02; done");
+    let launched = client.launch(spec).expect("launched");
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    damage(&shim.path("shim.state"));
+    shim.succeed();
+    let mut client = shim.client();
+    assert!(is_fenced(&mut client), "{how}");
+    let cgroup = format!("{}/held.1", shim.cgroup);
+    assert!(freezer.is_frozen(&cgroup).expect("asked"), "{how}");
+    assert!(fenced(client.launch(shim.spec("late.1", "true"))));
+    // It is found again as what it is, and its ids are nobody else's.
+    let found = client.list().expect("listed");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].pid, found[0].foreign), (launched.pid, false));
+    let length = shim.log("held.1").len();
+    shim.process_pause(100_000);
+    assert_eq!(shim.log("held.1").len(), length, "{how}: it runs");
+    client
+        .ask(Request::Unfence {
+            until_boottime_ns: None,
+            names: None,
+        })
+        .expect("opened");
+    assert_eq!(state(&mut client), FenceState::Unarmed);
+    assert!(until(|| shim.log("held.1").len() > length), "it runs again");
+    let next = client
+        .launch(shim.spec("next.1", "exec sleep 1000"))
+        .expect("launched");
+    let ids = |pid| std::fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("it lives");
+    assert_ne!(ids(next.pid), ids(launched.pid));
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+    wait_dead(&next);
+    // Nothing lives: nothing to be afraid of.
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    damage(&shim.path("shim.state"));
+    shim.succeed();
+    assert_eq!(state(&mut shim.client()), FenceState::Unarmed, "{how}");
+}
+
+#[test]
+fn whoever_is_not_named_does_not_run_when_the_cgroup_above_all_is_thawed() {
+    if !available() {
+        return;
+    }
+    let freezer = freezer();
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let mut launch = |name: &str| {
+        client
+            .launch(shim.spec(name, "while :; do echo ran; sleep 0.02; done"))
+            .expect("launched")
+    };
+    let all = [launch("mine.1"), launch("other.1")];
+    client.ask(Request::FreezeAll).expect("frozen");
+    assert!(is_fenced(&mut client));
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    // Frozen only by what is above it, as if the shim had died before it came to this one.
+    let cgroup = format!("{}/other.1", shim.cgroup);
+    freezer.thaw(&cgroup).expect("thawed");
+    if !freezer.dies_frozen() {
+        freezer.freeze(&shim.cgroup).expect("frozen");
+    }
+    assert!(freezer.is_frozen(&cgroup).expect("asked"));
+    shim.succeed();
+    let mut client = shim.client();
+    assert!(is_fenced(&mut client));
+    let length = shim.log("other.1").len();
+    client.ask(unfence(Some(&["mine.1"]))).expect("opened");
+    let before = shim.log("mine.1").len();
+    assert!(until(|| shim.log("mine.1").len() > before), "it runs again");
+    assert_eq!(shim.log("other.1").len(), length, "it ran");
+    client.ask(Request::KillAll).expect("killed");
+    for one in &all {
+        wait_dead(one);
+    }
+}
+
 #[test]
 fn what_a_client_froze_is_not_thawed_by_the_fence() {
     if !available() {
@@ -208,7 +323,10 @@ fn what_a_client_froze_is_not_thawed_by_the_fence() {
 const IMAGE: &str = "conman-test:busybox";
 
 /// A container of Docker's, removed at the end.
-struct Docked(String);
+struct Docked {
+    name: String,
+    cgroup: String,
+}
 
 impl Docked {
     /// `None` where there is no Docker.
@@ -232,26 +350,35 @@ impl Docked {
             "-c",
             script,
         ];
-        docker(&arguments).map(|_| Self(name.to_owned()))
+        docker(&arguments).map(|_| Self {
+            name: name.to_owned(),
+            cgroup: cgroup.to_owned(),
+        })
     }
 
     fn start(&self) {
-        docker(&["start", &self.0]).expect("started");
+        docker(&["start", &self.name]).expect("started");
     }
 
     fn pid(&self) -> i32 {
-        let text = docker(&["inspect", "-f", "{{.State.Pid}}", &self.0]).expect("inspected");
+        let text = docker(&["inspect", "-f", "{{.State.Pid}}", &self.name]).expect("inspected");
         text.trim().parse().expect("a number")
     }
 
     fn log(&self) -> usize {
-        docker(&["logs", &self.0]).expect("a log").len()
+        docker(&["logs", &self.name]).expect("a log").len()
     }
 }
 
 impl Drop for Docked {
+    /// Docker waits for what is frozen, and would for ever: so that dies first.
     fn drop(&mut self) {
-        let _ = docker(&["rm", "-f", &self.0]);
+        for (_, freezer) in hosts() {
+            let _ = freezer.kill(&self.cgroup);
+            let above = self.cgroup.rsplit_once('/').map_or("", |(above, _)| above);
+            let _ = freezer.thaw(above);
+        }
+        let _ = docker(&["rm", "-f", &self.name]);
     }
 }
 
@@ -330,6 +457,94 @@ fn docked_on(flags: &[&str], freezer: &Freezer) {
     assert_eq!(client.list().expect("listed"), []);
 }
 
+/// A process that says whether it ran after it had joined a cgroup.
+struct Straggler {
+    process: std::process::Child,
+    said: std::path::PathBuf,
+}
+
+impl Straggler {
+    fn join(shim: &Shim, cgroup: &str, number: u32) -> Self {
+        let said = shim.path(&format!("straggler-{number}"));
+        let mut process = Command::new("sh")
+            .args(["-c", "read line; echo ran > \"$0\"; exec sleep 1000"])
+            .arg(&said)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("spawned");
+        let pid = process.id().to_string();
+        for root in ["", "/unified", "/freezer"] {
+            let directory = format!("/sys/fs/cgroup{root}{cgroup}");
+            if std::path::Path::new(&directory).exists() {
+                std::fs::write(format!("{directory}/cgroup.procs"), &pid).expect("joined");
+            }
+        }
+        let input = process.stdin.as_mut().expect("a pipe");
+        // It may be dead already.
+        let _ = std::io::Write::write_all(input, b"go\n");
+        Self { process, said }
+    }
+
+    fn dies_without_having_run(&mut self) {
+        let ended = until(|| self.process.try_wait().expect("asked").is_some());
+        if !ended {
+            self.process.kill().expect("killed");
+        }
+        assert!(ended, "it goes on");
+        assert!(!self.said.exists(), "it ran");
+    }
+}
+
+#[test]
+fn whatever_appears_of_a_start_that_was_killed_dies_until_the_start_is_over() {
+    if !available() {
+        return;
+    }
+    for (flags, _) in hosts() {
+        let mut shim = Shim::start_with(flags);
+        let cgroup = format!("{}/late.1", shim.cgroup);
+        let mut client = shim.client();
+        subscribe(&mut client);
+        let name = || "late.1".to_owned();
+        let guard = Request::Guard {
+            name: name(),
+            cgroup: cgroup.clone(),
+        };
+        client.ask(guard).expect("guarded");
+        client.ask(Request::Kill { name: name() }).expect("killed");
+        for number in 0..3 {
+            Straggler::join(&shim, &cgroup, number).dies_without_having_run();
+        }
+        // The next shim goes on with it.
+        shim.succeed();
+        client = shim.client();
+        subscribe(&mut client);
+        Straggler::join(&shim, &cgroup, 3).dies_without_having_run();
+        let mut last = Straggler::join(&shim, &cgroup, 4);
+        let process = PidFd::open(last.process.id().cast_signed()).expect("held");
+        client.appeared("late.1", &process).expect("taken");
+        last.dies_without_having_run();
+        let end = next_end(&mut client);
+        assert_eq!(end.name, "late.1");
+        let names = vec![name()];
+        client
+            .ask(Request::Acknowledge { names })
+            .expect("forgotten");
+        // One that is over is nobody's any more.
+        let guard = Request::Guard {
+            name: "never.1".to_owned(),
+            cgroup: format!("{}/never.1", shim.cgroup),
+        };
+        client.ask(guard).expect("guarded");
+        let never = || "never.1".to_owned();
+        client.ask(Request::Kill { name: never() }).expect("killed");
+        client
+            .ask(Request::NotStarted { name: never() })
+            .expect("over");
+        assert_eq!(next_end(&mut client).name, "never.1");
+    }
+}
+
 #[test]
 fn a_start_of_dockers_that_comes_after_the_deadline_never_runs() {
     if !available() {
@@ -356,9 +571,9 @@ fn late_on(flags: &[&str], freezer: &Freezer) {
         .expect("guarded");
     arm(&mut client, 1);
     assert!(until(|| freezer.is_frozen(&cgroup).expect("asked")));
-    // Docker does not know, and starts it all the same; it may wait for ever.
-    std::thread::scope(|scope| {
-        scope.spawn(|| docker(&["start", &docked.0]));
+    // Docker does not know, and starts it all the same.
+    let (begun, started) = std::thread::scope(|scope| {
+        let start = scope.spawn(|| docker(&["start", &docked.name]));
         let cgroups = Cgroups::detect().expect("detected");
         let begun = until(|| !cgroups.pids_below(&cgroup).is_empty());
         // Docker answers nothing about it before that start is over.
@@ -367,8 +582,10 @@ fn late_on(flags: &[&str], freezer: &Freezer) {
                 name: "late.1".to_owned(),
             })
             .expect("killed");
-        assert!(begun, "Docker never started it");
+        (begun, start.join().expect("joined"))
     });
+    assert!(begun, "Docker never started it");
+    assert_eq!(started, None, "Docker could start it");
     assert_eq!(docked.log(), 0, "it ran");
     client
         .ask(Request::NotStarted {
@@ -413,7 +630,13 @@ fn a_start_under_way_when_the_fence_closes_fails_or_is_frozen() {
     if !available() {
         return;
     }
-    let shim = Shim::start();
+    for (flags, freezer) in hosts() {
+        closing_on(flags, &freezer);
+    }
+}
+
+fn closing_on(flags: &[&str], freezer: &Freezer) {
+    let shim = Shim::start_with(flags);
     let mut client = shim.client();
     arm(&mut client, 60_000);
     for round in 0..6_u64 {
@@ -450,7 +673,7 @@ fn a_start_under_way_when_the_fence_closes_fails_or_is_frozen() {
         assert_eq!(listed, expected);
         for (name, _) in &begun {
             let cgroup = format!("{}/{name}", shim.cgroup);
-            assert!(freezer().is_frozen(&cgroup).expect("asked"), "{name}");
+            assert!(freezer.is_frozen(&cgroup).expect("asked"), "{name}");
         }
         client.ask(Request::KillAll).expect("killed");
         for (_, launched) in &begun {

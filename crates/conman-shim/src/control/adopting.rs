@@ -49,8 +49,11 @@ impl Control {
                         self.watch_adopted(&name, &process)?;
                         container.held = Some(process);
                     }
-                    // It may yet appear.
-                    None if container.foreign && container.pid == 0 => {}
+                    None if container.may_appear() => {
+                        if container.doomed {
+                            self.doomed.insert(name.clone());
+                        }
+                    }
                     None => container.state = ContainerState::Lost,
                 }
             }
@@ -78,6 +81,9 @@ impl Control {
         }
         for (name, container) in kept.containers {
             self.reserve_ids(&name, &container);
+            if container.doomed {
+                self.doomed.insert(name.clone());
+            }
             self.containers.keep_child(name, container);
         }
         for pid in handover.doomed.drain(..) {

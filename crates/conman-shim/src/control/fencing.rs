@@ -45,7 +45,7 @@ impl Control {
         let view = |name: &str, present, cgroup: &str| SlotView {
             slot: slot(name),
             present,
-            frozen: fired && self.freezer.is_frozen(cgroup).unwrap_or(false),
+            frozen: fired && self.is_held_frozen(cgroup),
             certified: false,
         };
         let begun = self.containers.iter();
@@ -96,7 +96,17 @@ impl Control {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
-        // Whoever is to stay frozen is so by its own cgroup.
+        // Whoever is to stay frozen is so by its own cgroup, or nothing is thawed.
+        for name in &self.unverified {
+            if let Some(cgroup) = self.cgroup_of(name) {
+                match self.freezer.freeze(&cgroup) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(host_error("freeze", name)(error));
+                    }
+                    _ => {}
+                }
+            }
+        }
         let cgroup = &self.options.fence_cgroup;
         let thawed = self.freezer.thaw(cgroup);
         thawed.map_err(host_error("thaw", cgroup))?;
@@ -141,6 +151,7 @@ impl Control {
 
     fn carry_out_fence(&mut self, actions: Vec<FenceAction>) -> bool {
         let mut admitted = true;
+        let fired = actions.contains(&FenceAction::Fired);
         for action in actions {
             match action {
                 FenceAction::Opened(_) => {}
@@ -159,22 +170,51 @@ impl Control {
                     self.thaw_slot(&name);
                 }
                 FenceAction::Kill(slot) => self.kill_slot(&name_of(&slot)),
-                // Told with its end.
+                // It comes of an end, which is told as such: to subscribers, to whoever ordered
+                // the start that failed, or by there being nothing of that name to be killed.
                 FenceAction::Certificate(_) => {}
             }
+        }
+        if fired {
+            self.release_parent();
         }
         admitted
     }
 
     /// Stops everything of ours with one order, before each is ordered by itself.
-    fn fired(&self) {
-        tracing::warn!("the fence's deadline has passed: everything freezes");
-        // Where the frozen cannot die, one that is killed could not be thawed alone below it.
-        if self.freezer.dies_frozen()
-            && let Err(error) = self.freezer.freeze(&self.options.fence_cgroup)
-        {
+    fn freeze_parent(&self) {
+        if let Err(error) = self.freezer.freeze(&self.options.fence_cgroup) {
             tracing::error!(%error, "the fence cannot freeze all at once");
         }
+    }
+
+    /// Takes that order back once each is ordered, where the frozen cannot die: one that is killed
+    /// could not be thawed alone below it.
+    pub(super) fn release_parent(&self) {
+        if self.fence.is_closed()
+            && !self.freezer.dies_frozen()
+            && let Err(error) = self.freezer.thaw(&self.options.fence_cgroup)
+        {
+            tracing::error!(%error, "what the fence kills cannot die");
+        }
+    }
+
+    /// An earlier shim's fence was closed, or may have been.
+    pub(super) fn hold_if_closed(&self) {
+        if self.fence.is_closed() {
+            self.freeze_parent();
+        }
+    }
+
+    /// Whether it is frozen, and by its own cgroup, not only by the one above all.
+    fn is_held_frozen(&self, cgroup: &str) -> bool {
+        let is = |answer: io::Result<bool>| answer.unwrap_or(false);
+        is(self.freezer.is_frozen(cgroup)) && is(self.freezer.is_ordered(cgroup))
+    }
+
+    fn fired(&self) {
+        tracing::warn!("the fence's deadline has passed: everything freezes");
+        self.freeze_parent();
         // A start under way would hold the launcher up, and its cgroup may not be made yet; what
         // has begun of it is killed and removed.
         self.launching.abort();
@@ -242,7 +282,7 @@ impl Control {
             .iter()
             .filter(|name| {
                 let cgroup = self.cgroup_of(name);
-                cgroup.is_some_and(|cgroup| self.freezer.is_frozen(&cgroup).unwrap_or(false))
+                cgroup.is_some_and(|cgroup| self.is_held_frozen(&cgroup))
             })
             .cloned()
             .collect();

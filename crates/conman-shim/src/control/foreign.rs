@@ -16,6 +16,9 @@ use crate::spec::check_name;
 /// How the first part of every cgroup of ours begins, so that no order freezes the host.
 const OURS: &str = "/conman";
 
+/// Pause between two looks at what has appeared of starts that are to be ended.
+const DOOMED_LOOK_NS: u64 = 20_000_000;
+
 impl Control {
     /// Takes one under the fence before its start is ordered.
     pub(super) fn guard(&mut self, name: &str, cgroup: &str) -> Result<Reply, CallError> {
@@ -64,10 +67,53 @@ impl Control {
             container.held = Some(process);
         }
         self.keep(name);
-        let name = name.to_owned();
-        self.change(FenceEvent::Appeared(slot(&name)));
+        self.change(FenceEvent::Appeared(slot(name)));
+        if let Some(container) = self.containers.get(name)
+            && container.doomed
+            && let Err(error) = self.kill(container)
+        {
+            tracing::error!(name, %error, "a start that was to be ended goes on");
+        }
         self.set_timer();
         Ok(Reply::Done)
+    }
+
+    /// Whatever appears of it is killed, if somebody else starts it and has not said how that went.
+    pub(super) fn doom(&mut self, name: &str) {
+        let Some(container) = self.containers.get_mut(name) else {
+            return;
+        };
+        if container.may_appear() {
+            container.doomed = true;
+            self.doomed.insert(name.to_owned());
+            self.keep(name);
+            self.set_timer();
+        }
+    }
+
+    /// Kills what has appeared since the last time of starts that are to be ended. Whoever starts
+    /// them waits for it.
+    pub(super) fn kill_doomed(&mut self) {
+        let Self {
+            containers, doomed, ..
+        } = self;
+        doomed.retain(|name| containers.get(name).is_some_and(Container::may_appear));
+        for name in &self.doomed {
+            let Some(container) = self.containers.get(name) else {
+                continue;
+            };
+            match self.kill(container) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::error!(name, %error, "a start that was to be ended goes on");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn next_kill_ns(&self, now_ns: u64) -> Option<u64> {
+        let waits = !self.doomed.is_empty();
+        waits.then(|| now_ns.saturating_add(DOOMED_LOOK_NS))
     }
 
     /// It never will be.
@@ -84,7 +130,7 @@ impl Control {
     /// One that has not appeared yet.
     fn foreign(&self, name: &str) -> Result<(), CallError> {
         let container = self.living(name)?;
-        if container.foreign && container.state == ContainerState::Launching {
+        if container.may_appear() {
             return Ok(());
         }
         Err(CallError::Exists {

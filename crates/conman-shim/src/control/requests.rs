@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_core::ownership::FenceEvent;
-use conman_linux::{CgroupLayout, Cgroups, Signal};
+use conman_linux::Signal;
 use rustix::io::Errno;
 
 use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
@@ -222,20 +222,17 @@ impl Control {
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
+        if container.may_appear() {
+            // What appears in it later never runs.
+            let frozen = self.freezer.freeze(&container.cgroup);
+            return frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
+        }
         // Whoever is frozen there dies only once thawed, and must not run then.
         let by_cgroup = !self.freezer.dies_frozen()
             && container.exec_in.is_none()
             && (container.frozen
                 || self.fence.is_armed()
                 || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
-        if container.foreign && container.pid == 0 && !self.freezer.dies_frozen() {
-            // Killing thaws there, and what appears later would run: it stays frozen unless there
-            // is something to kill.
-            let cgroups = Cgroups::of(&CgroupLayout::detect()?.part(self.options.cgroups));
-            if cgroups.pids_below(&container.cgroup).is_empty() {
-                return Ok(());
-            }
-        }
         if by_cgroup || container.foreign {
             if !container.foreign {
                 // One that has just been made may not have joined its cgroup.
@@ -254,7 +251,10 @@ impl Control {
             return Ok(Reply::Done);
         }
         let container = self.living(&name)?;
-        self.kill(container).map_err(host_error("kill", &name))?;
+        let killed = self.kill(container);
+        self.doom(&name);
+        killed.map_err(host_error("kill", &name))?;
+        let container = self.living(&name)?;
         if container.exec_in.is_none() {
             self.change(FenceEvent::Condemn(slot(&name)));
             self.set_timer();
@@ -264,12 +264,19 @@ impl Control {
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
         let mut failed = None;
+        let mut appearing = Vec::new();
         for (name, container) in self.containers.iter() {
             if container.is_alive()
                 && let Err(error) = self.kill(container)
             {
                 failed = Some(host_error("kill", name)(error));
             }
+            if container.may_appear() {
+                appearing.push(name.clone());
+            }
+        }
+        for name in appearing {
+            self.doom(&name);
         }
         failed.map_or(Ok(Reply::Done), Err)
     }

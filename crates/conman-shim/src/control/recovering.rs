@@ -1,0 +1,116 @@
+//! When what an earlier shim wrote down is lost or damaged.
+//!
+//! Whether the fence was armed is not known then, nor whether it had fired; so if anything lives it
+//! begins closed, with everything frozen, and only an order opens it. What lives is found again in
+//! the cgroups: its name, its first process, its ids. Its directories are not, so nothing of them
+//! is removed here; whoever made them removes them.
+
+use std::io;
+
+use conman_linux::{CgroupLayout, Cgroups, PidFd, ProcessIdentity, is_namespace_init};
+
+use super::{Control, boottime_ns};
+use crate::containers::Container;
+use crate::fence::{KeptFence, whole_ms};
+use crate::ids::RANGE_SIZE;
+use crate::protocol::ContainerState;
+use crate::spec::check_name;
+
+impl Control {
+    /// Takes up what lives and is not known, and closes the fence if anything lives at all.
+    pub(super) fn recover(&mut self, doubt: &str) {
+        let found = match self.recover_unknown() {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(%error, "what lives cannot be found; the fence begins closed");
+                true
+            }
+        };
+        // One may be dead whose end has not been explained yet.
+        let is_dead = |process: &PidFd| process.is_dead().unwrap_or(false);
+        let lives = |one: &Container| one.is_alive() && !one.held.as_ref().is_some_and(is_dead);
+        let lives = found || self.containers.iter().any(|(_, one)| lives(one));
+        if !lives && self.launching.sweeps().next().is_none() {
+            return;
+        }
+        tracing::error!(
+            doubt,
+            "containers live, and what is known of them may be wrong: everything is frozen until \
+             it is ordered to go on"
+        );
+        let now_ms = whole_ms(boottime_ns());
+        let deadline_ms = self.fence.kept().map_or(0, |kept| kept.deadline_ms);
+        self.arm(Some(KeptFence {
+            deadline_ms: deadline_ms.min(now_ms),
+            fired_ms: Some(now_ms),
+        }));
+    }
+
+    /// Whether there was anything.
+    fn recover_unknown(&mut self) -> io::Result<bool> {
+        let layout = CgroupLayout::detect()?.part(self.options.cgroups);
+        let cgroups = Cgroups::of(&layout);
+        let above = self.options.fence_cgroup.clone();
+        let mut found = false;
+        for name in cgroups.children(&above) {
+            let cgroup = format!("{above}/{name}");
+            let pids = cgroups.pids_below(&cgroup);
+            if pids.is_empty() {
+                continue;
+            }
+            found = true;
+            if check_name(&name).is_err()
+                || self.containers.get(&name).is_some()
+                || self.launching.is_starting(&name)
+            {
+                continue;
+            }
+            let init = pids.into_iter().find(|pid| is_namespace_init(*pid));
+            let container = match init.map(|init| self.recovered(&cgroup, init)) {
+                Some(Ok((container, process))) => {
+                    self.watch_adopted(&name, &process)?;
+                    Container {
+                        held: Some(process),
+                        ..container
+                    }
+                }
+                // Somebody else's start is under way, or it is ending.
+                Some(Err(_)) | None => Container {
+                    foreign: true,
+                    ..Container::starting(&cgroup, None, None, None)
+                },
+            };
+            tracing::warn!(name, pid = container.pid, "a container is found again");
+            self.containers.adopt(name, container);
+        }
+        Ok(found)
+    }
+
+    /// One that runs, by its first process.
+    fn recovered(&mut self, cgroup: &str, init: i32) -> io::Result<(Container, PidFd)> {
+        let identity = ProcessIdentity::of(init).map_err(io::Error::other)?;
+        let process = PidFd::open_verified(&identity).map_err(io::Error::other)?;
+        let ids = first_id(init).filter(|ids| self.ids.reserve(*ids));
+        let started = Container::starting(cgroup, ids, None, None);
+        let container = Container {
+            state: ContainerState::Running,
+            // Others' have no ids of ours.
+            foreign: ids.is_none(),
+            ..started.begun(init, identity.start_time_ticks)
+        };
+        Ok((container, process))
+    }
+}
+
+/// The first of a container's own ids, if it has a whole range.
+fn first_id(pid: i32) -> Option<u32> {
+    let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).ok()?;
+    let numbers: Vec<u32> = map
+        .split_ascii_whitespace()
+        .map_while(|number| number.parse().ok())
+        .collect();
+    match numbers[..] {
+        [0, first, RANGE_SIZE] => Some(first),
+        _ => None,
+    }
+}
