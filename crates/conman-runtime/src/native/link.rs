@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_linux::Features;
-use conman_shim::{Call, CallError, Message, Reply, Request, VERSION, encode, socket};
+use conman_shim::{Call, CallError, FenceState, Message, Reply, Request, VERSION, encode, socket};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -221,6 +221,7 @@ impl Link {
             _ => return Err(LinkError::Unexpected),
         }
         connection.call(&Request::Subscribe, &[], left).await?;
+        open_fence(&connection, left).await?;
         Ok(connection)
     }
 
@@ -262,6 +263,26 @@ impl Link {
         };
         LinkError::Unreachable {
             reason: format!("no shim on {}: {why}{advice}", self.socket.display()),
+        }
+    }
+}
+
+/// A shim that has lost what it knew keeps everything frozen until it is ordered otherwise. No other
+/// node can have taken anything over, so nothing has to be asked before.
+async fn open_fence(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
+    let state = match connection.call(&Request::Fence, &[], patience).await? {
+        (Reply::Fence { state }, _) => state,
+        _ => return Err(LinkError::Unexpected),
+    };
+    match state {
+        FenceState::Unarmed | FenceState::Armed { .. } => Ok(()),
+        FenceState::Freezing { .. } | FenceState::Fenced { .. } => {
+            tracing::warn!("the shim holds everything frozen; it goes on");
+            let open = Request::Unfence {
+                until_boottime_ns: None,
+                names: None,
+            };
+            connection.call(&open, &[], patience).await.map(|_| ())
         }
     }
 }
