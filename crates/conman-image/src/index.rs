@@ -38,6 +38,11 @@ pub(crate) struct ImageRecord {
     pub(crate) imported_at_s: u64,
 }
 
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
 impl Default for Index {
     fn default() -> Self {
         Self {
@@ -49,21 +54,27 @@ impl Default for Index {
 }
 
 impl Index {
-    /// An absent file is an empty index.
+    /// An absent file is an empty index. A damaged one is an error that [`is_damage`] knows; of a
+    /// later version's nothing is said, so that it is left alone.
+    ///
+    /// [`is_damage`]: crate::records::is_damage
     pub(crate) fn load(directory: &Path) -> io::Result<Self> {
         let file = match File::open(directory.join(INDEX_FILE)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(error) => return Err(error),
         };
-        let index: Self = serde_json::from_slice(&read_bounded(file, MAX_INDEX_BYTES)?)?;
-        let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        if index.version != VERSION {
-            return invalid(format!(
-                "version {} of the format, where {VERSION} is known",
-                index.version
+        let json = read_bounded(file, MAX_INDEX_BYTES)?;
+        // First and by itself: another version may have other fields.
+        let Versioned { version } = serde_json::from_slice(&json)?;
+        if version != VERSION {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("version {version} of the format, where {VERSION} is known"),
             ));
         }
+        let index: Self = serde_json::from_slice(&json)?;
+        let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         if let Some((name, _)) = index
             .names
             .iter()

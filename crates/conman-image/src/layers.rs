@@ -71,7 +71,7 @@ struct Leased {
 
 /// Keeps a layer from being collected between its unpacking and the index naming it.
 #[derive(Debug)]
-pub(crate) struct LayerLease {
+pub struct LayerLease {
     pub(crate) layer: LayerId,
     leases: Arc<Mutex<BTreeMap<LayerId, Leased>>>,
 }

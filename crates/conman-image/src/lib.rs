@@ -5,6 +5,8 @@
 //!   its uncompressed archive; `layer.json` beside it. Complete or absent, never changed.
 //! - `images.json`: names, and for each image its configuration and its layers. Replaced as a
 //!   whole.
+//! - `records/HEX.json`: what `images.json` says of each image, of which a damaged one is made
+//!   anew.
 //! - `blobs/`: downloads, whole or partial.
 //! - `tmp/`: what is being made; swept when the store is opened.
 //!
@@ -39,6 +41,7 @@ mod meter;
 mod name;
 mod oci_layout;
 mod pull;
+mod records;
 mod store;
 mod unpack;
 mod user;
@@ -48,7 +51,7 @@ pub use image::{Image, ImageGuard, ImageLayer, ImageSummary};
 pub use image_config::{ConfigError, ImageConfig, NoCommand};
 pub use import::ImportError;
 pub use keeper::{ImageKeeper, KeeperError};
-pub use layers::LayerError;
+pub use layers::{LayerError, LayerLease};
 pub use limits::ImageLimits;
 pub use meter::Limit;
 pub use name::{ImageName, ImageNameError};

@@ -12,15 +12,19 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::digest::{ImageId, LayerId};
 use crate::image::{Image, ImageGuard, ImageSummary};
-use crate::index::{ImageRecord, Index};
+use crate::index::{INDEX_FILE, ImageRecord, Index};
 use crate::layers::{LAYER_ROOT, LayerLease, Layers};
 use crate::limits::ImageLimits;
 use crate::name::ImageName;
+use crate::records::{self, RECORDS};
 
 const LOCK_FILE: &str = "lock";
 const LAYERS: &str = "layers";
 const BLOBS: &str = "blobs";
 const SCRATCH: &str = "tmp";
+
+/// What the latest damaged index is called.
+const DAMAGED_INDEX: &str = "images.json.damaged";
 
 /// An operation on the store's own directory that failed.
 #[derive(Debug, thiserror::Error)]
@@ -105,13 +109,13 @@ impl ImageStore {
             }
             Err(errno) => return Err(failed("lock", &path)(errno.into())),
         }
-        for part in [LAYERS, BLOBS, SCRATCH] {
+        for part in [LAYERS, BLOBS, SCRATCH, RECORDS] {
             make_private(&directory.join(part))?;
         }
         sweep(&directory.join(SCRATCH))?;
         sweep_index_drafts(directory)?;
-        let index = Index::load(directory)
-            .map_err(failed("read", &directory.join(crate::index::INDEX_FILE)))?;
+        let index = load_or_restore(directory)?;
+        follow(&index, directory);
         Ok(Self {
             inner: Arc::new(Inner {
                 layers: Layers::new(directory.join(LAYERS), directory.join(SCRATCH)),
@@ -173,6 +177,18 @@ impl ImageStore {
         let record = record.ok_or(StoreError::NoSuchId { id: *id })?;
         let image = Image::new(*id, record, &self.inner.directory.join(LAYERS));
         self.pin_found(&mut state, image, id)
+    }
+
+    /// Keeps layers that the store does not know of any image any more: of containers that
+    /// outlived what was known of theirs. `roots` are the layers' directories below the store's;
+    /// others are passed over.
+    pub fn hold_layers<'a>(&self, roots: impl IntoIterator<Item = &'a Path>) -> Vec<LayerLease> {
+        let layer = |root: &Path| {
+            let home = root.parent()?.strip_prefix(LAYERS).ok()?;
+            LayerId::from_hex(home.to_str()?).ok()
+        };
+        let layers = roots.into_iter().filter_map(layer);
+        layers.map(|layer| self.inner.layers.hold(layer)).collect()
     }
 
     fn pin_found(
@@ -299,6 +315,7 @@ impl Inner {
         index
             .store(&self.directory)
             .map_err(failed("write the index of", &self.directory))?;
+        follow(&index, &self.directory);
         state.index = index;
         Ok(())
     }
@@ -335,6 +352,35 @@ impl StoreReader {
 
     fn index(&self) -> Result<Index, StoreError> {
         Index::load(&self.directory).map_err(failed("read the index of", &self.directory))
+    }
+}
+
+/// A damaged index is moved aside and made anew of the images' records.
+fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
+    let path = directory.join(INDEX_FILE);
+    let error = match Index::load(directory) {
+        Err(error) if records::is_damage(&error) => error,
+        other => return other.map_err(failed("read", &path)),
+    };
+    let aside = directory.join(DAMAGED_INDEX);
+    let index =
+        records::index(directory).map_err(failed("read the records of images in", directory))?;
+    fs::rename(&path, &aside).map_err(failed("move aside", &path))?;
+    index
+        .store(directory)
+        .map_err(failed("write the index of", directory))?;
+    tracing::error!(
+        %error, images = index.images.len(), names = index.names.len(), aside = %aside.display(),
+        "the list of images was damaged; it was made anew of what is recorded of each image. \
+         Import again whatever is missing"
+    );
+    Ok(index)
+}
+
+/// What fails is made good by the next change or opening; until then the index alone knows it.
+fn follow(index: &Index, directory: &Path) {
+    if let Err(error) = records::follow(index, directory) {
+        tracing::warn!(%error, "an image is not recorded beside the list of images");
     }
 }
 

@@ -658,3 +658,95 @@ fn users_are_looked_up_in_the_image_and_nowhere_else() {
     let user = resolve_user(&[&upper, &lower], "web").expect("resolved");
     assert_eq!((user.uid, user.gid, user.groups), (5, 6, vec![4, 33]));
 }
+
+/// Whether an image can be used as it was.
+fn is_whole(store: &ImageStore, image: &str) -> bool {
+    store.pin(&name(image)).is_ok_and(|guard| {
+        let image = guard.image();
+        image.config.entrypoint == ["/bin/serve"]
+            && image
+                .layers
+                .iter()
+                .all(|layer| layer.root.join("a").exists())
+    })
+}
+
+#[test]
+fn a_damaged_list_of_images_is_made_anew_of_what_is_recorded_of_each() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let first = layouts(&stage, "first", &[Tar::new().file("a", b"1").bytes()]);
+    let second = layouts(&stage, "second", &[Tar::new().file("a", b"2").bytes()]);
+    let store = stage.store();
+    let old = store.import(&first, &name("app:1")).expect("imported");
+    store.import(&first, &name("app:old")).expect("named again");
+    // Later, by the clock that tells which of two came last.
+    let new = store.import(&second, &name("app:1")).expect("imported");
+    store.import(&second, &name("gone:1")).expect("named again");
+    store.remove(&name("gone:1")).expect("removed");
+    drop(store);
+    let list = stage.path().join("store/images.json");
+    let whole = fs::read(&list).expect("readable");
+    for damage in [
+        &b""[..],
+        b"{",
+        b"\0\0\0\0",
+        &whole[..whole.len() / 2],
+        b"[1]",
+    ] {
+        fs::write(&list, damage).expect("written");
+        let store = stage.store();
+        assert!(is_whole(&store, "app:1") && is_whole(&store, "app:old"));
+        let id = |image: &str| store.get(&name(image)).map(|image| image.id);
+        assert_eq!((id("app:1"), id("app:old")), (Some(new.id), Some(old.id)));
+        assert_eq!(id("gone:1"), None);
+        let report = store.collect(&BTreeSet::new()).expect("collected");
+        assert_eq!(report.layers, []);
+        drop(store);
+        let aside = fs::read(stage.path().join("store/images.json.damaged"));
+        assert_eq!(aside.expect("kept"), damage);
+    }
+}
+
+#[test]
+fn a_later_versions_list_of_images_is_left_alone() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    drop(stage.store());
+    let list = stage.path().join("store/images.json");
+    let later = br#"{"version": 2, "names": [], "more": {}}"#;
+    fs::write(&list, later).expect("written");
+    let opened = ImageStore::open(&stage.path().join("store"), ImageLimits::default());
+    let error = opened.expect_err("not understood");
+    let why = std::error::Error::source(&error)
+        .expect("a reason")
+        .to_string();
+    assert!(why.contains("version 2"), "{why}");
+    assert_eq!(fs::read(&list).expect("readable"), later);
+}
+
+#[test]
+fn layers_are_kept_for_what_runs_though_their_image_is_lost() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let layout = layouts(&stage, "first", &[Tar::new().file("a", b"1").bytes()]);
+    let store = stage.store();
+    let image = store.import(&layout, &name("app:1")).expect("imported");
+    let root = image.layers[0].root.strip_prefix(store.directory());
+    let root = root.expect("below the store").to_owned();
+    store.remove(&name("app:1")).expect("removed");
+    let held = store.hold_layers([root.as_path(), Path::new("layers/x/root"), Path::new("/")]);
+    assert_eq!(held.len(), 1);
+    let none = BTreeSet::new();
+    let report = store.collect(&none).expect("collected");
+    assert_eq!((report.images.len(), report.layers.len()), (1, 0));
+    assert!(image.layers[0].root.join("a").exists());
+    drop(held);
+    assert_eq!(store.collect(&none).expect("collected").layers.len(), 1);
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use conman_image::{ImageGuard, ImageId, ImageName, ImageStore, StoreError};
+use conman_image::{ImageGuard, ImageId, ImageName, ImageStore, LayerLease, StoreError};
 
 use super::base_layer;
 use super::failure::refused;
@@ -23,6 +23,8 @@ pub(super) struct Images {
 struct Held {
     images: HashMap<ImageId, (ImageGuard, usize)>,
     users: HashMap<ContainerKey, ImageId>,
+    /// Of containers whose image the store does not know any more.
+    layers: HashMap<ContainerKey, Vec<LayerLease>>,
 }
 
 impl Images {
@@ -74,16 +76,22 @@ impl Images {
         }
     }
 
-    /// The same for a container that an earlier process made. Blocks.
-    pub(super) fn hold_again(&self, key: &ContainerKey, image: &ImageId) -> Result<(), String> {
-        let guard = self.store.pin_id(image);
-        self.hold(key, guard.map_err(|error| error.to_string())?);
-        Ok(())
+    /// The same for a container that an earlier process made of these layers. Blocks.
+    pub(super) fn hold_again(&self, key: &ContainerKey, image: &ImageId, layers: &[PathBuf]) {
+        match self.store.pin_id(image) {
+            Ok(guard) => self.hold(key, guard),
+            Err(error) => {
+                tracing::warn!(container = %key, %error, "its layers are kept without their image");
+                let leases = self.store.hold_layers(layers.iter().map(PathBuf::as_path));
+                self.lock().layers.insert(key.clone(), leases);
+            }
+        }
     }
 
     /// The container is gone.
     pub(super) fn release(&self, key: &ContainerKey) {
         let mut held = self.lock();
+        held.layers.remove(key);
         let Some(id) = held.users.remove(key) else {
             return;
         };

@@ -346,13 +346,15 @@ impl Inner {
     /// Keeps the images of what an earlier daemon created.
     fn hold_images(&self) -> Result<(), RuntimeError> {
         for key in self.store.keys()? {
-            let held = match self.store.container(&key).plan() {
-                Ok(Some(plan)) => self.images.hold_again(&key, &plan.image),
-                Ok(None) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            };
-            if let Err(why) = held {
-                tracing::warn!(container = %key, why, "its image may be collected");
+            match self.store.container(&key).plan() {
+                Ok(Some(plan)) => {
+                    let layers = &plan.launch.root.layers;
+                    self.images.hold_again(&key, &plan.image, layers);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(container = %key, %error, "its image may be collected");
+                }
             }
         }
         Ok(())

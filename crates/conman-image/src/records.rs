@@ -1,0 +1,122 @@
+//! `records/HEX.json`: what the index says of each image, once more.
+//!
+//! The layers' trees do not tell how they make up an image, and the index is one file. Where that
+//! one cannot be read any more it is made anew of these. They follow it: what they say counts only
+//! then.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::beneath::read_bounded;
+use crate::digest::ImageId;
+use crate::index::{ImageRecord, Index};
+use crate::name::ImageName;
+
+/// Their directory below the store's.
+pub(crate) const RECORDS: &str = "records";
+
+const SUFFIX: &str = ".json";
+const DRAFT: &str = ".draft";
+
+/// Bytes of one: a configuration is bounded far lower.
+const MAX_RECORD_BYTES: u64 = 16 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    names: Vec<ImageName>,
+    image: ImageRecord,
+}
+
+/// Writes down what has changed, and goes on after an error: of all images, since a failure may
+/// have left any of them behind.
+pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
+    let records = directory.join(RECORDS);
+    let mut names: BTreeMap<&ImageId, Vec<ImageName>> = BTreeMap::new();
+    for (name, image) in &index.names {
+        names.entry(image).or_default().push(name.clone());
+    }
+    let mut outcome = Ok(());
+    for (id, image) in &index.images {
+        let kept = Kept {
+            names: names.remove(id).unwrap_or_default(),
+            image: image.clone(),
+        };
+        if let Err(error) = write(&records, id, &kept) {
+            outcome = Err(error);
+        }
+    }
+    for entry in fs::read_dir(&records)? {
+        let entry = entry?;
+        let listed = image_of(&entry.file_name()).is_some_and(|id| index.images.contains_key(&id));
+        if !listed && let Err(error) = fs::remove_file(entry.path()) {
+            outcome = Err(error);
+        }
+    }
+    outcome
+}
+
+fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
+    let json = serde_json::to_vec(kept)?;
+    let path = records.join(format!("{}{SUFFIX}", id.hex()));
+    if fs::read(&path).is_ok_and(|present| present == json) {
+        return Ok(());
+    }
+    let mut draft = tempfile::Builder::new()
+        .prefix(DRAFT)
+        .tempfile_in(records)?;
+    draft.write_all(&json)?;
+    draft.as_file().sync_all()?;
+    draft.persist(&path).map_err(|failed| failed.error)?;
+    Ok(())
+}
+
+/// An index of all that is recorded. A name that several have is the one's that came last.
+pub(crate) fn index(directory: &Path) -> io::Result<Index> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory.join(RECORDS))? {
+        let entry = entry?;
+        let Some(id) = image_of(&entry.file_name()) else {
+            continue;
+        };
+        match read(&entry.path()) {
+            Ok(kept) => found.push((id, kept)),
+            Err(error) => {
+                let path = entry.path();
+                tracing::warn!(path = %path.display(), %error, "an image is lost");
+            }
+        }
+    }
+    found.sort_by_key(|(_, kept)| kept.image.imported_at_s);
+    let mut index = Index::default();
+    for (id, kept) in found {
+        index
+            .names
+            .extend(kept.names.into_iter().map(|name| (name, id)));
+        index.images.insert(id, kept.image);
+    }
+    Ok(index)
+}
+
+fn read(path: &Path) -> io::Result<Kept> {
+    Ok(serde_json::from_slice(&read_bounded(
+        File::open(path)?,
+        MAX_RECORD_BYTES,
+    )?)?)
+}
+
+fn image_of(file: &std::ffi::OsStr) -> Option<ImageId> {
+    ImageId::from_hex(file.to_str()?.strip_suffix(SUFFIX)?).ok()
+}
+
+/// Whether an error says that a file holds something else than it should.
+pub(crate) fn is_damage(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::FileTooLarge
+    )
+}
