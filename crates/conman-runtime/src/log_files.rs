@@ -2,7 +2,9 @@
 //!
 //! Where outputs are kept apart, what was written before comes ordered by output, not by time. A
 //! line's timestamp is the time at which it was read. A file may begin with a hole, where what was
-//! oldest was given up to keep it bounded: reading goes on with the first whole line behind it.
+//! oldest was given up to keep it bounded: reading goes on with the first whole line behind it. One
+//! that is cut while it is followed, as by a program that opens its own output anew, is read on from
+//! its beginning.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -57,7 +59,8 @@ struct Source {
 /// Bytes from a place in a file.
 struct Piece {
     bytes: Vec<u8>,
-    /// Where they begin; beyond what was asked for where there is a hole.
+    /// Where they begin; beyond what was asked for where there is a hole, and before it where the
+    /// file has become shorter.
     begin: u64,
 }
 
@@ -176,6 +179,16 @@ impl Source {
             let most = most.min(OUTPUT_CHUNK_BYTES);
             let same = Arc::clone(&file);
             let mut piece = away(move || read_piece(&same, position, most)).await?;
+            if piece.begin < position {
+                // It was cut: what is in it now was written since.
+                if self.end.is_some() {
+                    return Ok(Vec::new());
+                }
+                self.position = 0;
+                self.at_line_start = true;
+                self.in_cut_line = false;
+                continue;
+            }
             if let Some(end) = self.end {
                 // A hole may have carried it beyond.
                 let left = end.saturating_sub(piece.begin);
@@ -292,8 +305,14 @@ fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
     for _ in 0..READ_TRIES {
         begin = match rustix::fs::seek(file, SeekFrom::Data(begin)) {
             Ok(begin) => begin,
-            // Nothing but a hole up to the end.
-            Err(Errno::NXIO) => break,
+            // Nothing but a hole up to the end, or the end itself.
+            Err(Errno::NXIO) => {
+                let length = file.metadata()?.len();
+                return Ok(Piece {
+                    bytes: Vec::new(),
+                    begin: position.min(length),
+                });
+            }
             Err(errno) => return Err(errno.into()),
         };
         let mut bytes = vec![0; most];
@@ -370,6 +389,31 @@ mod tests {
             io::Write::write_all(&mut file, &b"later\n".repeat(10_000)).expect("written");
         }
         assert_eq!(bytes, 60_000);
+    }
+
+    #[tokio::test]
+    async fn a_followed_log_that_is_cut_is_read_on_from_its_beginning() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("log");
+        std::fs::write(&path, "one\ntwo\nthr").expect("written");
+        let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (options, seen) = (
+            LogOptions {
+                follow: true,
+                ..LogOptions::default()
+            },
+            Arc::clone(&ended),
+        );
+        let files = vec![(OutputStream::Stdout, path.clone())];
+        let has_ended = move || seen.load(std::sync::atomic::Ordering::SeqCst);
+        let mut log = read(files, options, has_ended).await.expect("a log");
+        let first = log.next().await.expect("there is more").expect("readable");
+        assert_eq!(first.bytes, "one\ntwo\nthr");
+        std::fs::write(&path, "new\n").expect("written anew");
+        let second = log.next().await.expect("there is more").expect("readable");
+        assert_eq!(second.bytes, "new\n");
+        ended.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert!(log.next().await.is_none());
     }
 
     #[tokio::test]

@@ -90,6 +90,31 @@ pub async fn a_followed_log_goes_on_until_the_container_ends(stage: &Stage) {
     assert_eq!((seen.as_str(), rest), ("first\nsecond\n", 0));
 }
 
+pub async fn a_followed_log_ends_in_order_when_its_container_is_removed(stage: &Stage) {
+    let container = stage
+        .run(&stage.plan("alice", &["sh", "-c", "echo first; sleep 1000"]))
+        .await;
+    until_logged(stage, &container.key, "first").await;
+    let options = LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    };
+    let runtime = stage.runtime();
+    let log = runtime.logs(&container.key, options).await;
+    let log = log.expect("a log");
+    // Whoever follows is looking all the while.
+    let followed = tokio::spawn(log.collect::<Vec<_>>());
+    container.kill();
+    let removed = runtime.remove(std::slice::from_ref(&container.key)).await;
+    assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+    let chunks = within(PATIENCE, "the log's end", followed).await;
+    let mut seen = Vec::new();
+    for chunk in chunks.expect("no panic") {
+        seen.extend_from_slice(&chunk.expect("no error").bytes);
+    }
+    assert_eq!(String::from_utf8_lossy(&seen), "first\n");
+}
+
 pub async fn log_lines_bear_the_time_when_asked(stage: &Stage) {
     let container = stage
         .run(&stage.plan("alice", &["sh", "-c", "echo a; echo b; sleep 1000"]))

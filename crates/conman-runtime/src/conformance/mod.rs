@@ -94,6 +94,7 @@ macro_rules! runtime_conformance {
             kept_commands_are_so_many_at_most_and_make_room_when_they_have_ended
             logs_hold_both_outputs_and_their_tail
             a_followed_log_goes_on_until_the_container_ends
+            a_followed_log_ends_in_order_when_its_container_is_removed
             log_lines_bear_the_time_when_asked
             only_lo_is_there_and_it_is_up
             names_are_told_by_files_that_cannot_be_changed

@@ -1,11 +1,13 @@
 //! A container's log, as dockerd keeps it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptionsBuilder;
 use conman_proto::RuntimeKind;
-use futures_util::stream::{BoxStream, StreamExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Shared;
 use super::daemon::Lane;
@@ -13,6 +15,11 @@ use super::failure::Failure;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
+
+/// How often a container is looked for whose log broke off: dockerd first takes the log away, then
+/// the container, a moment later.
+const REMOVAL_LOOKS: u32 = 20;
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn logs(
     shared: &Arc<Shared>,
@@ -50,14 +57,58 @@ pub(super) async fn logs(
         })
         .await
         .map_err(|failure| failure.about(ACTION, &subject))?;
-    let socket = shared.daemon.socket().to_owned();
-    let chunks = stream.map(move |item| {
-        // Held as long as the stream is.
-        let _place = &place;
-        item.map(chunk)
-            .map_err(|error| Failure::of(error, &socket).about(ACTION, &subject))
+    let following = Following {
+        shared: Arc::clone(shared),
+        key: key.clone(),
+        follow: options.follow,
+        stream: stream.boxed(),
+        _place: place,
+    };
+    let chunks = stream::unfold(Some(following), |following| async move {
+        let mut following = following?;
+        match following.next().await? {
+            Ok(chunk) => Some((Ok(chunk), Some(following))),
+            // Nothing comes after that.
+            Err(error) => Some((Err(error), None)),
+        }
     });
     Ok(chunks.boxed())
+}
+
+struct Following {
+    shared: Arc<Shared>,
+    key: ContainerKey,
+    follow: bool,
+    stream: BoxStream<'static, Result<LogOutput, bollard::errors::Error>>,
+    /// Held as long as the stream is.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Following {
+    async fn next(&mut self) -> Option<Result<LogChunk, RuntimeError>> {
+        let error = match self.stream.next().await? {
+            Ok(output) => return Some(Ok(chunk(output))),
+            Err(error) => error,
+        };
+        // dockerd breaks a followed log off when its container is removed, which is its end.
+        if self.follow && is_removed(&self.shared, &self.key).await {
+            return None;
+        }
+        let failure = Failure::of(error, self.shared.daemon.socket());
+        Some(Err(failure.about(ACTION, &self.key.to_string())))
+    }
+}
+
+/// Whether the container is gone, or about to be.
+async fn is_removed(shared: &Shared, key: &ContainerKey) -> bool {
+    for _ in 0..REMOVAL_LOOKS {
+        match shared.look(key).await {
+            Ok(None) => return true,
+            Ok(Some(_)) => tokio::time::sleep(REMOVAL_INTERVAL).await,
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 fn chunk(output: LogOutput) -> LogChunk {
