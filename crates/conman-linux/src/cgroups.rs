@@ -196,12 +196,31 @@ fn drop_last_pages(cgroup: &Path) {
         let Some(bytes) = read(usage).and_then(|text| text.trim().parse::<u64>().ok()) else {
             continue;
         };
+        let fixed = read("memory.stat").map_or(0, |stat| {
+            let kernel = read("memory.kmem.usage_in_bytes");
+            let kernel = kernel.and_then(|text| text.trim().parse().ok());
+            undroppable(&stat, kernel)
+        });
         if (1..=LAST_PAGES_BYTES).contains(&bytes)
+            && bytes > fixed
             && let Ok(mut file) = File::options().write(true).open(cgroup.join(order))
         {
             let _ = file.write_all(bytes.to_string().as_bytes());
         }
     }
+}
+
+/// What no order drops, and what it would take tens of milliseconds to try: the kernel's own
+/// objects, which a removed cgroup leaves to its parent, and dirty pages, of a file system's own
+/// blocks or of files that are about to be removed. `kernel` is where v1 says it.
+fn undroppable(stat: &str, kernel: Option<u64>) -> u64 {
+    let field = |name: &str| {
+        let mut rows = stat.lines().filter_map(|line| line.split_once(' '));
+        rows.find(|(key, _)| *key == name)?.1.parse::<u64>().ok()
+    };
+    let kernel = kernel.or_else(|| field("kernel")).unwrap_or(0);
+    let dirty = field("dirty").or_else(|| field("file_dirty"));
+    kernel.saturating_add(dirty.unwrap_or(0))
 }
 
 /// Whether `cgroup` is `ancestor` or lies below it.
@@ -269,6 +288,38 @@ mod tests {
             std::fs::write(directory.path().join(name), text).expect("written");
         }
         directory
+    }
+
+    #[test]
+    fn what_cannot_be_dropped_is_not_tried() {
+        let cases = [
+            // All of it is dirty or the kernel's.
+            ("8192", "cache 4096\ndirty 4096\n", Some("4096"), ""),
+            ("4096", "cache 0\ndirty 0\n", Some("4096"), ""),
+            (
+                "8192",
+                "file 4096\nkernel 4096\nfile_dirty 4096\n",
+                None,
+                "",
+            ),
+            // Something is not.
+            ("12288", "cache 8192\ndirty 4096\n", Some("4096"), "12288"),
+            ("4096", "file 4096\nkernel 0\nfile_dirty 0\n", None, "4096"),
+            ("4096", "not understood", None, "4096"),
+        ];
+        for (bytes, stat, kernel, expected) in cases {
+            let mut files = vec![
+                ("cgroup.procs", ""),
+                ("memory.current", bytes),
+                ("memory.reclaim", ""),
+                ("memory.stat", stat),
+            ];
+            files.extend(kernel.map(|kernel| ("memory.kmem.usage_in_bytes", kernel)));
+            let cgroup = cgroup_with(&files);
+            drop_last_pages(cgroup.path());
+            let ordered = std::fs::read_to_string(cgroup.path().join("memory.reclaim"));
+            assert_eq!(ordered.expect("readable"), expected, "{stat}");
+        }
     }
 
     #[test]

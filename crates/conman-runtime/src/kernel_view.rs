@@ -15,41 +15,49 @@ use crate::{ContainerKey, RuntimeError};
 pub(crate) struct KernelView {
     instance: Instance,
     cgroups: Cgroups,
+    /// Whose cgroups count.
+    drivers: &'static [CgroupDriver],
 }
 
 impl KernelView {
-    pub(crate) fn new(instance: Instance) -> Result<Self, RuntimeError> {
+    /// `drivers`: which the runtime's containers may be placed by.
+    pub(crate) fn new(
+        instance: Instance,
+        drivers: &'static [CgroupDriver],
+    ) -> Result<Self, RuntimeError> {
         let cgroups = Cgroups::detect().map_err(|source| RuntimeError::Host {
             action: "read the cgroup mounts from",
             path: PathBuf::from("/proc/self/mountinfo"),
             source,
         })?;
-        Ok(Self { instance, cgroups })
+        Ok(Self {
+            instance,
+            cgroups,
+            drivers,
+        })
     }
 
     pub(crate) fn instance(&self) -> &Instance {
         &self.instance
     }
 
-    /// The cgroups that the container's processes may be in. Which driver the runtime's daemon
-    /// uses is its own affair and may be unknown while it does not answer, so both count.
-    fn cgroup_paths(&self, key: &ContainerKey) -> [String; 2] {
-        [CgroupDriver::Cgroupfs, CgroupDriver::Systemd].map(|driver| {
-            naming::cgroup_parent(&self.instance, &key.session, key.generation, driver).path
+    /// The cgroups that the container's processes may be in.
+    fn cgroup_paths(&self, key: &ContainerKey) -> impl Iterator<Item = String> {
+        let drivers = self.drivers.iter();
+        drivers.map(|driver| {
+            naming::cgroup_parent(&self.instance, &key.session, key.generation, *driver).path
         })
     }
 
     pub(crate) fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
         self.cgroup_paths(key)
-            .iter()
-            .any(|path| self.cgroups.contains(path, pid))
+            .any(|path| self.cgroups.contains(&path, pid))
     }
 
     pub(crate) fn pids(&self, key: &ContainerKey) -> Vec<i32> {
         let mut pids: Vec<i32> = self
             .cgroup_paths(key)
-            .iter()
-            .flat_map(|path| self.cgroups.pids_below(path))
+            .flat_map(|path| self.cgroups.pids_below(&path))
             .collect();
         pids.sort_unstable();
         pids.dedup();
@@ -68,7 +76,7 @@ impl KernelView {
     pub(crate) fn init_pids(&self, keys: &[ContainerKey]) -> HashMap<ContainerKey, i32> {
         let by_cgroup: HashMap<String, &ContainerKey> = keys
             .iter()
-            .flat_map(|key| self.cgroup_paths(key).map(|path| (path, key)))
+            .flat_map(|key| self.cgroup_paths(key).map(move |path| (path, key)))
             .collect();
         let mut inits = HashMap::new();
         for pid in host_pids() {
@@ -100,10 +108,12 @@ impl KernelView {
 
     /// Removes the container's own cgroups, in every hierarchy.
     pub(crate) fn remove_cgroups(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
-        let errors = self
+        // All of them, before the first failure is told.
+        let errors: Vec<_> = self
             .cgroup_paths(key)
-            .map(|path| self.cgroups.remove_tree(&path));
-        match errors.into_iter().flatten().next() {
+            .flat_map(|path| self.cgroups.remove_tree(&path))
+            .collect();
+        match errors.into_iter().next() {
             None => Ok(()),
             Some(CgroupError::Remove { directory, source }) => {
                 Err(host_error("remove the cgroup", &directory, source))

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
-use conman_core::naming::{self, LABEL_INSTANCE};
+use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use futures_util::stream::BoxStream;
 
@@ -44,6 +44,10 @@ use daemon::{Daemon, Lane};
 use described::Listed;
 use failure::Failure;
 use first_moments::Beginning;
+
+/// Which of them dockerd uses is its own affair and may be unknown while it does not answer, so
+/// containers are looked for where either places them.
+const DRIVERS: [CgroupDriver; 2] = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
 
 /// How often dockerd is asked whether it has noticed an end, at first and later.
 const FIRST_EXIT_INTERVAL: Duration = Duration::from_millis(10);
@@ -78,7 +82,7 @@ impl DockerRuntime {
                 options.max_removals,
                 options.max_streams,
             ),
-            kernel: KernelView::new(options.instance)?,
+            kernel: KernelView::new(options.instance, &DRIVERS)?,
             timeouts: options.timeouts,
             max_removals: options.max_removals,
             files: Mutex::default(),

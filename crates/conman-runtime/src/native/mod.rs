@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_core::naming::{self, Instance};
+use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{PidFd, Signal};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
@@ -119,7 +119,7 @@ impl NativeRuntime {
     pub fn open(options: NativeOptions) -> Result<Self, RuntimeError> {
         let ends = Arc::new(Ends::default());
         let inner = Inner {
-            kernel: KernelView::new(options.instance)?,
+            kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
             link: Link::new(options.socket, options.shim, Arc::clone(&ends)),

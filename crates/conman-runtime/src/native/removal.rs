@@ -1,8 +1,8 @@
 //! Removing a container with everything that was made for it.
 //!
 //! Its directory leaves first, so that no start finds it any more, and comes back when the removal
-//! fails. Only once nothing of it can run do its cgroups and files go, and at the very end its
-//! ids are given back.
+//! fails. Only once nothing of it can run does what it has written go, then its cgroups, and at the
+//! very end its ids are given back. A removal that fails half-way can be repeated.
 
 use std::sync::Arc;
 
@@ -53,6 +53,10 @@ impl Inner {
         let (inner, owned, dir) = (Arc::clone(self), key.clone(), leaving.clone());
         away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
+            // First, or the kernel writes all of it back before it lets the cgroups go.
+            if let Some(dir) = &dir {
+                dir.shed();
+            }
             inner.kernel.remove_cgroups(&owned)?;
             match dir.map(|dir| dir.plan()) {
                 Some(Ok(Some(plan))) => ContainerFiles::at(&plan.files_dir).remove(),

@@ -36,6 +36,9 @@ const TRASH: &str = "trash";
 const LOG: &str = "log";
 const ROOT: &str = "root";
 
+/// Files that a removal waits for; few containers write as many.
+const SHED_ENTRIES: usize = 4_096;
+
 /// Root's alone: below lie set-user-id programs that containers made.
 const MODE: u32 = 0o700;
 
@@ -141,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Opens it again, with everything as it was.
+    /// Opens it again. It can be removed as before, whatever of it is gone by now.
     pub(super) fn stay(&self, leaving: &ContainerDir) -> Result<(), RuntimeError> {
         let name = leaving.path.file_name().unwrap_or_default();
         fs::rename(&leaving.path, self.containers.join(name))
@@ -176,6 +179,19 @@ impl ContainerDir {
         self.path.join(ROOT)
     }
 
+    /// Removes what its program has written, as far as that is soon done; the rest goes with the
+    /// directory. Only for what never runs again.
+    pub(super) fn shed(&self) {
+        let root = conman_linux::remove_tree_partly(&self.root(), SHED_ENTRIES).map(|_| ());
+        let log = match fs::remove_file(self.log()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+        if let Err(error) = root.and(log) {
+            tracing::debug!(path = %self.path.display(), %error, "it goes with its directory");
+        }
+    }
+
     pub(super) fn exists(&self) -> bool {
         stored_plan::exists(&self.path)
     }
@@ -203,6 +219,21 @@ impl ContainerDir {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_written_is_shed_and_the_container_still_known() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().to_owned();
+        let dir = ContainerDir { path };
+        fs::create_dir_all(dir.root().join("upper/var")).expect("made");
+        fs::write(dir.root().join("upper/var/file"), "x").expect("written");
+        fs::write(dir.log(), "a line\n").expect("written");
+        fs::write(stored_plan::path(dir.path()), "{}").expect("written");
+        dir.shed();
+        assert!(!dir.root().exists() && !dir.log().exists() && dir.exists());
+        dir.shed();
+        assert!(dir.exists());
+    }
 
     #[test]
     fn a_name_tells_what_it_was_made_of_and_nothing_else_is_one() {

@@ -85,7 +85,7 @@ impl ProcessRuntime {
         let inner = Inner {
             store: Store::open(&options.state_dir, options.instance.clone())?,
             placement: Placement::detect()?,
-            kernel: KernelView::new(options.instance)?,
+            kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
         };
         Ok(Self {
             inner: Arc::new(inner),
