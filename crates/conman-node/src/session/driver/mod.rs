@@ -52,7 +52,8 @@ pub(crate) enum Beginning {
 /// Sets a life going. Its handle is in the map and in the kill table already.
 pub(crate) fn spawn(context: Arc<Context>, handle: Arc<SessionHandle>, beginning: Beginning) {
     let (driver, actions) = Driver::new(context, handle, beginning);
-    tokio::spawn(driver.run(actions));
+    // In a box, since a task keeps an argument beside what it makes of it.
+    tokio::spawn(Box::new(driver).run(actions));
 }
 
 struct Driver {
@@ -178,7 +179,7 @@ impl Driver {
         (driver, actions)
     }
 
-    async fn run(mut self, actions: Vec<Action>) {
+    async fn run(mut self: Box<Self>, actions: Vec<Action>) {
         if matches!(self.life.state(), State::Starting(Step::Probing { .. })) {
             self.begin_probe();
         }
