@@ -28,6 +28,9 @@ pub struct Footprint {
     pub memory_cgroups: f64,
     /// inotify instances that count against root.
     pub inotify_instances: f64,
+    /// Descriptors that conman's daemon waits for by epoll: the death of the session's first
+    /// process, once more while the node is preempted. Each takes kernel memory that is bounded.
+    pub epoll_watches: u32,
     /// Memory beyond what the program uses, in bytes.
     pub memory_bytes: f64,
     /// Disk space beyond what the program writes, in bytes.
@@ -67,6 +70,7 @@ impl Footprint {
             memory_cgroups: 2.0,
             // containerd's shim watches memory events by inotify where cgroups are v2.
             inotify_instances: if unified_cgroups { 1.0 } else { 0.0 },
+            epoll_watches: 2,
             memory_bytes: 4_300_000.0,
             disk_bytes: 128.0 * 1024.0,
             inodes: 48.0,
@@ -100,6 +104,7 @@ impl Footprint {
             // Where a limit of memory is asked for.
             memory_cgroups: 1.0,
             inotify_instances: 0.0,
+            epoll_watches: 2,
             memory_bytes: 1_000_000.0,
             disk_bytes: 84.0 * 1024.0,
             inodes: 26.0,

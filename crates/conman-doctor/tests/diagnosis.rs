@@ -22,6 +22,7 @@ fn machine() -> TempDir {
         ("proc/sys/fs/file-nr", "1000\t0\t9000000\n"),
         ("proc/sys/fs/mount-max", "100000\n"),
         ("proc/sys/fs/inotify/max_user_instances", "128\n"),
+        ("proc/sys/fs/epoll/max_user_watches", "900000\n"),
         ("proc/sys/user/max_pid_namespaces", "96000\n"),
         ("proc/sys/user/max_mnt_namespaces", "96000\n"),
         ("proc/sys/user/max_net_namespaces", "96000\n"),
@@ -299,4 +300,43 @@ fn what_there_is_counts_against_limits_that_the_kernel_keeps_no_count_of() {
     assert_eq!((first.binds_at, first.used), (Some(100), Some(900)));
     let remedy = first.remedy.expect("a remedy").to_text();
     assert_eq!(remedy, "sysctl -w user.max_user_namespaces=1252");
+}
+
+#[test]
+fn watches_of_descriptors_bind_where_the_kernel_allows_few_and_can_be_raised() {
+    let root = machine();
+    write(root.path(), "proc/sys/fs/epoll/max_user_watches", "10000\n");
+    let host = Host::below(root.path());
+    let diagnosis = examine(&host, &Footprint::native(100_000), 10_000, &at_root());
+    let name = "fs.epoll.max_user_watches";
+    let check = diagnosis.checks.iter().find(|check| check.name == name);
+    let check = check.expect("looked at");
+    assert_eq!(
+        (check.verdict, check.binds_at),
+        (Verdict::Binds, Some(5_000))
+    );
+    let Some(Remedy::Sysctl { key, value }) = &check.remedy else {
+        panic!("{:?}", check.remedy);
+    };
+    assert!(*key == name && *value >= 20_000);
+    // Those that live take their part.
+    let site = Site {
+        alive: Some(4_000),
+        ..at_root()
+    };
+    let binding = room(&host, &Footprint::native(100_000), 10_000, &site).expect("binds");
+    assert_eq!((binding.name, binding.binds_at), (name, Some(1_000)));
+}
+
+#[test]
+fn keys_are_told_of_where_sessions_take_none() {
+    let root = machine();
+    let host = Host::below(root.path());
+    let diagnosis = examine(&host, &Footprint::native(100_000), 10_000, &at_root());
+    let names = ["kernel.keys.root_maxkeys", "kernel.keys.root_maxbytes"];
+    for name in names {
+        let check = diagnosis.checks.iter().find(|check| check.name == name);
+        let check = check.expect("looked at");
+        assert_eq!((check.verdict, check.binds_at), (Verdict::Enough, None));
+    }
 }

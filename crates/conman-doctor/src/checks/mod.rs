@@ -1,0 +1,386 @@
+//! What is looked at, and what each limit means for so many sessions.
+
+mod draft;
+mod processes;
+
+use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};
+use crate::footprint::Footprint;
+use crate::host::Host;
+use crate::site::Site;
+use draft::Draft;
+use processes::{files, sessions_cgroup, tasks};
+
+/// Ports of a Linux bridge: `BR_MAX_PORTS` less one, as attaching the 1,024th fails with
+/// "exchange full".
+const BRIDGE_PORTS: u64 = 1_023;
+/// Ids that the kernel has for memory cgroups: `MEM_CGROUP_ID_MAX` (include/linux/memcontrol.h).
+const MEMORY_CGROUP_IDS: u64 = 65_535;
+/// Memory that is left to the daemons and the kernel, in bytes.
+const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
+/// What is left when sessions are refused for it: less, and the kernel begins to kill.
+const MEMORY_FLOOR_BYTES: u64 = 64 << 20;
+/// Connections that a network namespace queues before they are accepted, where many clients
+/// come back at once after a preemption elsewhere.
+const BACKLOG: u64 = 4_096;
+
+/// What every look needs.
+#[derive(Clone, Copy)]
+struct Exam<'a> {
+    host: &'a Host,
+    footprint: &'a Footprint,
+    target: u64,
+    site: &'a Site<'a>,
+}
+
+/// The limit that binds first before there are `wanted` sessions more than `site.alive`, if one
+/// does.
+pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) -> Option<Check> {
+    let diagnosis = examine(host, footprint, wanted, site);
+    let binding = diagnosis.checks.into_iter();
+    binding
+        .filter(|check| check.verdict == Verdict::Binds)
+        .min_by_key(|check| check.binds_at)
+}
+
+/// What a host lacks for `target` sessions of a runtime's footprint, beside those that are there.
+pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Diagnosis {
+    let exam = Exam {
+        host,
+        footprint,
+        target,
+        site,
+    };
+    let mut checks = Vec::new();
+    for look in [
+        tasks,
+        sessions_cgroup,
+        files,
+        namespaces,
+        kernel_objects,
+        network,
+        space,
+        docker,
+    ] {
+        look(&exam, &mut checks);
+    }
+    let first = checks
+        .iter()
+        .filter_map(|check| Some((check.binds_at?, check.name)))
+        .min();
+    Diagnosis {
+        target,
+        runtime: footprint.runtime.to_owned(),
+        holds: first.map(|(sessions, _)| sessions),
+        first_limit: first.map(|(_, name)| name),
+        checks,
+    }
+}
+
+fn namespaces(
+    &Exam {
+        host,
+        footprint,
+        target,
+        site,
+    }: &Exam<'_>,
+    checks: &mut Vec<Check>,
+) {
+    let of_all = [
+        ("user.max_pid_namespaces", "PID namespaces of root"),
+        ("user.max_mnt_namespaces", "mount namespaces of root"),
+        ("user.max_net_namespaces", "network namespaces of root"),
+        ("user.max_ipc_namespaces", "IPC namespaces of root"),
+        ("user.max_uts_namespaces", "UTS namespaces of root"),
+    ];
+    let of_own = [
+        ("user.max_user_namespaces", "user namespaces of root"),
+        ("user.max_cgroup_namespaces", "cgroup namespaces of root"),
+    ];
+    let of_own = of_own
+        .into_iter()
+        .filter(|_| footprint.user_namespaces > 0.0);
+    for (key, bounds) in of_all.into_iter().chain(of_own) {
+        // The kernel does not tell how many there are; on a host for sessions few are others'.
+        checks.push(
+            Draft::new(key, bounds, host.sysctl(key), site.alive, 1.0)
+                .sysctl(target, u64::MAX >> 33),
+        );
+    }
+    if footprint.id_ranges > 0.0 {
+        checks.push(
+            Draft::new(
+                "ranges of ids",
+                "user and group ids on the host, a range of them for each session",
+                Some(footprint.id_ranges_there_are),
+                site.alive,
+                footprint.id_ranges,
+            )
+            .manual(target, || {
+                "spread the sessions over more machines: there are no more ids".to_owned()
+            }),
+        );
+    }
+}
+
+fn kernel_objects(
+    &Exam {
+        host,
+        footprint,
+        target,
+        site,
+    }: &Exam<'_>,
+    checks: &mut Vec<Check>,
+) {
+    if footprint.host_mounts > 0.0 {
+        let key = "fs.mount-max";
+        checks.push(
+            Draft::new(
+                key,
+                "mounts of one mount namespace",
+                host.sysctl(key),
+                host.mounts(),
+                footprint.host_mounts,
+            )
+            .sysctl(target, u64::MAX >> 33),
+        );
+    }
+    let (keys, key_bytes) = host.root_keys().unzip();
+    let keys = [
+        (
+            "kernel.keys.root_maxkeys",
+            "kernel keys of root",
+            keys,
+            footprint.root_keys,
+        ),
+        (
+            "kernel.keys.root_maxbytes",
+            "bytes of kernel keys of root",
+            key_bytes,
+            footprint.root_key_bytes,
+        ),
+    ];
+    for (key, bounds, used, each) in keys {
+        checks.push(
+            Draft::new(key, bounds, host.sysctl(key), used, each).sysctl(target, u64::MAX >> 33),
+        );
+    }
+    let key = "fs.epoll.max_user_watches";
+    checks.push(
+        Draft::new(
+            key,
+            "descriptors that root's programs wait for by epoll",
+            host.sysctl(key),
+            // The kernel does not tell.
+            site.alive
+                .map(|alive| alive * u64::from(footprint.epoll_watches)),
+            f64::from(footprint.epoll_watches),
+        )
+        .sysctl(target, u64::MAX >> 33),
+    );
+    if footprint.inotify_instances > 0.0 {
+        let key = "fs.inotify.max_user_instances";
+        checks.push(
+            Draft::new(
+                key,
+                "inotify instances of root",
+                host.sysctl(key),
+                None,
+                footprint.inotify_instances,
+            )
+            .sysctl(target, u64::MAX >> 33),
+        );
+    }
+    checks.push(
+        Draft::new(
+            "memory cgroups",
+            "ids that the kernel has for memory cgroups, dying ones included",
+            Some(MEMORY_CGROUP_IDS),
+            host.memory_cgroups(),
+            footprint.memory_cgroups,
+        )
+        .manual(target, || {
+            "spread the sessions over more machines: the kernel has no more ids".to_owned()
+        }),
+    );
+    let key = "kernel.pty.max";
+    checks.push(
+        Draft::new(
+            key,
+            "terminals",
+            host.sysctl(key),
+            host.number("/proc/sys/kernel/pty/nr"),
+            0.0,
+        )
+        .note("one for each `exec -it` under way")
+        .sysctl(target, u64::MAX >> 33),
+    );
+}
+
+fn network(
+    &Exam {
+        host,
+        footprint,
+        target,
+        ..
+    }: &Exam<'_>,
+    checks: &mut Vec<Check>,
+) {
+    let key = "net.core.somaxconn";
+    let value = host.sysctl(key);
+    checks.push(Check {
+        verdict: match value {
+            None => Verdict::Unknown,
+            Some(value) if value < BACKLOG => Verdict::Advice,
+            Some(_) => Verdict::Enough,
+        },
+        needed: Some(BACKLOG),
+        remedy: value
+            .filter(|value| *value < BACKLOG)
+            .map(|_| Remedy::Sysctl {
+                key,
+                value: BACKLOG,
+            }),
+        note: Some("clients that all come back at once wait here for their turn".to_owned()),
+        ..Draft::new(
+            key,
+            "connections that wait to be accepted",
+            value,
+            None,
+            0.0,
+        )
+        .check()
+    });
+    if footprint.bridge_ports == 0.0 {
+        return;
+    }
+    checks.push(
+        Draft::new(
+            "bridge ports",
+            "containers on one bridge",
+            Some(BRIDGE_PORTS),
+            bridge_ports_used(host),
+            footprint.bridge_ports,
+        )
+        .manual(target, || {
+            "use `network = \"loopback\"`, which needs no bridge, for sessions without egress"
+                .to_owned()
+        }),
+    );
+    for (key, bounds, reason) in [
+        (
+            "net.ipv4.neigh.default.gc_thresh3",
+            "entries of the ARP table",
+            "sessions beyond it cannot be reached over the bridge",
+        ),
+        (
+            "net.core.netdev_max_backlog",
+            "packets that wait for a CPU",
+            "ARP requests go to every port of the bridge at once",
+        ),
+    ] {
+        checks.push(
+            Draft::new(key, bounds, host.sysctl(key), None, footprint.bridge_ports)
+                .note(reason)
+                .sysctl(target, u64::MAX >> 33),
+        );
+    }
+}
+
+fn bridge_ports_used(host: &Host) -> Option<u64> {
+    let ports = std::fs::read_dir(host.path("/sys/class/net/docker0/brif")).ok()?;
+    u64::try_from(ports.count()).ok()
+}
+
+fn space(
+    &Exam {
+        host,
+        footprint,
+        target,
+        site,
+    }: &Exam<'_>,
+    checks: &mut Vec<Check>,
+) {
+    let reserve = match site.alive {
+        Some(_) => MEMORY_FLOOR_BYTES,
+        None => MEMORY_RESERVE_BYTES,
+    };
+    checks.push(
+        Draft::new(
+            "memory",
+            "bytes that are available",
+            host.available_memory(),
+            Some(reserve),
+            footprint.memory_bytes,
+        )
+        .note("what the sessions' programs use comes on top")
+        .manual(target, || {
+            "use a machine with more memory, or a runtime with less of its own".to_owned()
+        }),
+    );
+    let folders = site.folders;
+    let Some(folder) = folders.first() else {
+        return;
+    };
+    let (bytes, inodes) = folders
+        .iter()
+        .filter_map(|folder| host.space(folder))
+        .min()
+        .unzip();
+    let where_to = folders.join(", ");
+    checks.push(
+        Draft::new("disk", "free bytes", bytes, None, footprint.disk_bytes)
+            .note(&format!(
+                "in {where_to}; what the sessions' programs write comes on top"
+            ))
+            .manual(target, || format!("make room below {folder}")),
+    );
+    // Some file systems have no fixed number of them, and say 0.
+    if inodes != Some(0) {
+        checks.push(
+            Draft::new("inodes", "free inodes", inodes, None, footprint.inodes)
+                .note(&format!("in {where_to}"))
+                .manual(target, || {
+                    format!("use a file system with more inodes below {folder}")
+                }),
+        );
+    }
+}
+
+fn docker(
+    &Exam {
+        host, footprint, ..
+    }: &Exam<'_>,
+    checks: &mut Vec<Check>,
+) {
+    if footprint.runtime != "docker" {
+        return;
+    }
+    let configured = host
+        .text("/etc/docker/daemon.json")
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|config| config.get("live-restore")?.as_bool());
+    let lacks = configured != Some(true);
+    let remedy = Remedy::Manual {
+        what: "put \"live-restore\": true into /etc/docker/daemon.json and reload Docker \
+               (`systemctl reload docker`)"
+            .to_owned(),
+    };
+    let name = "live-restore";
+    checks.push(Check {
+        verdict: if lacks {
+            Verdict::Advice
+        } else {
+            Verdict::Enough
+        },
+        remedy: lacks.then_some(remedy),
+        note: Some("without it a restart of Docker stops every session".to_owned()),
+        ..Draft::new(
+            name,
+            "what a restart of Docker leaves alone",
+            None,
+            None,
+            0.0,
+        )
+        .check()
+    });
+}
