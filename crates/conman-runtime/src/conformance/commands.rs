@@ -129,7 +129,8 @@ pub async fn commands_are_slowed_by_a_reader_that_does_not_read(stage: &Stage) {
         loop {
             tokio::time::sleep(std::time::Duration::from_millis(300)).await;
             let now = progress().await.stdout.trim().to_owned();
-            if now == before && now != "0" {
+            // Empty while it is written anew.
+            if now == before && !matches!(now.as_str(), "" | "0") {
                 return now;
             }
             before = now;
