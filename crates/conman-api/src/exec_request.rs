@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conman_proto::{ExecRequest, FieldError, TerminalSize};
-use conman_runtime::ExecPlan;
+use conman_proto::{ExecRequest, FieldError};
+use conman_runtime::{ExecPlan, TERMINAL_SIZE};
 
 use crate::problem::{ApiError, Kind};
 
@@ -17,19 +17,15 @@ const MAX_STDIN_BYTES: usize = 1024 * 1024;
 const MAX_TIMEOUT_MS: u32 = 3_600_000;
 const DEFAULT_TIMEOUT_MS: u32 = 60_000;
 
-/// Size of a terminal whose client does not tell its own.
-const DEFAULT_TERMINAL: TerminalSize = TerminalSize {
-    columns: 80,
-    rows: 24,
-};
-
-/// Which of the two routes a command came by.
+/// Which of the routes a command came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// `POST`: input and output in JSON.
     Json,
     /// The WebSocket.
     Interactive,
+    /// Its terminal is kept, for whoever attaches.
+    Kept,
 }
 
 /// A command that may run.
@@ -84,6 +80,17 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
                 .is_none_or(|it| it.len() <= MAX_STDIN_BYTES);
             mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
         }
+        Form::Kept => {
+            mistakes.unless(
+                request.tty,
+                "tty",
+                "must be true: a terminal is what is kept",
+            );
+            let absent = request.stdin.is_none();
+            mistakes.unless(absent, "stdin", "cannot be given; attach and type");
+            let absent = request.timeout_ms.is_none();
+            mistakes.unless(absent, "timeout_ms", "cannot be given; end it by DELETE");
+        }
         Form::Interactive => {
             let absent = request.stdin.is_none();
             mistakes.unless(absent, "stdin", "needs POST; here send `stdin` messages");
@@ -109,8 +116,8 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
         user: request.user,
         tty: request
             .tty
-            .then(|| request.terminal_size.unwrap_or(DEFAULT_TERMINAL)),
-        stdin: form == Form::Interactive || request.stdin.is_some(),
+            .then(|| request.terminal_size.unwrap_or(TERMINAL_SIZE)),
+        stdin: form != Form::Json || request.stdin.is_some(),
     };
     let timeout = Duration::from_millis(timeout_ms.into());
     Ok(CheckedExec {
@@ -195,6 +202,8 @@ impl Mistakes {
 
 #[cfg(test)]
 mod tests {
+    use conman_proto::TerminalSize;
+
     use super::*;
 
     fn request(change: impl FnOnce(&mut ExecRequest)) -> ExecRequest {
@@ -227,7 +236,7 @@ mod tests {
             (request(|it| it.user = Some("a\n".to_owned())), "user"),
             (request(|it| it.tty = true), "tty"),
             (
-                request(|it| it.terminal_size = Some(DEFAULT_TERMINAL)),
+                request(|it| it.terminal_size = Some(TERMINAL_SIZE)),
                 "terminal_size",
             ),
             (
@@ -253,6 +262,18 @@ mod tests {
         let error = check(with_input.clone(), Form::Interactive).expect_err("input by query");
         assert_eq!(error.problem().errors.len(), 2);
         assert!(check(with_input, Form::Json).expect("valid").plan.stdin);
+    }
+
+    #[test]
+    fn a_kept_command_has_a_terminal_and_nothing_that_ends_with_a_request() {
+        let kept = request(|it| it.tty = true);
+        assert!(check(kept, Form::Kept).expect("valid").plan.tty.is_some());
+        let other = request(|it| {
+            it.stdin = Some("x".to_owned());
+            it.timeout_ms = Some(5);
+        });
+        let error = check(other, Form::Kept).expect_err("three mistakes");
+        assert_eq!(error.problem().errors.len(), 3);
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)).
+//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)),
+//! or a terminal that somebody is attached to ([`ATTACH_PROTOCOL`](conman_proto::ATTACH_PROTOCOL)).
 //!
 //! Two loops run within one task: one carries the client's messages to the command, the other
 //! the command's output to the client. Neither holds more than one message, so a slow client
 //! slows the command and a command that does not read slows the client. The first loop to end
-//! ends the connection; dropping the [`ExecIo`] then lets go of the command.
+//! ends the connection; dropping the [`ExecIo`] then lets go of the command. A terminal's program
+//! is not slowed: what a slow client misses comes as a replay.
 //!
 //! A peer that vanished is found twice: every [`PING_INTERVAL`] a ping goes out, and a client
 //! from which nothing came within [`SILENCE`], answers to pings included, is gone.
@@ -12,8 +14,9 @@ use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
 use bytes::{BufMut as _, Bytes, BytesMut};
+use conman_node::Attached;
 use conman_proto::{ExecChannel, ExecStatus, TerminalSize};
-use conman_runtime::{ExecIo, OutputStream};
+use conman_runtime::{ExecIo, OutputStream, TerminalIo, TerminalOutput};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde::Serialize;
@@ -61,15 +64,44 @@ pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: Cancellati
         status,
         kill: _,
     } = io;
+    let message = |(stream, bytes): (OutputStream, Bytes)| match stream {
+        OutputStream::Stdout => framed(ExecChannel::Stdout, &bytes),
+        OutputStream::Stderr => framed(ExecChannel::Stderr, &bytes),
+    };
     let end = tokio::select! {
         // Ends only with the connection, so what it may hold is lost with it anyway.
         end = carry_input(&mut receiver, stdin, resize) => end,
         // A half-written message is not continued by what follows: `Gone` writes nothing, and a
         // violation's close frame queues behind it in the socket's own buffer.
-        end = carry_output(&mut sender, output, status) => end,
+        end = carry_output(&mut sender, output, message, status) => end,
         // Holds nothing.
         () = shutdown.cancelled() => End::ShuttingDown,
     };
+    close(sender, receiver, &end).await;
+}
+
+/// Joins `socket` and a terminal until the client detaches, by closing, or the program ends.
+pub(crate) async fn watch(socket: WebSocket, attached: Attached, shutdown: CancellationToken) {
+    let (mut sender, mut receiver) = socket.split();
+    let Attached { io, presence } = attached;
+    let TerminalIo {
+        input,
+        output,
+        resize,
+        status,
+    } = io;
+    let message = |piece: TerminalOutput| match piece {
+        TerminalOutput::Output(bytes) => framed(ExecChannel::Stdout, &bytes),
+        TerminalOutput::Replay(bytes) => framed(ExecChannel::Replay, &bytes),
+    };
+    let end = tokio::select! {
+        // As in a conversation with a command.
+        end = carry_input(&mut receiver, input, resize) => end,
+        end = carry_output(&mut sender, output, message, status) => end,
+        // Holds nothing.
+        () = shutdown.cancelled() => End::ShuttingDown,
+    };
+    drop(presence);
     close(sender, receiver, &end).await;
 }
 
@@ -116,8 +148,9 @@ async fn carry_input(
                 }
             }
             Ok(ExecChannel::Resize) => {
-                let Ok(size) = serde_json::from_slice::<TerminalSize>(&data) else {
-                    return End::Violation("a resize carries columns and rows as JSON");
+                let size = serde_json::from_slice::<TerminalSize>(&data).ok();
+                let Some(size) = size.filter(|size| size.columns > 0 && size.rows > 0) else {
+                    return End::Violation("a resize carries columns and rows, not 0, as JSON");
                 };
                 // The next one makes up for one that finds the queue full.
                 let _ = resize.try_send(size);
@@ -135,9 +168,10 @@ async fn carry_input(
     }
 }
 
-async fn carry_output(
+async fn carry_output<T>(
     sender: &mut Sender,
-    mut output: mpsc::Receiver<(OutputStream, Bytes)>,
+    mut output: mpsc::Receiver<T>,
+    as_message: impl Fn(T) -> Message,
     status: oneshot::Receiver<ExecStatus>,
 ) -> End {
     let mut pings = tokio::time::interval(PING_INTERVAL);
@@ -146,8 +180,7 @@ async fn carry_output(
         let message = tokio::select! {
             // `recv` loses nothing when it is cancelled.
             chunk = output.recv() => match chunk {
-                Some((OutputStream::Stdout, bytes)) => framed(ExecChannel::Stdout, &bytes),
-                Some((OutputStream::Stderr, bytes)) => framed(ExecChannel::Stderr, &bytes),
+                Some(piece) => as_message(piece),
                 None => break,
             },
             // A tick that was not waited for comes with the next call.

@@ -37,6 +37,8 @@ impl From<AccessError> for ApiError {
         let kind = match &error {
             AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
             AccessError::NotRunning { .. } => Kind::NOT_RUNNING,
+            AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
+            AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };

@@ -125,7 +125,7 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
     }
     if let Some(body) = &mut operation.request_body {
         // An absent body is an empty object, and no other request has a field that is required.
-        let required = ["exec", "add_image"];
+        let required = ["exec", "keep_exec", "add_image"];
         if operation
             .operation_id
             .as_deref()

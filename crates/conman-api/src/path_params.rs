@@ -2,7 +2,7 @@
 
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;
-use conman_proto::SessionId;
+use conman_proto::{ExecId, SessionId};
 use http::request::Parts;
 
 use crate::field_errors;
@@ -20,6 +20,25 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
         text.parse()
             .map(Self)
             .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))
+    }
+}
+
+/// `{id}` and `{exec}` of a kept command's path.
+#[derive(Debug)]
+pub(crate) struct ExecPath(pub(crate) SessionId, pub(crate) ExecId);
+
+impl<S: Send + Sync> FromRequestParts<S> for ExecPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((id, exec)) =
+            path.map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))?;
+        let id = id
+            .parse()
+            .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))?;
+        let exec = exec.parse().map_err(|error| bad("exec", error))?;
+        Ok(Self(id, exec))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Every route, grouped by the scope it needs, with its description.
 
+mod attach;
 mod events;
 mod exec;
 mod images;
@@ -42,6 +43,9 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(routes!(sessions::ensure, sessions::stop))
         .routes(routes!(logs::logs))
         .routes(routes!(exec::exec, exec::exec_interactive))
+        .routes(routes!(attach::attach))
+        .routes(routes!(attach::keep, attach::list))
+        .routes(routes!(attach::end))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(routes!(nodes::preempt))

@@ -194,6 +194,8 @@ async fn bad_requests_to_routes_of_other_scopes_name_themselves() {
     let stage = Stage::new();
     let api = stage.boot().await;
     let exec = "/v1/sessions/a/exec";
+    let execs = "/v1/sessions/a/execs";
+    let attach = "/v1/sessions/a/attach";
     let cases = [
         (
             Method::GET,
@@ -272,6 +274,88 @@ async fn bad_requests_to_routes_of_other_scopes_name_themselves() {
             Method::POST,
             exec,
             r#"{"command": ["ls"]}"#,
+            404,
+            "no-such-session",
+            "",
+        ),
+        (Method::GET, attach, "", 426, "upgrade-required", ""),
+        (
+            Method::GET,
+            "/v1/sessions/a/attach?columns=0&rows=5",
+            "",
+            400,
+            "bad-query",
+            "columns",
+        ),
+        (
+            Method::GET,
+            "/v1/sessions/a/attach?columns=5&rows=65536",
+            "",
+            400,
+            "bad-query",
+            "rows",
+        ),
+        (
+            Method::GET,
+            "/v1/sessions/a/attach?columns=80",
+            "",
+            400,
+            "bad-query",
+            "rows",
+        ),
+        (
+            Method::GET,
+            "/v1/sessions/a/attach?exec=1&scrollback=maybe",
+            "",
+            400,
+            "bad-query",
+            "exec",
+        ),
+        (
+            Method::GET,
+            "/v1/sessions/a/attach?exec=1&scrollback=maybe",
+            "",
+            400,
+            "bad-query",
+            "scrollback",
+        ),
+        (Method::GET, execs, "", 404, "no-such-session", ""),
+        (
+            Method::POST,
+            execs,
+            r#"{"command": ["sh"]}"#,
+            422,
+            "bad-body",
+            "tty",
+        ),
+        (
+            Method::POST,
+            execs,
+            r#"{"command": ["sh"], "tty": true, "timeout_ms": 9}"#,
+            422,
+            "bad-body",
+            "timeout_ms",
+        ),
+        (
+            Method::POST,
+            execs,
+            r#"{"command": ["sh"], "tty": true}"#,
+            404,
+            "no-such-session",
+            "",
+        ),
+        (
+            Method::DELETE,
+            "/v1/sessions/a/execs/1",
+            "",
+            400,
+            "bad-path",
+            "exec",
+        ),
+        (
+            Method::DELETE,
+            "/v1/sessions/a/execs/0123456789ab",
+            "",
             404,
             "no-such-session",
             "",

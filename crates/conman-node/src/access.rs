@@ -1,19 +1,22 @@
-//! Ways into a session: connections, commands, its log.
+//! Ways into a session: connections, commands, terminals, its log.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_proto::{Generation, SessionId, SessionState};
-use conman_runtime::{ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError};
+use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState};
+use conman_runtime::{
+    AttachOptions, ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
+};
 use futures_util::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::attached::{Attached, Presence};
 use crate::context::Context;
 use crate::ensure;
 use crate::error::{AccessError, RouteError};
 use crate::hold::Seat;
 use crate::route::SessionRoute;
-use crate::session::{SessionHandle, View};
+use crate::session::{MAX_ATTACHED, SessionHandle, View};
 
 /// See [`crate::Node::route`].
 pub(crate) async fn route(
@@ -167,6 +170,75 @@ pub(crate) async fn exec(
     id: &SessionId,
     plan: ExecPlan,
 ) -> Result<ExecIo, AccessError> {
+    let Running { runtime, key, .. } = running(context, id)?;
+    runtime.exec(&key, plan).await.map_err(failed(id))
+}
+
+/// See [`crate::Node::attach`].
+pub(crate) async fn attach(
+    context: &Context,
+    id: &SessionId,
+    exec: Option<ExecId>,
+    options: AttachOptions,
+) -> Result<Attached, AccessError> {
+    let Running {
+        handle,
+        runtime,
+        key,
+    } = running(context, id)?;
+    if exec.is_none() && !handle.spec.tty {
+        return Err(AccessError::NoTerminal { id: id.clone() });
+    }
+    let place = Arc::clone(&handle.attached).try_acquire_owned();
+    let presence = Presence {
+        _place: place.map_err(|_| AccessError::TooManyAttached {
+            id: id.clone(),
+            limit: MAX_ATTACHED,
+        })?,
+        _activity: handle.activity.begin(),
+    };
+    let attached = runtime.attach(&key, exec, options).await;
+    let io = attached.map_err(failed(id))?;
+    Ok(Attached { io, presence })
+}
+
+/// See [`crate::Node::keep_exec`].
+pub(crate) async fn keep_exec(
+    context: &Context,
+    id: &SessionId,
+    plan: ExecPlan,
+) -> Result<KeptExec, AccessError> {
+    let Running { runtime, key, .. } = running(context, id)?;
+    runtime.keep_exec(&key, plan).await.map_err(failed(id))
+}
+
+/// See [`crate::Node::kept_execs`].
+pub(crate) async fn kept_execs(
+    context: &Context,
+    id: &SessionId,
+) -> Result<Vec<KeptExec>, AccessError> {
+    let Running { runtime, key, .. } = running(context, id)?;
+    runtime.kept_execs(&key).await.map_err(failed(id))
+}
+
+/// See [`crate::Node::end_exec`].
+pub(crate) async fn end_exec(
+    context: &Context,
+    id: &SessionId,
+    exec: ExecId,
+) -> Result<(), AccessError> {
+    let Running { runtime, key, .. } = running(context, id)?;
+    runtime.end_exec(&key, exec).await.map_err(failed(id))
+}
+
+/// A session that runs, with what runs it.
+struct Running<'a> {
+    handle: Arc<SessionHandle>,
+    runtime: &'a Arc<dyn Runtime>,
+    key: ContainerKey,
+}
+
+fn running<'a>(context: &'a Context, id: &SessionId) -> Result<Running<'a>, AccessError> {
     let (handle, generation) = shown(context, id)?;
     let state = handle.state();
     if state != SessionState::Running {
@@ -180,13 +252,16 @@ pub(crate) async fn exec(
         session: id.clone(),
         generation,
     };
-    runtime
-        .exec(&key, plan)
-        .await
-        .map_err(|source| AccessError::Runtime {
-            id: id.clone(),
-            source,
-        })
+    Ok(Running {
+        handle,
+        runtime,
+        key,
+    })
+}
+
+fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {
+    let id = id.clone();
+    move |source| AccessError::Runtime { id, source }
 }
 
 /// See [`crate::Node::logs`].

@@ -234,13 +234,19 @@ impl std::fmt::Display for Waiting {
     }
 }
 
-/// Why a command was not run, or a log not read.
+/// Why a command was not run, a terminal not attached to, or a log not read.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     #[error("there is no session {id}")]
     NoSuchSession { id: SessionId },
     #[error("session {id} is {state}, not running")]
     NotRunning { id: SessionId, state: SessionState },
+    #[error(
+        "session {id} has no terminal; start it with `tty`, or keep a command's terminal in it"
+    )]
+    NoTerminal { id: SessionId },
+    #[error("{limit} are attached to session {id} already; detach one of them")]
+    TooManyAttached { id: SessionId, limit: usize },
     #[error("session {id} has no container any more, so its log is gone")]
     NotKept { id: SessionId },
     #[error("cannot reach the container of session {id}")]

@@ -30,6 +30,7 @@
 
 mod access;
 mod adoption;
+mod attached;
 mod binds;
 mod certificate;
 mod cleanup;
@@ -56,6 +57,7 @@ mod sessions;
 mod stuck;
 mod view;
 
+pub use attached::{Attached, Presence};
 pub use emergency::{EmergencyHandle, PendingReport};
 pub use error::{
     AccessError, EnsureError, FailureKind, NodeStartError, PreemptError, RouteError, StopError,

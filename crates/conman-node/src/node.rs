@@ -8,17 +8,20 @@ use conman_core::listing::ListQuery;
 use conman_core::naming::Instance;
 use conman_linux::NetnsSockets;
 use conman_proto::{
-    EnsureResponse, EventKind, PreemptPlan, PreemptReport, PreemptRequest, RuntimeKind, Session,
-    SessionId, SessionList, SessionRequest, SessionState, StopReport,
+    EnsureResponse, EventKind, ExecId, KeptExec, PreemptPlan, PreemptReport, PreemptRequest,
+    RuntimeKind, Session, SessionId, SessionList, SessionRequest, SessionState, StopReport,
 };
 use conman_registry::{Journal, Registry};
-use conman_runtime::{ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError};
+use conman_runtime::{
+    AttachOptions, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
+};
 use futures_util::stream::BoxStream;
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::attached::Attached;
 use crate::cleanup::CleanupQueue;
 use crate::context::Context;
 use crate::emergency::{self, EmergencyHandle, Endpoint};
@@ -182,6 +185,31 @@ impl Node {
     /// Runs a command in a running session.
     pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
         access::exec(&self.context, id, plan).await
+    }
+
+    /// Attaches to the terminal of a running session's program, or of a kept command in it.
+    pub async fn attach(
+        &self,
+        id: &SessionId,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<Attached, AccessError> {
+        access::attach(&self.context, id, exec, options).await
+    }
+
+    /// Runs a command in a running session, in a terminal that is kept.
+    pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
+        access::keep_exec(&self.context, id, plan).await
+    }
+
+    /// The kept commands of a running session, the oldest first.
+    pub async fn kept_execs(&self, id: &SessionId) -> Result<Vec<KeptExec>, AccessError> {
+        access::kept_execs(&self.context, id).await
+    }
+
+    /// Kills a kept command, if it has not ended, and forgets it.
+    pub async fn end_exec(&self, id: &SessionId, exec: ExecId) -> Result<(), AccessError> {
+        access::end_exec(&self.context, id, exec).await
     }
 
     /// A session's log, as long as its container exists.

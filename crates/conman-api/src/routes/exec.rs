@@ -92,20 +92,7 @@ pub(crate) async fn exec_interactive(
     query.finish()?;
     let asked: ExecRequest = json_body::parse(asked.unwrap_or_default().as_bytes())?;
     let checked = exec_request::check(asked, Form::Interactive)?;
-    let upgrade = upgrade.map_err(|rejection| upgrade_required(&rejection.body_text()))?;
-    if !upgrade
-        .requested_protocols()
-        .any(|protocol| protocol == EXEC_PROTOCOL)
-    {
-        return Err(upgrade_required(
-            "the client does not offer the subprotocol",
-        ));
-    }
-    let upgrade = upgrade
-        .protocols([EXEC_PROTOCOL])
-        .max_message_size(MAX_MESSAGE_BYTES)
-        .max_frame_size(MAX_MESSAGE_BYTES)
-        .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES);
+    let upgrade = accept(upgrade, EXEC_PROTOCOL, ", or POST")?;
     match state.node.exec(&id, checked.plan).await {
         Ok(io) => Ok(upgrade
             .on_upgrade(move |socket| exec_socket::converse(socket, io, state.closing.clone()))),
@@ -130,10 +117,31 @@ fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
     }
 }
 
-fn upgrade_required(reason: &str) -> ApiError {
+/// A WebSocket of this subprotocol, bounded; `or` is what else a client may do.
+pub(super) fn accept(
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    protocol: &'static str,
+    or: &str,
+) -> Result<WebSocketUpgrade, ApiError> {
+    let refused = |reason: &str| upgrade_required(reason, protocol, or);
+    let upgrade = upgrade.map_err(|rejection| refused(&rejection.body_text()))?;
+    if !upgrade
+        .requested_protocols()
+        .any(|offered| offered == protocol)
+    {
+        return Err(refused("the client does not offer the subprotocol"));
+    }
+    Ok(upgrade
+        .protocols([protocol])
+        .max_message_size(MAX_MESSAGE_BYTES)
+        .max_frame_size(MAX_MESSAGE_BYTES)
+        .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES))
+}
+
+fn upgrade_required(reason: &str, protocol: &str, or: &str) -> ApiError {
     Kind::UPGRADE
         .because(format!(
-            "{}; connect with a WebSocket client and subprotocol `{EXEC_PROTOCOL}`, or POST",
+            "{}; connect with a WebSocket client and subprotocol `{protocol}`{or}",
             crate::field_errors::cut(reason)
         ))
         .header(UPGRADE, HeaderValue::from_static("websocket"))

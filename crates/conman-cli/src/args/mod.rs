@@ -1,6 +1,7 @@
 //! What can be typed: subcommands, options, and their help.
 
 mod daemon;
+pub(crate) mod detach_keys;
 mod image;
 pub(crate) mod quantity;
 mod session;
@@ -15,13 +16,14 @@ pub use daemon::{
     BenchForwardArgs, BenchKillArgs, BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs,
     DoctorRuntime, NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
 };
+pub use detach_keys::DetachKeys;
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
     ImageRmArgs,
 };
 pub use session::{
-    ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs, LogsArgs,
-    PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs,
+    LogsArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.
@@ -36,8 +38,8 @@ Exit codes:
   4  refused: wrong input, not allowed, in conflict
   5  the daemon cannot be reached or is unavailable at present
   6  a process could not be killed yet: the session is stuck
-`conman exec` exits with the command's code; with 125 when conman could not run it, 126 when the
-command is not executable, 127 when there is no such command, 128 + N after signal N.";
+`conman exec` and `attach` exit with the command's code, with 0 when they detach; with 125 when
+conman could not run it or be attached, 126 when the command is not executable, 127 when there is no such command, 128 + N after signal N.";
 
 /// The command line of `conman`.
 #[derive(Debug, Clone, Parser)]
@@ -202,6 +204,38 @@ mod tests {
             };
             assert_eq!(args.command, ["ls", "--json", "-t"]);
             assert!(args.interactive && args.tty && !cli.globals.json);
+        }
+    }
+
+    #[test]
+    fn a_terminal_is_attached_to_by_session_or_by_command() {
+        let attach = |words: &[&str]| match parse(words).command {
+            Command::Client(ClientCommand::Attach(args)) => args,
+            other => panic!("parsed as {other:?}"),
+        };
+        let args = attach(&["attach", "alice"]);
+        assert!(args.exec.is_none() && !args.no_scrollback);
+        let args = attach(&[
+            "attach",
+            "--exec",
+            "0123456789ab",
+            "--no-scrollback",
+            "alice",
+        ]);
+        assert_eq!(
+            args.exec.map(|id| id.to_string()).as_deref(),
+            Some("0123456789ab")
+        );
+        for wrong in [
+            &["attach", "--exec", "1", "alice"][..],
+            &["attach", "--end", "alice"],
+            &["attach", "--detach-keys", "ctrl-1", "alice"],
+            &["exec", "--keep", "alice", "sh"],
+        ] {
+            assert!(
+                Cli::try_parse_from(["conman"].iter().chain(wrong)).is_err(),
+                "{wrong:?}"
+            );
         }
     }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
-use conman_proto::{Network, SessionId, SessionRequest, SessionState};
+use conman_proto::{ExecId, Network, SessionId, SessionRequest, SessionState};
 
+use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::image::ImageArgs;
 use super::quantity::{
     parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
@@ -25,6 +26,8 @@ pub enum ClientCommand {
     Rm(RmArgs),
     /// Run a command in a session; the exit code is the command's
     Exec(ExecArgs),
+    /// Attach to the terminal of a session's program, or of a kept command; Ctrl-P Ctrl-Q detaches
+    Attach(AttachArgs),
     /// Show what a session printed
     Logs(LogsArgs),
     /// Show what happens on the node, as it happens
@@ -201,6 +204,12 @@ pub struct ExecArgs {
     /// Give the command a terminal
     #[arg(short, long)]
     pub tty: bool,
+    /// Keep its terminal whoever is attached: `conman attach --exec` comes back to it
+    #[arg(long, requires = "tty")]
+    pub keep: bool,
+    /// Keys that detach from a kept terminal
+    #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, requires = "keep")]
+    pub detach_keys: DetachKeys,
     /// Environment variable; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub env: Vec<(String, String)>,
@@ -219,6 +228,27 @@ pub struct ExecArgs {
         value_name = "COMMAND"
     )]
     pub command: Vec<String>,
+}
+
+/// Arguments of `conman attach`.
+#[derive(Debug, Clone, Args)]
+pub struct AttachArgs {
+    /// A kept command's terminal instead of that of the session's program
+    #[arg(long, value_name = "ID")]
+    pub exec: Option<ExecId>,
+    /// Keys that detach, typed one after the other: characters, or ctrl- and one; none when empty
+    #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, allow_hyphen_values = true)]
+    pub detach_keys: DetachKeys,
+    /// Begin without what the terminal showed last
+    #[arg(long)]
+    pub no_scrollback: bool,
+    /// List the session's kept commands instead
+    #[arg(long, conflicts_with_all = ["exec", "end"])]
+    pub list: bool,
+    /// End the kept command instead
+    #[arg(long, requires = "exec")]
+    pub end: bool,
+    pub id: SessionId,
 }
 
 /// Arguments of `conman logs`.

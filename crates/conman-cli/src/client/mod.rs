@@ -167,6 +167,13 @@ impl Client {
         Ok(Answer { value, raw })
     }
 
+    /// Sends an order whose answer has nothing to tell.
+    pub(crate) async fn order(&self, method: Method, path: &str) -> Result<(), ClientError> {
+        self.send(method, path, None::<&()>, "application/json", PROMPT)
+            .await
+            .map(drop)
+    }
+
     async fn send(
         &self,
         method: Method,

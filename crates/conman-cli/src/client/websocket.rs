@@ -1,4 +1,4 @@
-//! The WebSocket of `exec`.
+//! The WebSockets of `exec` and `attach`.
 //!
 //! The handshake goes through hyper and not through tungstenite: a refusal comes with problem
 //! details, and tungstenite keeps of a refusal's body only what arrived together with its head.
@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_proto::{EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecStatus, TerminalSize};
+use conman_proto::{
+    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecStatus, TerminalSize,
+};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{
@@ -53,6 +55,8 @@ pub(crate) struct FromCommand(SplitStream<Socket>);
 pub(crate) enum FromExec {
     Stdout(Bytes),
     Stderr(Bytes),
+    /// What a terminal showed last, for an empty screen.
+    Replay(Bytes),
     Ended(ExecStatus),
 }
 
@@ -63,7 +67,7 @@ pub(crate) enum ExecSocketError {
     Broken(#[source] Option<WsError>),
     #[error("the connection was closed: {reason} (WebSocket code {code})")]
     Closed { code: u16, reason: String },
-    #[error("the daemon sent what the protocol {EXEC_PROTOCOL} does not have: {0}")]
+    #[error("the daemon sent what {EXEC_PROTOCOL} and {ATTACH_PROTOCOL} do not have: {0}")]
     Protocol(String),
 }
 
@@ -78,15 +82,25 @@ impl Client {
         let json =
             serde_json::to_string(request).map_err(|error| not_understood(&error.to_string()))?;
         let path = format!("{path}?request={}", super::encode(&json));
-        let mut request = self.request(Method::GET, &path)?.map(|()| Full::default());
+        self.open(&path, EXEC_PROTOCOL).await
+    }
+
+    /// Attaches to a terminal over a WebSocket at `path`.
+    pub(crate) async fn attach(&self, path: &str) -> Result<ExecSocket, ClientError> {
+        self.open(path, ATTACH_PROTOCOL).await
+    }
+
+    async fn open(&self, path: &str, protocol: &'static str) -> Result<ExecSocket, ClientError> {
+        let not_understood = |reason: &str| self.not_understood(reason);
+        let mut request = self.request(Method::GET, path)?.map(|()| Full::default());
         let key = generate_key();
-        ask_for_upgrade(request.headers_mut(), &key)
+        ask_for_upgrade(request.headers_mut(), &key, protocol)
             .map_err(|_| not_understood("the WebSocket key is not a header value"))?;
         let mut response = self.exchange(request, PROMPT).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(self.refusal(response).await);
         }
-        check_upgrade(response.headers(), &key).map_err(not_understood)?;
+        check_upgrade(response.headers(), &key, protocol).map_err(not_understood)?;
         let upgraded =
             hyper::upgrade::on(&mut response)
                 .await
@@ -177,9 +191,10 @@ fn decode(mut message: Bytes) -> Result<FromExec, ExecSocketError> {
         Ok(ExecChannel::Status) => serde_json::from_slice(&payload)
             .map(FromExec::Ended)
             .map_err(|error| ExecSocketError::Protocol(error.to_string())),
-        Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize | ExecChannel::Replay)) => Err(
-            ExecSocketError::Protocol(format!("a message on the channel {channel:?}")),
-        ),
+        Ok(ExecChannel::Replay) => Ok(FromExec::Replay(payload)),
+        Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize)) => Err(ExecSocketError::Protocol(
+            format!("a message on the channel {channel:?}"),
+        )),
         Err(byte) => Err(ExecSocketError::Protocol(format!(
             "a message on the channel {byte}"
         ))),
@@ -189,20 +204,18 @@ fn decode(mut message: Bytes) -> Result<FromExec, ExecSocketError> {
 fn ask_for_upgrade(
     headers: &mut HeaderMap,
     key: &str,
+    protocol: &'static str,
 ) -> Result<(), http::header::InvalidHeaderValue> {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-    headers.insert(
-        SEC_WEBSOCKET_PROTOCOL,
-        HeaderValue::from_static(EXEC_PROTOCOL),
-    );
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
     headers.insert(SEC_WEBSOCKET_KEY, HeaderValue::from_str(key)?);
     Ok(())
 }
 
 /// RFC 6455, section 4.1: what a client must check before it sends a frame.
-fn check_upgrade(headers: &HeaderMap, key: &str) -> Result<(), &'static str> {
+fn check_upgrade(headers: &HeaderMap, key: &str, protocol: &str) -> Result<(), &'static str> {
     let is = |name, value: &str| {
         headers
             .get(name)
@@ -218,8 +231,8 @@ fn check_upgrade(headers: &HeaderMap, key: &str) -> Result<(), &'static str> {
     {
         return Err("its WebSocket handshake does not answer ours");
     }
-    if !is(SEC_WEBSOCKET_PROTOCOL, EXEC_PROTOCOL) {
-        return Err("it does not speak the protocol of `exec`");
+    if !is(SEC_WEBSOCKET_PROTOCOL, protocol) {
+        return Err("it does not speak the protocol of `exec` and `attach`");
     }
     Ok(())
 }
@@ -230,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_channels_that_only_a_client_uses_are_refused_from_a_daemon() {
-        for byte in [0_u8, 4, 5, 9] {
+        for byte in [0_u8, 4, 9] {
             let message = Bytes::from(vec![byte, b'x']);
             assert!(
                 matches!(decode(message), Err(ExecSocketError::Protocol(_))),
@@ -248,6 +261,7 @@ mod tests {
         let decoded = |bytes: &[u8]| decode(Bytes::copy_from_slice(bytes)).expect("valid");
         assert_eq!(decoded(b"\x01out"), FromExec::Stdout("out".into()));
         assert_eq!(decoded(b"\x02err"), FromExec::Stderr("err".into()));
+        assert_eq!(decoded(b"\x05all"), FromExec::Replay("all".into()));
         let ended = ExecStatus {
             exit_code: Some(3),
             error: None,

@@ -11,7 +11,7 @@ use conman_proto::{ExecRequest, ExecResult, ExecStatus};
 use http::Method;
 use tokio::sync::mpsc;
 
-use super::Context;
+use super::{Context, attach};
 use crate::args::ExecArgs;
 use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
 use crate::failure::{Exit, Failure, WithSources};
@@ -34,20 +34,26 @@ const NOBODY_READS: Exit = Exit::Command(141);
 const LOST: &str = "The command did not run to its end";
 
 pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
-    let result = if context.output.json {
+    let result = if args.keep {
+        attach::keep(context, args).await
+    } else if context.output.json {
         collect(context, args).await
     } else {
         live(context, args).await
     };
-    // Every code below 125 could be the command's own.
-    result.map_err(|failure| match (&failure, failure.exit()) {
+    result.map_err(of_conman)
+}
+
+/// A failure of conman's own: every code below 125 could be the command's.
+pub(super) fn of_conman(failure: Failure) -> Failure {
+    match (&failure, failure.exit()) {
         (Failure::NobodyReads, _) => Failure::Quiet(NOBODY_READS),
         (_, Exit::Command(_)) => failure,
         _ => failure.with_exit(Exit::NOT_RUN),
-    })
+    }
 }
 
-fn request(args: &ExecArgs) -> ExecRequest {
+pub(super) fn request(args: &ExecArgs) -> ExecRequest {
     ExecRequest {
         command: args.command.clone(),
         env: args.env.iter().cloned().collect(),
@@ -123,7 +129,10 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
 }
 
 /// The signal that ends this process; stops and goes on meanwhile as it is told to.
-async fn ending_signal(interrupts: Option<&mut Interrupts>, raw: Option<&RawTerminal>) -> u8 {
+pub(super) async fn ending_signal(
+    interrupts: Option<&mut Interrupts>,
+    raw: Option<&RawTerminal>,
+) -> u8 {
     let Some(interrupts) = interrupts else {
         return std::future::pending().await;
     };
@@ -201,14 +210,14 @@ async fn try_pass_in(
     }
 }
 
-async fn next_piece(input: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
+pub(super) async fn next_piece(input: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
     match input {
         Some(input) => input.recv().await,
         None => std::future::pending().await,
     }
 }
 
-async fn next_resize(resizes: &mut Option<Resizes>) {
+pub(super) async fn next_resize(resizes: &mut Option<Resizes>) {
     match resizes {
         Some(resizes) => resizes.next().await,
         None => std::future::pending().await,
@@ -224,6 +233,9 @@ async fn pass_out(
         let written = match from_command.next().await? {
             FromExec::Stdout(bytes) => writer.write(Stream::Stdout, bytes).await,
             FromExec::Stderr(bytes) => writer.write(Stream::Stderr, bytes).await,
+            FromExec::Replay(_) => {
+                return Err(ExecSocketError::Protocol("a replay".to_owned()));
+            }
             FromExec::Ended(status) => return Ok(status),
         };
         if !written {
@@ -236,7 +248,7 @@ async fn pass_out(
     }
 }
 
-fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit, Failure> {
+pub(super) fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit, Failure> {
     let not_run =
         |exit, title, detail: String| Err(Failure::new(exit, "exec-failed", title, detail));
     match ended {

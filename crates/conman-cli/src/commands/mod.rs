@@ -1,5 +1,6 @@
 //! One module for each subcommand that asks the daemon.
 
+mod attach;
 mod completions;
 mod events;
 mod exec;
@@ -49,6 +50,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Inspect(args) => Box::pin(inspect::run(context, &args)).await,
         ClientCommand::Rm(args) => Box::pin(rm::run(context, args)).await,
         ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
+        ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
@@ -66,7 +68,7 @@ pub(crate) async fn dispatch(
 fn misconfigured(command: &ClientCommand, error: ClientError) -> Failure {
     let failure = Failure::from(error);
     match command {
-        ClientCommand::Exec(_) => failure.with_exit(Exit::NOT_RUN),
+        ClientCommand::Exec(_) | ClientCommand::Attach(_) => failure.with_exit(Exit::NOT_RUN),
         _ => failure,
     }
 }

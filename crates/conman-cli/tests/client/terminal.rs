@@ -6,11 +6,12 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
-use axum::extract::Path;
-use axum::extract::ws::{Message, WebSocket};
-use axum::routing::{delete, get};
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{Path, RawQuery};
+use axum::response::Response;
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use conman_proto::TerminalSize;
+use conman_proto::{ATTACH_PROTOCOL, TerminalSize};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -354,4 +355,124 @@ async fn states_are_coloured_for_a_person_unless_they_ask_for_none() {
     let mut person = Person::runs(&daemon, &["ps", "--no-color"]);
     person.sees("http://alice.localhost:7701/").await;
     assert_eq!(person.ends().await.code(), Some(0));
+}
+
+/// A daemon that keeps one terminal: it shows an old screen first, then what is typed in capitals;
+/// `q` ends its program with code 42, `x` breaks the connection.
+fn keeping(calls: &Calls) -> Daemon {
+    let noted = calls.clone();
+    let attach = move |RawQuery(query): RawQuery, upgrade: WebSocketUpgrade| {
+        noted.note(query.unwrap_or_default());
+        let upgrade = upgrade.protocols([ATTACH_PROTOCOL]);
+        let response: Response = upgrade.on_upgrade(async |mut socket: WebSocket| {
+            let mut answer = framed(5, b"old screen");
+            while socket.send(answer).await.is_ok() {
+                let Some(Ok(Message::Binary(message))) = socket.recv().await else {
+                    return;
+                };
+                answer = match (message[0], &message[1..]) {
+                    (0, b"q") => framed(3, br#"{"exit_code":42}"#),
+                    (0, b"x") => return,
+                    (0, keys) => framed(1, &keys.to_ascii_uppercase()),
+                    (channel, _) => panic!("channel {channel}"),
+                };
+            }
+        });
+        async { response }
+    };
+    let noted = calls.clone();
+    let keep = async move |body: String| {
+        noted.note(&body);
+        let kept = json!({
+            "id": "0123456789ab", "command": ["vi"], "running": true,
+            "started_at": "2026-03-01T12:00:00Z",
+        });
+        (axum::http::StatusCode::CREATED, Json(kept))
+    };
+    let router = Router::new()
+        .route("/v1/sessions/{id}/attach", get(attach))
+        .route("/v1/sessions/{id}/execs", post(keep));
+    Daemon::start(router)
+}
+
+#[tokio::test]
+async fn the_keys_detach_and_nothing_of_them_reaches_the_program() {
+    let calls = Calls::default();
+    let daemon = keeping(&calls);
+    let mut person = Person::runs(&daemon, &["attach", "alice"]);
+    person.sees("Ctrl-P Ctrl-Q detaches").await;
+    person.sees("\u{1b}[2Jold screen").await;
+    assert!(person.is_raw());
+    person.types(b"a\x10");
+    person.sees("A").await;
+    person.types(b"b");
+    person.sees("\u{10}B").await;
+    person.types(b"\x10\x11");
+    // Out of whatever modes the program had set.
+    person.sees("\u{1b}[?1049l").await;
+    person
+        .sees("detached; `conman attach alice` comes back")
+        .await;
+    assert_eq!(person.ends().await.code(), Some(0));
+    assert_eq!(calls.all(), ["scrollback=true&columns=100&rows=30"]);
+}
+
+#[tokio::test]
+async fn the_end_of_the_program_while_attached_is_the_clients() {
+    let daemon = keeping(&Calls::default());
+    let mut person = Person::runs(&daemon, &["attach", "--no-scrollback", "alice"]);
+    person.sees("old screen").await;
+    person.types(b"q");
+    assert_eq!(person.ends().await.code(), Some(42));
+    let mut person = Person::runs(&daemon, &["attach", "alice"]);
+    person.sees("old screen").await;
+    person.types(b"x");
+    person.sees("broke off").await;
+    person
+        .sees("the program goes on; `conman attach alice`")
+        .await;
+    assert_eq!(person.ends().await.code(), Some(125));
+}
+
+#[tokio::test]
+async fn a_kept_command_is_made_and_attached_to_by_its_id() {
+    let calls = Calls::default();
+    let daemon = keeping(&calls);
+    let words = [
+        "exec",
+        "-it",
+        "--keep",
+        "--detach-keys",
+        "ctrl-a,d",
+        "alice",
+        "--",
+        "vi",
+    ];
+    let mut person = Person::runs(&daemon, &words);
+    person.sees("Ctrl-A d detaches").await;
+    person.sees("old screen").await;
+    person.types(b"\x01d");
+    person.sees("conman attach --exec 0123456789ab alice").await;
+    assert_eq!(person.ends().await.code(), Some(0));
+    let asked: serde_json::Value = serde_json::from_str(&calls.all()[0]).expect("JSON");
+    let size = json!({"columns": 100, "rows": 30});
+    assert_eq!(
+        asked,
+        json!({"command": ["vi"], "tty": true, "terminal_size": size})
+    );
+    let attached = "scrollback=true&exec=0123456789ab&columns=100&rows=30";
+    assert_eq!(calls.all()[1], attached);
+    // Without a person there is nothing to attach with.
+    let outcome = daemon.run(&["exec", "-t", "--keep", "alice", "vi"]).await;
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str()),
+        (0, "0123456789ab\n")
+    );
+    let outcome = daemon.run(&["attach", "alice"]).await;
+    assert_eq!(outcome.code, 125);
+    assert!(
+        outcome.stderr.contains("not a terminal"),
+        "{}",
+        outcome.stderr
+    );
 }

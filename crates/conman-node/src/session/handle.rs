@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::view::View;
 use crate::hold::Seats;
 use crate::kill_table::Fate;
+
+/// Attached to one session at a time, all its terminals together: more than look over one shoulder,
+/// and few enough that no session takes all the places that the shim has.
+pub(crate) const MAX_ATTACHED: usize = 32;
 
 /// One life of a session: from its start to its end, in one generation.
 ///
@@ -25,6 +29,8 @@ pub(crate) struct SessionHandle {
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: Arc<Seats>,
+    /// Places for those who are attached to its terminals.
+    pub(crate) attached: Arc<Semaphore>,
 }
 
 impl SessionHandle {
@@ -38,6 +44,7 @@ impl SessionHandle {
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
             held: Arc::new(Seats::default()),
+            attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })
     }
 

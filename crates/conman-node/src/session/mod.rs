@@ -30,5 +30,5 @@ mod release;
 mod view;
 
 pub(crate) use self::driver::{Beginning, spawn};
-pub(crate) use self::handle::SessionHandle;
+pub(crate) use self::handle::{MAX_ATTACHED, SessionHandle};
 pub(crate) use self::view::{Failure, View};

@@ -1,0 +1,291 @@
+//! `conman attach`: a terminal that is kept, on the person's own; and `conman exec --keep`, which
+//! makes one first.
+//!
+//! Detaching leaves everything as it is; so does the death of this process, of the connection and
+//! of the daemon. The person's terminal gets its settings back, and is told to leave the modes
+//! that a full-screen program had it in.
+
+use bytes::Bytes;
+use comfy_table::Cell;
+use conman_proto::{ExecId, ExecStatus, KeptExec, KeptExecList, SessionId};
+use http::Method;
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use super::Context;
+use super::exec::{ending_signal, exit_of, next_piece, next_resize, of_conman, request};
+use crate::args::detach_keys::DetachWatch;
+use crate::args::{AttachArgs, DetachKeys, ExecArgs};
+use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, PROMPT, ToCommand};
+use crate::failure::{Exit, Failure};
+use crate::human::{ago, printable};
+use crate::output::Output;
+use crate::stdio::{StdWriter, Stream, read_stdin};
+use crate::terminal::{self, Interrupts, RawTerminal, Resizes};
+
+/// Empties the screen, before a replay.
+const CLEAR: &[u8] = b"\x1b[m\x1b[H\x1b[2J";
+
+/// Leaves the modes that a full-screen program may have set: the alternate screen, a scrolling
+/// region, mouse reports, bracketed paste, application keys, a hidden cursor, attributes.
+const LEAVE: &[u8] = b"\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\
+    \x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[m\r\n";
+
+/// What somebody attaches to.
+struct Target {
+    id: SessionId,
+    exec: Option<ExecId>,
+    keys: DetachKeys,
+    scrollback: bool,
+}
+
+impl Target {
+    fn path(&self) -> String {
+        let mut path = format!(
+            "/v1/sessions/{}/attach?scrollback={}",
+            self.id, self.scrollback
+        );
+        if let Some(exec) = self.exec {
+            path.push_str(&format!("&exec={exec}"));
+        }
+        if let Some(size) = terminal::size() {
+            path.push_str(&format!("&columns={}&rows={}", size.columns, size.rows));
+        }
+        path
+    }
+
+    /// What brings one back.
+    fn command(&self) -> String {
+        match self.exec {
+            Some(exec) => format!("conman attach --exec {exec} {}", self.id),
+            None => format!("conman attach {}", self.id),
+        }
+    }
+}
+
+/// How being attached ended.
+enum Ended {
+    Detached,
+    Program(Result<ExecStatus, ExecSocketError>),
+}
+
+pub(super) async fn run(context: &Context, args: AttachArgs) -> Result<Exit, Failure> {
+    if args.list {
+        return list(context, &args.id).await;
+    }
+    if let Some(exec) = args.exec
+        && args.end
+    {
+        let path = format!("/v1/sessions/{}/execs/{exec}", args.id);
+        context.client.order(Method::DELETE, &path).await?;
+        return Ok(Exit::Done);
+    }
+    let target = Target {
+        id: args.id,
+        exec: args.exec,
+        keys: args.detach_keys,
+        scrollback: !args.no_scrollback,
+    };
+    attach(context, target).await.map_err(of_conman)
+}
+
+/// Runs a command whose terminal is kept, and attaches to it where a person is there to type.
+pub(super) async fn keep(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
+    let output = &context.output;
+    if args.interactive && !output.json && !terminal::stdin_is_terminal() {
+        return Err(Failure::usage(
+            "standard input is not a terminal: leave out -i",
+        ));
+    }
+    let path = format!("/v1/sessions/{}/execs", args.id);
+    let answer = context
+        .client
+        .answer::<KeptExec>(Method::POST, &path, Some(&request(&args)), PROMPT)
+        .await?;
+    if output.json {
+        output.value(&answer.raw)?;
+        return Ok(Exit::Done);
+    }
+    if !args.interactive {
+        output.line(&answer.value.id.to_string())?;
+        return Ok(Exit::Done);
+    }
+    let target = Target {
+        id: args.id,
+        exec: Some(answer.value.id),
+        keys: args.detach_keys,
+        scrollback: true,
+    };
+    attach(context, target).await
+}
+
+async fn list(context: &Context, id: &SessionId) -> Result<Exit, Failure> {
+    let path = format!("/v1/sessions/{id}/execs");
+    let answer = context
+        .client
+        .answer::<KeptExecList>(Method::GET, &path, None::<&()>, PROMPT)
+        .await?;
+    let output = &context.output;
+    if output.json {
+        output.value(&answer.raw)?;
+        return Ok(Exit::Done);
+    }
+    let now = Timestamp::now();
+    let row = |one: &KeptExec| {
+        let state = match (one.running, one.exit_code) {
+            (true, _) => "running".to_owned(),
+            (false, Some(code)) => format!("exited {code}"),
+            (false, None) => "ended".to_owned(),
+        };
+        let command = one.command.join(" ");
+        let command = printable(&command).into_owned();
+        let id = one.id.to_string();
+        [id, state, ago(now, one.started_at), command]
+            .map(Cell::new)
+            .to_vec()
+    };
+    let rows = answer.value.execs.iter().map(row).collect();
+    output.table(&["EXEC", "STATE", "STARTED", "COMMAND"], rows)?;
+    Ok(Exit::Done)
+}
+
+async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
+    if context.output.json {
+        return Err(Failure::usage("a terminal's output is no JSON"));
+    }
+    if !terminal::stdin_is_terminal() {
+        return Err(Failure::usage(format!(
+            "standard input is not a terminal, to attach with; `conman logs {}` reads what the \
+             session's showed",
+            target.id
+        )));
+    }
+    // Listened for before the size is asked, so that no later one is missed.
+    let resizes = Resizes::listen()?;
+    let socket = context.client.attach(&target.path()).await?;
+    if !target.keys.is_empty() {
+        context.output.note(&format!("{} detaches", target.keys));
+    }
+    // Listened for before the terminal is raw, so that no signal finds it raw and unwatched.
+    let mut interrupts = Interrupts::listen()?;
+    let raw = RawTerminal::enter()?;
+    let input = read_stdin()?;
+    let writer = StdWriter::start()?;
+    let watch = DetachWatch::new(target.keys.clone());
+    let ended = tokio::select! {
+        // It ended.
+        ended = converse(socket, &writer, (input, watch), resizes) => Some(ended),
+        // Letting go is what the signal asks for.
+        signal = ending_signal(Some(&mut interrupts), Some(&raw)) => {
+            drop(writer);
+            leave();
+            return Ok(Exit::Command(128 + signal));
+        }
+    };
+    let written = writer.finish().await;
+    leave();
+    drop(raw);
+    written?;
+    match ended {
+        Some(Ended::Program(Err(error))) => {
+            let failure = exit_of(Err(error));
+            let back = format!(
+                "the program goes on; `{}` comes back to it",
+                target.command()
+            );
+            failure.map_err(|failure| failure.next(back))
+        }
+        Some(Ended::Program(ended)) => exit_of(ended),
+        Some(Ended::Detached) | None => {
+            let back = target.command();
+            context
+                .output
+                .note(&format!("detached; `{back}` comes back"));
+            Ok(Exit::Done)
+        }
+    }
+}
+
+/// The writer has written everything.
+fn leave() {
+    // A terminal that hung up has no modes.
+    let _ = Output::raw_stdout(LEAVE);
+}
+
+/// Passes everything through until the program ends or the keys are typed.
+async fn converse(
+    socket: ExecSocket,
+    writer: &StdWriter,
+    typed: (mpsc::Receiver<Bytes>, DetachWatch),
+    resizes: Resizes,
+) -> Ended {
+    let ExecSocket {
+        mut to_command,
+        mut from_command,
+    } = socket;
+    let ended = tokio::select! {
+        // The end of the output is the program's, or the connection's.
+        ended = pass_out(&mut from_command, writer) => Ended::Program(ended),
+        // What was not sent yet is given up with it.
+        () = pass_in(&mut to_command, typed, resizes) => Ended::Detached,
+    };
+    to_command.close().await;
+    ended
+}
+
+/// Returns when the keys are typed, or nobody can type any more.
+async fn pass_in(
+    to_command: &mut ToCommand,
+    (input, mut watch): (mpsc::Receiver<Bytes>, DetachWatch),
+    resizes: Resizes,
+) {
+    let (mut input, mut resizes) = (Some(input), Some(resizes));
+    loop {
+        let sent = tokio::select! {
+            // `recv` loses nothing when it is cancelled.
+            piece = next_piece(&mut input) => {
+                let Some(piece) = piece else { return };
+                let (passed, detach) = watch.pass(&piece);
+                let sent = if passed.is_empty() {
+                    Ok(())
+                } else {
+                    to_command.stdin(&passed).await
+                };
+                if detach {
+                    return;
+                }
+                sent
+            }
+            // A signal is kept until it is received.
+            () = next_resize(&mut resizes) => match terminal::size() {
+                Some(size) => to_command.resize(size).await,
+                None => Ok(()),
+            },
+        };
+        if sent.is_err() {
+            // Shows in the other direction, which also tells why.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What the terminal shows, until the program's status.
+async fn pass_out(
+    from_command: &mut FromCommand,
+    writer: &StdWriter,
+) -> Result<ExecStatus, ExecSocketError> {
+    loop {
+        let bytes = match from_command.next().await? {
+            FromExec::Stdout(bytes) | FromExec::Stderr(bytes) => bytes,
+            FromExec::Replay(bytes) => [CLEAR, &bytes].concat().into(),
+            FromExec::Ended(status) => return Ok(status),
+        };
+        if !writer.write(Stream::Stdout, bytes).await {
+            // The writer tells why when it is finished, before this is looked at.
+            return Ok(ExecStatus {
+                exit_code: None,
+                error: None,
+            });
+        }
+    }
+}
