@@ -22,17 +22,19 @@ mod native;
 mod process;
 mod removals;
 mod runtime;
+mod shim_link;
 mod stored_plan;
 mod terminal;
 mod terminal_channels;
 
-pub use docker::{DockerOptions, DockerRuntime, DockerTimeouts};
+pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use exec_kill::{ExecKill, KillReply};
-pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
+pub use native::{NativeOptions, NativeRuntime, NativeTimeouts};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
     AttachOptions, BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer,
     LogChunk, LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
     TerminalOutput,
 };
+pub use shim_link::ShimCommand;
 pub use terminal_channels::TERMINAL_SIZE;

@@ -12,6 +12,7 @@ mod daemon;
 mod described;
 mod exec;
 mod failure;
+mod fence;
 mod first_moments;
 mod frames;
 mod hijack;
@@ -30,6 +31,7 @@ use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use futures_util::stream::BoxStream;
 
+pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
 
 use crate::blocking::on_blocking_thread;
@@ -43,6 +45,7 @@ use container_body::container_body;
 use daemon::{Daemon, Lane};
 use described::Listed;
 use failure::Failure;
+use fence::Fence;
 use first_moments::Beginning;
 
 /// Which of them dockerd uses is its own affair and may be unknown while it does not answer, so
@@ -66,6 +69,7 @@ struct Shared {
     kernel: KernelView,
     timeouts: DockerTimeouts,
     max_removals: usize,
+    fence: Option<Fence>,
     /// Where the files are of what this daemon has created and not removed yet; a container that
     /// dockerd knows says it by a label, too.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
@@ -85,6 +89,7 @@ impl DockerRuntime {
             kernel: KernelView::new(options.instance, &DRIVERS)?,
             timeouts: options.timeouts,
             max_removals: options.max_removals,
+            fence: options.fence.map(Fence::new),
             files: Mutex::default(),
         };
         Ok(Self {
@@ -109,8 +114,12 @@ impl Runtime for DockerRuntime {
         let info = described
             .await
             .map_err(|failure| failure.about("describe itself", "the host"))?;
+        let mut warnings = described::warnings(&info);
+        if let Err(error) = self.shared.guard_running().await {
+            warnings.push(format!("sessions may not be under the fence: {error}"));
+        }
         Ok(RuntimeInfo {
-            warnings: described::warnings(&info),
+            warnings,
             version: info.server_version.unwrap_or_else(|| "unknown".to_owned()),
         })
     }
@@ -299,7 +308,16 @@ impl Shared {
         noticed.await
     }
 
+    /// Under the fence, where there is one.
     async fn ask_to_start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        self.guard(key).await?;
+        let started = self.order_start(key).await;
+        self.tell_start(key, &started, |started| started.pid)
+            .await?;
+        started
+    }
+
+    async fn order_start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
         let name = self.container_name(key);
         let started = self
             .daemon

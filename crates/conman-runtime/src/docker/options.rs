@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use conman_core::naming::Instance;
 
+use super::DockerFence;
+
 /// How a [`DockerRuntime`](super::DockerRuntime) reaches its daemon and how much it asks at once.
 #[derive(Debug, Clone)]
 pub struct DockerOptions {
@@ -16,6 +18,8 @@ pub struct DockerOptions {
     /// Commands and logs being read at a time; each holds a connection for as long as it lasts.
     pub max_streams: usize,
     pub timeouts: DockerTimeouts,
+    /// The shim whose dead-man fence the containers are to be under, if they are.
+    pub fence: Option<DockerFence>,
 }
 
 impl DockerOptions {
@@ -30,6 +34,7 @@ impl DockerOptions {
             max_removals: 8,
             max_streams: 512,
             timeouts: DockerTimeouts::default(),
+            fence: None,
         }
     }
 }

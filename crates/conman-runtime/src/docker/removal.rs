@@ -127,6 +127,7 @@ async fn remove_one(
     shared
         .on_blocking_thread(ACTION, move || shared_too.kernel.remove_cgroups(&owned))
         .await?;
+    shared.unguard(key).await?;
     shared.forget_files_dir(key);
     Ok(Attempt::Done)
 }

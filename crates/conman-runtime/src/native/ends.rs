@@ -7,6 +7,7 @@ use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
 use super::kept;
+use crate::shim_link::Hearer;
 
 /// An end, with the exit code where it is known: as a shell tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,8 @@ impl Ends {
     }
 
     /// Takes what the shim tells; whether somebody waited for it.
-    pub(super) fn told(&self, container: &ContainerView) -> bool {
-        let Some(end) = end(container.state) else {
+    fn told(&self, container: &ContainerView) -> bool {
+        let Some(end) = end(container.state).filter(|_| !container.foreign) else {
             return false;
         };
         let mut state = self.lock();
@@ -72,6 +73,14 @@ impl Ends {
         let mut state = self.lock();
         state.ended.remove(name);
         state.waiting.remove(name);
+    }
+}
+
+impl Hearer for Ends {
+    /// Of a command that nobody waits for, an earlier daemon's, nothing has to be known any more.
+    fn hear(&self, container: &ContainerView) -> bool {
+        let waited = self.told(container);
+        waited || container.exec_in.is_none() || kept::is_kept(&container.name)
     }
 }
 

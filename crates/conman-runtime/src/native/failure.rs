@@ -5,8 +5,8 @@ use std::time::Duration;
 use conman_proto::RuntimeKind;
 use conman_shim::{CallError, LaunchError};
 
-use super::link::LinkError;
 use crate::RuntimeError;
+use crate::shim_link::LinkError;
 
 const RUNTIME: RuntimeKind = RuntimeKind::Native;
 

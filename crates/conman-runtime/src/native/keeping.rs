@@ -13,10 +13,10 @@ use jiff::Timestamp;
 use super::ends::{End, end};
 use super::failure::{call_failed, refused, unrunnable};
 use super::kept::{self, MAX_KEPT, StoredExec};
-use super::link::LinkError;
 use super::terminals::shim_size;
 use super::{Inner, away, no_such_container, store};
 use crate::exec_kill::kill_command;
+use crate::shim_link::LinkError;
 use crate::{ContainerKey, ExecPlan, RuntimeError};
 
 const KEEP: &str = "keep a command in";

@@ -6,7 +6,7 @@
 //! by sending that order. What runs and how it ended, the shim and the kernel know. A container
 //! that is removed goes into the trash, which is emptied beside everything else ([`trash`]).
 //!
-//! Tasks: one that reads what the shim says ([`link`]), one for each running command ([`exec`]), one
+//! Tasks: one that reads what the shim says ([`crate::shim_link`]), one for each running command ([`exec`]), one
 //! for each who is attached to a terminal ([`terminals`]). A thread while there is trash to empty.
 
 mod base_layer;
@@ -17,7 +17,6 @@ mod failure;
 mod images;
 mod keeping;
 mod kept;
-mod link;
 mod log;
 mod program;
 mod removal;
@@ -41,12 +40,11 @@ use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
 
-pub use link::ShimCommand;
-
 use crate::blocking::on_blocking_thread;
 use crate::container_files::host_error;
 use crate::kernel_view::KernelView;
 use crate::removals::some_at_a_time;
+use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
     LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
@@ -54,7 +52,6 @@ use crate::{
 use ends::{End, Ends, end};
 use failure::call_failed;
 use images::Images;
-use link::{Link, LinkError};
 use store::{Store, StoredPlan};
 
 /// How long an idle shim takes to end at the most; a daemon's stop waits for it.
@@ -122,7 +119,7 @@ impl NativeRuntime {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
-            link: Link::new(options.socket, options.shim, Arc::clone(&ends)),
+            link: Link::new(options.socket, options.shim, Some(Arc::clone(&ends) as _)),
             ends,
             timeouts: options.timeouts,
             created: Mutex::default(),

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use conman_shim::{CallError, Request};
 
 use super::failure::call_failed;
-use super::link::LinkError;
 use super::{Inner, away, kept, store};
 use crate::container_files::ContainerFiles;
+use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError};
 
 const ACTION: &str = "remove";

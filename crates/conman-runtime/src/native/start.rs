@@ -11,9 +11,9 @@ use conman_shim::{CallError, LaunchSpec, Reply, Request};
 
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
-use super::link::LinkError;
 use super::{Inner, away, no_such_container, store};
 use crate::container_files::host_error;
+use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError, Started};
 
 /// Most bytes of a failed container's output that an error quotes.

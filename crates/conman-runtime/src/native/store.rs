@@ -68,9 +68,7 @@ pub(super) struct ContainerDir {
 }
 
 /// What a container is called: by the shim, and its directory.
-pub(super) fn name(key: &ContainerKey) -> String {
-    format!("{}.{}", key.session, key.generation)
-}
+pub(super) use crate::shim_link::name;
 
 /// The inverse of [`name`]; no id holds a dot.
 fn parse_name(name: &str) -> Option<ContainerKey> {

@@ -23,9 +23,9 @@ use tokio::time::timeout;
 
 use super::ends::End;
 use super::failure::call_failed;
-use super::link::LinkError;
 use super::{Inner, away, kept, no_such_container, store};
 use crate::exec_channels::{exited, latest_size};
+use crate::shim_link::LinkError;
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{
     AttachOptions, ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError, TerminalIo,

@@ -4,8 +4,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use conman_proto::RuntimeKind;
 use conman_runtime::{
-    DockerOptions, DockerRuntime, NativeOptions, NativeRuntime, NativeTimeouts, ProcessOptions,
-    ProcessRuntime, Runtime,
+    DockerFence, DockerOptions, DockerRuntime, NativeOptions, NativeRuntime, NativeTimeouts,
+    ProcessOptions, ProcessRuntime, Runtime,
 };
 
 use super::state::State;
@@ -73,7 +73,18 @@ fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
 }
 
 fn docker(config: &Config, state: &State) -> Result<DockerRuntime> {
-    let options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
+    let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
+    // Only where there is a shim anyway: one that Docker's sessions alone need would be one more
+    // thing that they depend on.
+    if config.runtimes().contains(&RuntimeKind::Native) {
+        options.fence = Some(DockerFence {
+            socket: ShimPlace::of(&state.instance).socket(),
+            shim: Some(shim::command(
+                &config.state_dir,
+                config.limits.node.max_sessions,
+            )?),
+        });
+    }
     DockerRuntime::connect(options).context("cannot set up the Docker runtime")
 }
 

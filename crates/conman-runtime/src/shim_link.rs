@@ -3,7 +3,7 @@
 //! ```text
 //! callers ──send──▶ socket ──▶ shim
 //!    ▲ oneshot a call            │
-//!    └──── one reader task ◀─────┘──▶ Ends
+//!    └──── one reader task ◀─────┘──▶ Hearer
 //! ```
 //! A connection that breaks fails the calls that wait on it; the next call makes another one, and
 //! starts a shim where none answers and there is a program to start. Ends that were told meanwhile
@@ -22,15 +22,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_linux::Features;
-use conman_shim::{Call, CallError, FenceState, Message, Reply, Request, VERSION, encode, socket};
+use conman_shim::{
+    Call, CallError, ContainerView, FenceState, Message, Reply, Request, VERSION, encode, socket,
+};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::ends::Ends;
-use super::kept;
+use crate::ContainerKey;
 
 /// Bound on having a connection, the start of a shim included: it answers after some milliseconds,
 /// on a busy machine later.
@@ -51,6 +52,17 @@ const STDERR_MODE: u32 = 0o600;
 /// The call whose answer is of no interest.
 const NOBODYS: u64 = 0;
 
+/// Who hears of ends.
+pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
+    /// `false` when the shim may forget it at once.
+    fn hear(&self, ended: &ContainerView) -> bool;
+}
+
+/// What a session's container is called.
+pub(crate) fn name(key: &ContainerKey) -> String {
+    format!("{}.{}", key.session, key.generation)
+}
+
 /// What becomes the shim when it is run.
 #[derive(Debug, Clone)]
 pub struct ShimCommand {
@@ -62,7 +74,7 @@ pub struct ShimCommand {
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LinkError {
+pub(crate) enum LinkError {
     /// Nothing was sent.
     #[error("{reason}")]
     Unreachable { reason: String },
@@ -81,10 +93,10 @@ type Answer = (Reply, Vec<OwnedFd>);
 
 /// The way to the shim, whichever connection it takes.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     socket: PathBuf,
     command: Option<ShimCommand>,
-    ends: Arc<Ends>,
+    hearer: Option<Arc<dyn Hearer>>,
     /// Locked while a connection is made, which is bounded.
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// The shim that was started here, to be reaped should it end.
@@ -93,11 +105,11 @@ pub(super) struct Link {
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     shared: Arc<Shared>,
     reader: AbortHandle,
-    pub(super) shim_pid: i32,
-    pub(super) features: Option<Features>,
+    pub(crate) shim_pid: i32,
+    pub(crate) features: Option<Features>,
 }
 
 #[derive(Debug)]
@@ -116,18 +128,22 @@ struct Waiting {
 }
 
 impl Link {
-    pub(super) fn new(socket: PathBuf, command: Option<ShimCommand>, ends: Arc<Ends>) -> Self {
+    pub(crate) fn new(
+        socket: PathBuf,
+        command: Option<ShimCommand>,
+        hearer: Option<Arc<dyn Hearer>>,
+    ) -> Self {
         Self {
             socket,
             command,
-            ends,
+            hearer,
             current: tokio::sync::Mutex::default(),
             started: Mutex::default(),
         }
     }
 
     /// A connection that is open, as far as is known.
-    pub(super) async fn connection(&self) -> Result<Arc<Connection>, LinkError> {
+    pub(crate) async fn connection(&self) -> Result<Arc<Connection>, LinkError> {
         let mut current = self.current.lock().await;
         if let Some(connection) = current.as_ref().filter(|one| one.is_open()) {
             return Ok(Arc::clone(connection));
@@ -139,13 +155,13 @@ impl Link {
     }
 
     /// The connection that is there already; none is made.
-    pub(super) async fn present(&self) -> Option<Arc<Connection>> {
+    pub(crate) async fn present(&self) -> Option<Arc<Connection>> {
         let current = self.current.lock().await;
         current.as_ref().filter(|one| one.is_open()).cloned()
     }
 
     /// Asks for something that may be asked twice: once more when the connection breaks.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &self,
         request: &Request,
         patience: Duration,
@@ -157,7 +173,7 @@ impl Link {
     }
 
     /// Asks once, with descriptors beside the request.
-    pub(super) async fn call(
+    pub(crate) async fn call(
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],
@@ -204,7 +220,7 @@ impl Link {
             next_call: AtomicU64::new(NOBODYS + 1),
             waiting: Mutex::default(),
         });
-        let task = tokio::spawn(read(Arc::clone(&shared), Arc::clone(&self.ends)));
+        let task = tokio::spawn(read(Arc::clone(&shared), self.hearer.clone()));
         let mut connection = Connection {
             shared,
             reader: task.abort_handle(),
@@ -220,7 +236,9 @@ impl Link {
             }
             _ => return Err(LinkError::Unexpected),
         }
-        connection.call(&Request::Subscribe, &[], left).await?;
+        if self.hearer.is_some() {
+            connection.call(&Request::Subscribe, &[], left).await?;
+        }
         open_fence(&connection, left).await?;
         Ok(connection)
     }
@@ -307,7 +325,7 @@ impl Connection {
         !self.shared.lock().closed
     }
 
-    pub(super) async fn call(
+    pub(crate) async fn call(
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],
@@ -391,7 +409,7 @@ impl Shared {
         waiting.calls.clear();
     }
 
-    fn take(&self, incoming: socket::Incoming, ends: &Ends) {
+    fn take(&self, incoming: socket::Incoming, hearer: Option<&dyn Hearer>) {
         match incoming.message {
             Ok(Message::Reply { id, reply }) => {
                 if let Some(caller) = self.lock().calls.remove(&id) {
@@ -399,8 +417,7 @@ impl Shared {
                 }
             }
             Ok(Message::Ended { container }) => {
-                let waited = ends.told(&container);
-                if !waited && container.exec_in.is_some() && !kept::is_kept(&container.name) {
+                if hearer.is_some_and(|hearer| !hearer.hear(&container)) {
                     self.acknowledge(container.name);
                 }
             }
@@ -409,8 +426,8 @@ impl Shared {
         }
     }
 
-    /// Has the end of a command forgotten that nobody waits for: an earlier daemon's. Where it
-    /// cannot be sent at once, the next connection hears of it again.
+    /// Has an end forgotten. Where that cannot be sent at once, the next connection hears of it
+    /// again.
     fn acknowledge(&self, name: String) {
         let request = Request::Acknowledge { names: vec![name] };
         let call = Call {
@@ -424,13 +441,13 @@ impl Shared {
 }
 
 /// Reads until the connection ends.
-async fn read(shared: Arc<Shared>, ends: Arc<Ends>) {
+async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn Hearer>>) {
     let mut buffer = Vec::new();
     loop {
         let receive = || socket::receive(&shared.socket, &mut buffer);
         let incoming = shared.socket.async_io(Interest::READABLE, receive).await;
         match incoming {
-            Ok(Some(incoming)) => shared.take(incoming, &ends),
+            Ok(Some(incoming)) => shared.take(incoming, hearer.as_deref()),
             Ok(None) => {
                 tracing::warn!("the shim has closed the connection");
                 break;

@@ -1,0 +1,274 @@
+//! The shim's dead-man fence over Docker's containers.
+//!
+//! ```text
+//! guard: the shim makes the cgroup above all of it, which it can freeze and kill
+//!   └▶ Docker starts ─▶ appeared, with a pidfd │ not started ─▶ dead, removed: forgotten
+//! ```
+//! So whatever dockerd does with a start, late or never answered, is in a cgroup that the fence
+//! holds. What runs already when a shim is met for the first time is taken under it then.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::naming;
+use conman_linux::PidFd;
+use conman_proto::RuntimeKind;
+use conman_shim::{CallError, Reply, Request};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::daemon::Lane;
+use super::failure::Failure;
+use crate::shim_link::{Connection, Link, LinkError, ShimCommand, name};
+use crate::{ContainerKey, RuntimeError};
+
+/// Bound on the shim's answers, which it gives at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the shim takes at the most to notice a death, and how often it is asked.
+const DEATH_PATIENCE: Duration = Duration::from_secs(2);
+const DEATH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Where the shim is.
+#[derive(Debug, Clone)]
+pub struct DockerFence {
+    pub socket: PathBuf,
+    /// Starts a shim where none answers; without it somebody else must.
+    pub shim: Option<ShimCommand>,
+}
+
+#[derive(Debug)]
+pub(super) struct Fence {
+    link: Link,
+    /// Over which connection the shim was told of all that runs.
+    told: Mutex<Option<Arc<Connection>>>,
+}
+
+impl Fence {
+    pub(super) fn new(options: DockerFence) -> Self {
+        Self {
+            link: Link::new(options.socket, options.shim, None),
+            told: Mutex::default(),
+        }
+    }
+
+    /// Before a start is ordered.
+    async fn guard(&self, key: &ContainerKey, cgroup: String) -> Result<(), LinkError> {
+        let name = name(key);
+        let guard = Request::Guard {
+            name: name.clone(),
+            cgroup,
+        };
+        let exists = match self.link.ask(&guard, PATIENCE).await {
+            Ok(_) => return Ok(()),
+            Err(LinkError::Refused(exists @ CallError::Exists { .. })) => exists,
+            Err(error) => return Err(error),
+        };
+        // A start that was ordered before is under it; of one that has ended nothing would be.
+        match self.link.ask(&Request::Find { name }, PATIENCE).await? {
+            Reply::Found {
+                container: Some(view),
+                ..
+            } if view.foreign && view.state.is_alive() => Ok(()),
+            _ => Err(LinkError::Refused(exists)),
+        }
+    }
+
+    /// `process` is its first.
+    async fn appeared(&self, key: &ContainerKey, process: &PidFd) -> Result<(), LinkError> {
+        let appeared = Request::Appeared {
+            name: name(key),
+            pid: process.pid(),
+        };
+        match self
+            .link
+            .call(&appeared, &[process.as_fd()], PATIENCE)
+            .await
+        {
+            // It has been told, or has died since.
+            Ok(_) | Err(LinkError::Refused(CallError::Exists { .. } | CallError::Ended { .. })) => {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Nothing of a start will appear any more.
+    async fn not_started(&self, key: &ContainerKey) -> Result<(), LinkError> {
+        let over = Request::NotStarted { name: name(key) };
+        match self.link.ask(&over, PATIENCE).await {
+            // It has appeared, is known to be over, or was never heard of.
+            Err(LinkError::Refused(
+                CallError::Exists { .. }
+                | CallError::Ended { .. }
+                | CallError::NoSuchContainer { .. },
+            ))
+            | Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Docker has forgotten it.
+    async fn forget(&self, key: &ContainerKey) -> Result<(), LinkError> {
+        self.not_started(key).await?;
+        let deadline = Instant::now() + DEATH_PATIENCE;
+        loop {
+            let names = vec![name(key)];
+            match self
+                .link
+                .ask(&Request::Acknowledge { names }, PATIENCE)
+                .await
+            {
+                Err(LinkError::Refused(CallError::StillAlive { .. }))
+                    if Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(DEATH_INTERVAL).await;
+                }
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    /// Names of all that the shim knows.
+    async fn known(&self) -> Result<BTreeSet<String>, LinkError> {
+        let mut known = BTreeSet::new();
+        loop {
+            let after = known.last().cloned();
+            match self.link.ask(&Request::List { after }, PATIENCE).await? {
+                Reply::Containers { containers, more } => {
+                    known.extend(containers.into_iter().map(|view| view.name));
+                    if !more {
+                        return Ok(known);
+                    }
+                }
+                _ => return Err(LinkError::Unexpected),
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Takes the container under the fence, if there is one, before its start is ordered.
+    pub(super) async fn guard(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        let Some(fence) = &self.fence else {
+            return Ok(());
+        };
+        let cgroup = self.cgroup(key).await;
+        let cgroup = cgroup.map_err(|failure| failure.of_start(key))?;
+        let guarded = fence.guard(key, cgroup).await;
+        guarded.map_err(|error| fence_failed("start", key, error))
+    }
+
+    /// Tells the fence how a start has come out. After an error it may run.
+    pub(super) async fn tell_start<T>(
+        &self,
+        key: &ContainerKey,
+        started: &Result<T, RuntimeError>,
+        pid: impl FnOnce(&T) -> i32,
+    ) -> Result<(), RuntimeError> {
+        let Some(fence) = &self.fence else {
+            return Ok(());
+        };
+        let told = match started {
+            Ok(started) => match self.hold(key, pid(started)) {
+                Some(process) => fence.appeared(key, &process).await,
+                // It is dead.
+                None => fence.not_started(key).await,
+            },
+            // It may come to run yet.
+            Err(error) if error.is_ambiguous() => Ok(()),
+            Err(_) => fence.not_started(key).await,
+        };
+        told.map_err(|error| fence_failed("start", key, error))
+    }
+
+    /// Nothing of the container exists any more.
+    pub(super) async fn unguard(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        let Some(fence) = &self.fence else {
+            return Ok(());
+        };
+        let forgotten = fence.forget(key).await;
+        forgotten.map_err(|error| fence_failed("remove", key, error))
+    }
+
+    /// Takes everything under the fence that runs already, once for each shim that is met.
+    pub(super) async fn guard_running(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let Some(fence) = &self.fence else {
+            return Ok(());
+        };
+        let failed = |error| fence_failed("guard", "its containers", error);
+        let connection = fence.link.connection().await.map_err(failed)?;
+        let mut told = fence.told.lock().await;
+        if told
+            .as_ref()
+            .is_some_and(|told| Arc::ptr_eq(told, &connection))
+        {
+            return Ok(());
+        }
+        let listed = self.list().await;
+        let listed = listed.map_err(|failure| failure.about("list", "the containers"))?;
+        let known = fence.known().await.map_err(failed)?;
+        let unknown = listed.into_iter().map(|each| each.key);
+        let unknown: Vec<_> = unknown.filter(|key| !known.contains(&name(key))).collect();
+        let (shared, keys) = (Arc::clone(self), unknown.clone());
+        let inits = self
+            .on_blocking_thread("list", move || Ok(shared.kernel.init_pids(&keys)))
+            .await?;
+        for (key, pid) in &inits {
+            self.guard(key).await?;
+            self.tell_start(key, &Ok(*pid), |pid| *pid).await?;
+            tracing::info!(container = %key, "it is under the fence");
+        }
+        *told = Some(connection);
+        Ok(())
+    }
+
+    /// A hold on a process that is the container's; `None` when it is gone.
+    fn hold(&self, key: &ContainerKey, pid: i32) -> Option<PidFd> {
+        let process = PidFd::open(pid).ok()?;
+        self.kernel.owns_pid(key, pid).then_some(process)
+    }
+
+    /// The cgroup above all of the container.
+    async fn cgroup(&self, key: &ContainerKey) -> Result<String, Failure> {
+        let driver = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.info, |facts| async move {
+                Ok(facts.cgroup_driver)
+            })
+            .await?;
+        let instance = self.kernel.instance();
+        Ok(naming::cgroup_parent(instance, &key.session, key.generation, driver).path)
+    }
+}
+
+fn fence_failed(action: &'static str, subject: impl ToString, error: LinkError) -> RuntimeError {
+    let runtime = RuntimeKind::Docker;
+    match error {
+        LinkError::Refused(CallError::Fenced) => RuntimeError::Refused {
+            runtime,
+            action,
+            subject: subject.to_string(),
+            reason: "this node has lost touch with the others, and everything of it is frozen"
+                .to_owned(),
+        },
+        LinkError::Refused(refusal) => RuntimeError::Refused {
+            runtime,
+            action,
+            subject: subject.to_string(),
+            reason: format!("the shim, whose fence it is to be under, refuses: {refusal}"),
+        },
+        error @ (LinkError::Unreachable { .. }
+        | LinkError::Lost
+        | LinkError::TimedOut { .. }
+        | LinkError::Unexpected) => RuntimeError::Unavailable {
+            runtime,
+            action,
+            reason: format!("its fence is missing: {error}"),
+        },
+    }
+}
