@@ -4,7 +4,8 @@
 //! the machine say, below a root directory so that tests can invent a machine; [`examine`] turns
 //! that, the [`Site`] and a runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is
 //! planned from the diagnosis and carried out last. [`room`] is the same for a daemon that is to
-//! admit sessions: the one limit that binds first.
+//! admit sessions: the one limit that binds first. [`Kernel`] tells which optional interfaces of the
+//! kernel there are.
 //!
 //! Absent on purpose: sessions, the daemon's API, any knowledge of what is running beyond what
 //! the kernel counts. No task runs here, and everything that is read is bounded.
@@ -15,6 +16,7 @@ mod diagnosis;
 mod fix;
 mod footprint;
 mod host;
+mod kernel;
 mod site;
 mod table;
 
@@ -23,4 +25,5 @@ pub use diagnosis::{Check, Diagnosis, Remedy, Verdict};
 pub use fix::{Applied, Fix, FixError};
 pub use footprint::Footprint;
 pub use host::Host;
+pub use kernel::{Kernel, KernelInterface};
 pub use site::Site;

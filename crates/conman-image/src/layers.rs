@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::beneath::read_bounded;
 use crate::digest::LayerId;
 use crate::limits::Allowance;
+use crate::owners::Move;
 use crate::store::{StoreError, failed};
 use crate::unpack::{Announced, UnpackError, UnpackedLayer, unpack};
 
@@ -40,6 +41,9 @@ pub(crate) struct LayerFacts {
     pub(crate) file_bytes: u64,
     pub(crate) entries: u64,
     pub(crate) hides_all_below: bool,
+    /// First id of the range that its files belong to; 0 is as the image says.
+    #[serde(default)]
+    pub(crate) first_id: u32,
 }
 
 impl LayerFacts {
@@ -59,6 +63,8 @@ impl LayerFacts {
 pub(crate) struct Layers {
     directory: PathBuf,
     scratch: PathBuf,
+    /// Of the range that the files of all layers belong to; 0 is as the image says.
+    first_id: u32,
     leases: Arc<Mutex<BTreeMap<LayerId, Leased>>>,
 }
 
@@ -96,12 +102,51 @@ pub(crate) struct Detached {
 }
 
 impl Layers {
-    pub(crate) fn new(directory: PathBuf, scratch: PathBuf) -> Self {
+    pub(crate) fn new(directory: PathBuf, scratch: PathBuf, first_id: u32) -> Self {
         Self {
             directory,
             scratch,
+            first_id,
             leases: Arc::default(),
         }
+    }
+
+    pub(crate) fn first_id(&self) -> u32 {
+        self.first_id
+    }
+
+    /// Gives the files of layers that belong to another range to this one, while nobody uses them.
+    /// A layer that this is interrupted at does not count as one any more.
+    pub(crate) fn own_all(&self) -> Result<(), StoreError> {
+        let directory = &self.directory;
+        for entry in fs::read_dir(directory).map_err(failed("read", directory))? {
+            let layer = entry.map_err(failed("read", directory))?.path();
+            let Some(mut facts) = LayerFacts::load(&layer) else {
+                continue;
+            };
+            if facts.first_id == self.first_id {
+                continue;
+            }
+            tracing::info!(layer = %layer.display(), "the layer's files are given to other ids");
+            let give = failed("give away the files of", &layer);
+            self.own(&layer, &mut facts).map_err(give)?;
+        }
+        Ok(())
+    }
+
+    fn own(&self, layer: &Path, facts: &mut LayerFacts) -> io::Result<()> {
+        let moved = Move {
+            from: facts.first_id,
+            to: self.first_id,
+        };
+        facts.first_id = self.first_id;
+        fs::remove_file(layer.join(FACTS_FILE))?;
+        File::open(layer)?.sync_all()?;
+        let root = File::open(layer.join(LAYER_ROOT))?;
+        moved.apply(&root)?;
+        syncfs(&root)?;
+        facts.store(layer)?;
+        File::open(layer)?.sync_all()
     }
 
     pub(crate) fn contains(&self, layer: &LayerId) -> bool {
@@ -213,6 +258,14 @@ impl Layers {
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(made)?;
         let synced = root.try_clone().map_err(failed("open", &root_path))?;
         let unpacked = unpack(source, root, announced, allowance)?;
+        if self.first_id != 0 {
+            let moved = Move {
+                from: 0,
+                to: self.first_id,
+            };
+            let given = moved.apply(&synced);
+            given.map_err(failed("give away the files of", &root_path))?;
+        }
         // One call for thousands of files; syncing each takes a journal commit each.
         syncfs(&synced).map_err(|errno| failed("sync", &root_path)(errno.into()))?;
         Ok(Draft { scratch, unpacked })
@@ -224,6 +277,7 @@ impl Layers {
             file_bytes: draft.unpacked.file_bytes,
             entries: draft.unpacked.entries,
             hides_all_below: draft.unpacked.hides_all_below,
+            first_id: self.first_id,
         };
         facts.store(path).map_err(failed("write", path))?;
         sync(path)?;
@@ -274,7 +328,7 @@ mod tests {
         for directory in [&home, &scratch] {
             fs::create_dir(directory).expect("directory");
         }
-        let layers = Layers::new(home, scratch);
+        let layers = Layers::new(home, scratch, 0);
         let mut allowance = Allowance::new(&ImageLimits::default());
         // An archive of no entries: its end mark alone.
         let first = layers

@@ -40,6 +40,7 @@ mod limits;
 mod meter;
 mod name;
 mod oci_layout;
+mod owners;
 mod pull;
 mod records;
 mod store;

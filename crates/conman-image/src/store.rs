@@ -88,10 +88,24 @@ pub struct GcReport {
 }
 
 impl ImageStore {
+    /// [`Self::open_for`] kernels that map the owners of layers: files belong to whom the image
+    /// says.
+    pub fn open(directory: &Path, limits: ImageLimits) -> Result<Self, StoreError> {
+        Self::open_for(directory, limits, 0)
+    }
+
     /// Opens the store below `directory`, which is made where it is missing, and sweeps what an
     /// earlier process left unfinished. Fails with [`StoreError::InUse`] while another process
     /// has it open; [`StoreReader`] does not mind.
-    pub fn open(directory: &Path, limits: ImageLimits) -> Result<Self, StoreError> {
+    ///
+    /// The files of all layers belong to the range of ids that begins with `first_id`, user `n` of
+    /// the image being its `n`th; 0 leaves them whose the image says. A store that was opened for
+    /// another range is changed first, for which nothing may use its layers.
+    pub fn open_for(
+        directory: &Path,
+        limits: ImageLimits,
+        first_id: u32,
+    ) -> Result<Self, StoreError> {
         make_private(directory)?;
         let path = directory.join(LOCK_FILE);
         let lock = File::options()
@@ -116,9 +130,11 @@ impl ImageStore {
         sweep_index_drafts(directory)?;
         let index = load_or_restore(directory)?;
         follow(&index, directory);
+        let layers = Layers::new(directory.join(LAYERS), directory.join(SCRATCH), first_id);
+        layers.own_all()?;
         Ok(Self {
             inner: Arc::new(Inner {
-                layers: Layers::new(directory.join(LAYERS), directory.join(SCRATCH)),
+                layers,
                 directory: directory.to_owned(),
                 limits,
                 state: Mutex::new(State {
@@ -132,6 +148,11 @@ impl ImageStore {
 
     pub fn directory(&self) -> &Path {
         &self.inner.directory
+    }
+
+    /// Of the range that the files of layers belong to; 0 is as the image says.
+    pub fn first_id(&self) -> u32 {
+        self.inner.layers.first_id()
     }
 
     pub fn limits(&self) -> &ImageLimits {

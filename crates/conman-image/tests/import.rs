@@ -590,6 +590,39 @@ fn one_process_writes_others_read_and_leftovers_are_swept() {
 }
 
 #[test]
+fn a_store_that_other_ids_are_to_own_keeps_its_images() {
+    const SHARED: u32 = 0x3FFF_0000;
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let directory = stage.path().join("store");
+    let owner = |store: &ImageStore, image: &str, file: &str| {
+        let layers = store.pin(&name(image)).expect("held");
+        let root = layers.image().layers[0].root.clone();
+        fs::metadata(root.join(file)).expect("unpacked").uid()
+    };
+    let mut first = Some(("a:1", "a"));
+    for first_id in [0, SHARED, 0, SHARED] {
+        let store = ImageStore::open_for(&directory, ImageLimits::default(), first_id);
+        let store = store.expect("opened");
+        assert_eq!(store.first_id(), first_id);
+        if let Some((image, file)) = first.take() {
+            let archive = Tar::new().file(file, b"x").bytes();
+            let imported = store.import(&stage.file("a.tar", &archive), &name(image));
+            imported.expect("imported");
+        }
+        assert_eq!(owner(&store, "a:1", "a"), first_id);
+        let fresh = format!("b:{first_id}");
+        let content = fresh.clone().into_bytes();
+        let archive = Tar::new().file("b", &content).bytes();
+        let imported = store.import(&stage.file("b.tar", &archive), &name(&fresh));
+        imported.expect("imported");
+        assert_eq!(owner(&store, &fresh, "b"), first_id);
+    }
+}
+
+#[test]
 fn imports_and_collections_side_by_side_leave_whole_images() {
     if !is_root() {
         return;

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::mounts::{Mount, NewFilesystem};
 
-/// What of the newer kernel interfaces this host has; each has a fallback, except where it says
-/// what cannot be done without it.
+/// What of the newer kernel interfaces this host has. Each can be done without
+/// ([`Interface::without`]); the least kernel is [`Features::FLOOR`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// `uname -r`.
     pub release: String,
     /// Layers of an overlay given as descriptors; otherwise by path.
     pub overlay_fd_layers: bool,
-    /// Overlay layers whose owners are mapped (5.19). Without them there are no containers with
-    /// ranges of ids of their own.
+    /// Overlay layers whose owners are mapped (5.19). Without them no container has a range of ids
+    /// of its own.
     pub mapped_layers: bool,
-    /// mount_setattr(2) (5.12); without it a root cannot be made read-only from inside.
+    /// mount_setattr(2) (5.12), which also maps the owners of other mounts.
     pub mount_attributes: bool,
     /// The unified cgroup hierarchy, alone or beside v1.
     pub unified_cgroups: bool,
@@ -69,6 +69,43 @@ impl Interface {
         }
     }
 
+    /// The first kernel that has it.
+    #[must_use]
+    pub fn since(self) -> &'static str {
+        match self {
+            Self::OverlayFdLayers => "6.13",
+            Self::MappedLayers => "5.19",
+            Self::MountAttributes => "5.12",
+            Self::BirthInCgroup => "5.7",
+            Self::CgroupKill => "5.14",
+            Self::ExitStatusByPidfd => "6.15",
+        }
+    }
+
+    /// What is otherwise where there is none.
+    #[must_use]
+    pub fn without(self) -> &'static str {
+        match self {
+            Self::OverlayFdLayers => {
+                "roots are mounted in the launcher's namespace for a moment, by the numbers of \
+                 their layers' descriptors"
+            }
+            Self::MappedLayers => {
+                "all containers share one unprivileged range of ids, so that limits by user are \
+                 theirs together and file capabilities of images have no effect"
+            }
+            Self::MountAttributes => {
+                "owners of binds are not mapped: inside they are nobody's, and only what everybody \
+                 may read or write can be"
+            }
+            Self::BirthInCgroup => "a process joins its cgroup before its program runs",
+            Self::CgroupKill => "the processes of a cgroup are killed one by one",
+            Self::ExitStatusByPidfd => {
+                "the exit status of a container whose shim has died is unknown"
+            }
+        }
+    }
+
     /// The one of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -77,6 +114,33 @@ impl Interface {
 }
 
 impl Features {
+    /// The least kernel: overlays are volatile from 5.10 on.
+    pub const FLOOR: (u32, u32) = (5, 10);
+
+    /// Whether the kernel is [`Self::FLOOR`] or later.
+    #[must_use]
+    pub fn reaches_floor(&self) -> bool {
+        kernel_version(&self.release) >= Self::FLOOR
+    }
+
+    /// Whether there is this one.
+    #[must_use]
+    pub fn has(&self, interface: Interface) -> bool {
+        match interface {
+            Interface::OverlayFdLayers => self.overlay_fd_layers,
+            Interface::MappedLayers => self.mapped_layers,
+            Interface::MountAttributes => self.mount_attributes,
+            Interface::BirthInCgroup => self.birth_in_cgroup,
+            Interface::CgroupKill => self.cgroup_kill,
+            Interface::ExitStatusByPidfd => self.exit_status_by_pidfd,
+        }
+    }
+
+    /// Those that it lacks.
+    pub fn lacking(&self) -> impl Iterator<Item = Interface> {
+        Interface::ALL.into_iter().filter(|one| !self.has(*one))
+    }
+
     /// The same host, as if its kernel lacked these; to try the other ways where there are these.
     #[must_use]
     pub fn without(mut self, lacking: &[Interface]) -> Self {

@@ -219,6 +219,7 @@ fn interfaces_are_left_out_by_their_names() {
         let less = features.clone().without(&[interface]);
         let json = serde_json::to_value(&less).expect("JSON");
         assert_eq!(json[interface.name()], serde_json::json!(false));
+        assert!(!less.has(interface) && less.lacking().any(|one| one == interface));
     }
     assert_eq!(Interface::from_name("everything"), None);
     // Owners are mapped by the same call.

@@ -213,9 +213,9 @@ fn a_terminal_controls_its_command() {
     let running = client.exec(spec, [slave.as_fd(); 3]).expect("executed");
     drop(slave);
     let mut master = File::from(pty.master);
-    let mut text = [0_u8; 64];
-    let read = master.read(&mut text).expect("readable");
-    assert_eq!(&text[..read], b"terminal\r\n");
+    let mut text = [0_u8; 10];
+    master.read_exact(&mut text).expect("readable");
+    assert_eq!(&text, b"terminal\r\n");
     // Ctrl-C reaches the foreground process.
     std::io::Write::write_all(&mut master, b"\x03").expect("typed");
     wait_dead(&running);

@@ -2,6 +2,7 @@
 //! refused is refused by that layer; and once without it, so that the trial is known to work.
 
 #![cfg(target_arch = "x86_64")]
+#![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
 #[path = "support/probe.rs"]
 mod probe;
@@ -13,7 +14,7 @@ use conman_linux::{Cgroups, proc_scan};
 use conman_shim::{ContainerState, Hardening, LaunchSpec};
 
 use probe::{Arg, Probe};
-use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
+use support::{SOON, Shim, available, has_own_ids, next_end, subscribe, until, wait_dead};
 
 const EPERM: i32 = libc::EPERM;
 
@@ -60,6 +61,7 @@ fn run_probe(
 ) -> ContainerState {
     let layer = format!("probe-{name}");
     probe.write(&shim.path("store").join(&layer).join("probe"), mode);
+    shim.made_layer(&layer);
     let mut spec = shim.spec(name, "");
     spec.root.layers.insert(0, PathBuf::from(layer));
     spec.program.argv = vec!["/probe".to_owned()];
@@ -92,6 +94,11 @@ fn with_and_without(
     (with, without)
 }
 
+fn unprivileged_bpf() -> bool {
+    let disabled = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
+    disabled.is_ok_and(|text| text.trim() == "0")
+}
+
 #[test]
 fn the_filter_alone_refuses_what_opens_the_kernel() {
     if !available() {
@@ -122,6 +129,10 @@ fn the_filter_alone_refuses_what_opens_the_kernel() {
     for (name, call, arguments) in calls {
         let (with, without) = with_and_without(&shim, name, || Probe::of(call, &arguments));
         assert_eq!(with, ContainerState::Exited { code: EPERM }, "{name}");
+        if name == "bpf" && without == with && !unprivileged_bpf() {
+            eprintln!("skipped in part: this kernel itself refuses bpf(2) to containers");
+            continue;
+        }
         assert!(
             matches!(without, ContainerState::Exited { code } if code != EPERM),
             "{name}: {without:?}"
@@ -403,7 +414,7 @@ fn a_memory_hog_is_killed_by_its_own_limit() {
 
 #[test]
 fn neither_a_shared_id_nor_another_containers_files_are_in_reach() {
-    if !available() {
+    if !available() || !has_own_ids() {
         return;
     }
     let shim = Shim::start();

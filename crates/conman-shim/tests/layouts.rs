@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount};
@@ -14,7 +14,9 @@ use conman_shim::{
     SHARED_IDS,
 };
 
-use support::{SOON, Shim, available, next_end, subscribe, until, wait_dead};
+use support::{
+    SOON, Shim, available, next_end, own_by_the_shared_range, subscribe, until, wait_dead,
+};
 
 /// Whether the host has such hierarchies to freeze with.
 fn has(part: CgroupPart) -> bool {
@@ -139,27 +141,15 @@ fn a_kernel_that_cannot_map_layers_refuses_and_says_what_it_lacks() {
     for lacking in [Interface::MappedLayers, Interface::MountAttributes] {
         let shim = Shim::start_with(&["--without", lacking.name()]);
         let mut client = shim.client();
-        let error = client
-            .launch(shim.spec("old.1", "true"))
-            .expect_err("it cannot");
+        let mut spec = shim.spec("old.1", "true");
+        spec.root.shared_ids = false;
+        let error = client.launch(spec).expect_err("it cannot");
         let text = error.to_string();
         assert!(text.contains("Linux 5.19"), "{text}");
         assert!(!shim.path("scratch/old.1").exists());
         assert_eq!(client.list().expect("listed"), []);
         let freezer = Freezer::detect().expect("detected");
         assert_eq!(freezer.children(&shim.cgroup).expect("listed"), [""; 0]);
-    }
-}
-
-/// Gives a file and all below it to the shared range, by the ids that they have.
-fn own_by_the_shared_range(path: &Path) {
-    let data = fs::symlink_metadata(path).expect("it is there");
-    let (user, group) = (SHARED_IDS + data.uid(), SHARED_IDS + data.gid());
-    std::os::unix::fs::lchown(path, Some(user), Some(group)).expect("owned");
-    if data.is_dir() {
-        for entry in fs::read_dir(path).expect("readable") {
-            own_by_the_shared_range(&entry.expect("readable").path());
-        }
     }
 }
 
@@ -264,6 +254,7 @@ fn as_many_layers_as_there_may_be_are_found_by_paths() {
         fs::create_dir(&layer).expect("made");
         let file = if number == 1 { "top" } else { "bottom" };
         fs::write(layer.join(file), format!("{file} of {number}\n")).expect("written");
+        shim.made_layer(&name);
         spec.root.layers.push(PathBuf::from(name));
     }
     spec.root.layers.push(PathBuf::from("base"));

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use conman_cli::{DoctorArgs, DoctorRuntime};
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
-use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Site, examine};
+use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine};
+use conman_linux::Features;
 use conman_proto::RuntimeKind;
 
 use crate::config::{self, Config};
@@ -26,33 +27,46 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     let applied = arguments.fix.then(|| Fix::plan(&diagnosis).apply(&host));
     // What was raised does not bind any more.
     let diagnosis = if applied.is_some() { look() } else { diagnosis };
+    let kernel = match kind(arguments, &config) {
+        RuntimeKind::Docker => None,
+        RuntimeKind::Native | RuntimeKind::Process => Features::probe().ok(),
+    };
+    let kernel = kernel.as_ref().map(Kernel::from);
+    let fit = diagnosis.is_fit() && kernel.as_ref().is_none_or(|one| one.missing.is_empty());
     if json {
         let value = serde_json::json!({
-            "fit": diagnosis.is_fit(), "diagnosis": diagnosis, "fixed": applied,
+            "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
         });
         crate::tell(&value.to_string());
     } else {
         crate::tell(diagnosis.to_text().trim_end());
+        if let Some(kernel) = &kernel {
+            crate::tell(&kernel.to_text());
+        }
         if let Some(applied) = &applied {
             crate::tell(&told(applied));
         }
     }
     let failed = applied.is_some_and(|applied| !applied.failed.is_empty());
-    if diagnosis.is_fit() && !failed {
+    if fit && !failed {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
-fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
-    let kind = match arguments.runtime {
+fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
+    match arguments.runtime {
         Some(DoctorRuntime::Native) => RuntimeKind::Native,
         Some(DoctorRuntime::Docker) => RuntimeKind::Docker,
         // Docker's bridge is asked for with it.
         None if arguments.bridge => RuntimeKind::Docker,
         None => config.runtime,
-    };
+    }
+}
+
+fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
+    let kind = kind(arguments, config);
     // Bare processes are for tests, and next to what a native session is.
     let footprint = footprint(kind, arguments.bridge).unwrap_or_else(native);
     let folders = folders(kind, &config.state_dir.to_string_lossy());

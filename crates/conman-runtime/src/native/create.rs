@@ -89,7 +89,7 @@ impl Inner {
                 layers: below,
                 scratch: dir.root(),
                 read_only: false,
-                shared_ids: false,
+                shared_ids: self.images.store().first_id() != 0,
             },
             hostname: key.session.to_string(),
             program,

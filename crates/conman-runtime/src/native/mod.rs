@@ -35,7 +35,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
-use conman_linux::{PidFd, Signal};
+use conman_linux::{Features, Interface, PidFd, Signal};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
@@ -177,12 +177,24 @@ impl Runtime for NativeRuntime {
         self.inner.ask(&Request::Fence).await.map_err(failed)?;
         let mut warnings = Vec::new();
         if let Some(features) = &connection.features {
-            if !features.mapped_layers {
+            if !features.reaches_floor() {
+                let (major, minor) = Features::FLOOR;
                 warnings.push(format!(
-                    "Linux {} cannot map the owners of images' files, so no session can start; \
-                     use Linux 5.19 or later",
+                    "Linux {} is too old, so no session can start; use Linux {major}.{minor} or \
+                     later",
                     features.release
                 ));
+            }
+            for weaker in [Interface::MappedLayers, Interface::MountAttributes] {
+                if !features.has(weaker) {
+                    warnings.push(format!(
+                        "Linux {} lacks `{}` (Linux {} has it): {}",
+                        features.release,
+                        weaker.name(),
+                        weaker.since(),
+                        weaker.without()
+                    ));
+                }
             }
             if !features.user_namespaces {
                 warnings.push(

@@ -4,15 +4,17 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use conman_linux::{CgroupLimits, Cgroups, PidFd, proc_scan};
+use conman_linux::{CgroupLimits, Cgroups, Features, PidFd, proc_scan};
 use conman_shim::{
     Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Request, RootSpec,
+    SHARED_IDS,
 };
 
 /// Bound on whatever should happen at once.
@@ -40,6 +42,49 @@ pub(crate) fn available() -> bool {
         return false;
     }
     true
+}
+
+/// Whether this kernel cannot map the owners of layers, so that all tests use the shared range.
+fn shares_ids() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| !Features::probe().expect("probed").mapped_layers)
+}
+
+/// Whether each container has ids of its own; says on standard error that this kernel's have not.
+pub(crate) fn has_own_ids() -> bool {
+    if shares_ids() {
+        eprintln!("skipped: this kernel cannot map the owners of layers (Linux 5.19 can)");
+    }
+    !shares_ids()
+}
+
+/// Whether this kernel maps the owners of binds; says on standard error that it does not.
+pub(crate) fn maps_binds() -> bool {
+    let maps = Features::probe().expect("probed").mount_attributes;
+    if !maps {
+        eprintln!("skipped: this kernel cannot map the owners of binds (Linux 5.12 can)");
+    }
+    maps
+}
+
+/// Gives a file and all below it to the shared range, by the ids that they have, unless they are
+/// the range's already.
+pub(crate) fn own_by_the_shared_range(path: &Path) {
+    let data = fs::symlink_metadata(path).expect("it is there");
+    let (user, group) = (data.uid(), data.gid());
+    if user < SHARED_IDS {
+        let shared = |id| Some(SHARED_IDS + id);
+        lchown(path, shared(user), shared(group)).expect("owned");
+        if !data.is_symlink() {
+            // Changing the owner has cleared the set-user-id bit.
+            fs::set_permissions(path, data.permissions()).expect("set");
+        }
+    }
+    if data.is_dir() {
+        for entry in fs::read_dir(path).expect("readable") {
+            own_by_the_shared_range(&entry.expect("readable").path());
+        }
+    }
 }
 
 /// A running shim.
@@ -70,6 +115,9 @@ impl Shim {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::tempdir().expect("a directory");
         make_root(&directory.path().join("store/base"));
+        if shares_ids() {
+            own_by_the_shared_range(&directory.path().join("store"));
+        }
         for name in ["scratch", "logs"] {
             fs::create_dir(directory.path().join(name)).expect("made");
         }
@@ -103,6 +151,13 @@ impl Shim {
         self.directory.path().join(name)
     }
 
+    /// A layer of the store has been made.
+    pub(crate) fn made_layer(&self, name: &str) {
+        if shares_ids() {
+            own_by_the_shared_range(&self.path("store").join(name));
+        }
+    }
+
     /// A container of busybox that runs `sh -c SCRIPT`.
     pub(crate) fn spec(&self, name: &str, script: &str) -> LaunchSpec {
         LaunchSpec {
@@ -120,7 +175,7 @@ impl Shim {
                 layers: vec![PathBuf::from("base")],
                 scratch: self.path("scratch").join(name),
                 read_only: false,
-                shared_ids: false,
+                shared_ids: shares_ids(),
             },
             hostname: "inside".to_owned(),
             program: ProgramSpec {

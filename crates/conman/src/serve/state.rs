@@ -4,8 +4,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use conman_core::Instance;
 use conman_image::ImageStore;
+use conman_linux::Features;
 use conman_proto::Generation;
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Journal, Registry};
+use conman_shim::SHARED_IDS;
 
 use crate::config::Config;
 use crate::state_dir;
@@ -44,7 +46,14 @@ impl State {
 /// The image store. Every guard of an image is taken by the runtime that uses it: by a start, or
 /// as it adopts what runs, before the first collection.
 fn images(directory: &Path, config: &Config) -> Result<ImageStore> {
-    ImageStore::open(directory, config.images.limits.clone()).with_context(|| {
+    let features = Features::probe().context("cannot ask the kernel what it can do")?;
+    let first_id = if features.mapped_layers {
+        0
+    } else {
+        SHARED_IDS
+    };
+    let opened = ImageStore::open_for(directory, config.images.limits.clone(), first_id);
+    opened.with_context(|| {
         format!(
             "cannot open the image store; when {} cannot be mended, move it away and import the \
              images again",
