@@ -334,6 +334,7 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
         )
         .call(libc::SYS_pause, &[]);
     probe.write(&shim.path("store/probe/probe"), 0o755);
+    shim.made_layer("probe");
     let mut spec = shim.spec("deep.1", "");
     spec.root.layers.insert(0, "probe".into());
     spec.program.argv = vec!["/probe".to_owned()];

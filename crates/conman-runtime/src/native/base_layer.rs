@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use crate::container_files::{OWN_DIRECTORY, OWN_FILES};
@@ -17,29 +17,51 @@ const NAME: &str = "base.1";
 /// Directories that containers have besides those above [`OWN_FILES`], and their modes.
 const DIRECTORIES: [(&str, u32); 3] = [("proc", 0o555), ("dev", 0o755), ("dev/shm", 0o1777)];
 
-/// Makes the layer where it is missing, and returns its path below `store`. Blocks.
+/// The same for stores whose files belong to a range of ids.
+const OWNED_NAME: &str = "base.1.owned";
+
+/// Makes the layer where it is missing, and returns its path below `store`. Its files belong to
+/// `owner`, who is root inside. Blocks.
 ///
 /// `None` where that fails, such as on a full disk: each start makes what its image lacks then.
-pub(super) fn ensure(store: &Path) -> Option<PathBuf> {
-    match make(store) {
+pub(super) fn ensure(store: &Path, owner: u32) -> Option<PathBuf> {
+    let name = if owner == 0 { NAME } else { OWNED_NAME };
+    match make(store, name, owner) {
         Ok(name) => Some(name),
         Err(error) => {
-            let path = store.join(NAME);
+            let path = store.join(name);
             tracing::warn!(path = %path.display(), %error, "starts go without the common layer");
             None
         }
     }
 }
 
-fn make(store: &Path) -> io::Result<PathBuf> {
-    let path = store.join(NAME);
+fn make(store: &Path, name: &str, owner: u32) -> io::Result<PathBuf> {
+    let path = store.join(name);
     if !path.is_dir() {
-        let draft = store.join(format!("{NAME}.draft"));
+        let draft = store.join(format!("{name}.draft"));
         remove(&draft)?;
         fill(&draft)?;
+        if owner != 0 {
+            give(&draft, owner)?;
+        }
         fs::rename(&draft, &path)?;
     }
-    Ok(PathBuf::from(NAME))
+    Ok(PathBuf::from(name))
+}
+
+/// The directory and all below it, which is what [`fill`] has made.
+fn give(directory: &Path, owner: u32) -> io::Result<()> {
+    chown(directory, Some(owner), Some(owner))?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            give(&entry.path(), owner)?;
+        } else {
+            chown(entry.path(), Some(owner), Some(owner))?;
+        }
+    }
+    Ok(())
 }
 
 /// What a process that died in the middle has left.
@@ -91,8 +113,8 @@ mod tests {
     fn it_has_every_place_that_is_mounted_on_and_half_of_one_is_made_anew() {
         let store = tempfile::tempdir().expect("a directory");
         fs::create_dir(store.path().join("base.1.draft")).expect("made");
-        let name = ensure(store.path()).expect("made");
-        assert_eq!(ensure(store.path()).expect("there"), name);
+        let name = ensure(store.path(), 0).expect("made");
+        assert_eq!(ensure(store.path(), 0).expect("there"), name);
         let layer = store.path().join(&name);
         let mode = |path: &str| {
             let data = fs::metadata(layer.join(path)).expect(path);
@@ -105,6 +127,28 @@ mod tests {
         let beside = fs::read_dir(store.path()).expect("readable");
         assert_eq!(beside.count(), 1, "no draft is left");
         fs::write(store.path().join("file"), "").expect("written");
-        assert_eq!(ensure(&store.path().join("file")), None);
+        assert_eq!(ensure(&store.path().join("file"), 0), None);
+    }
+
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
+    fn where_a_range_owns_the_store_all_of_it_is_that_ranges() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: files are given away as root");
+            return;
+        }
+        let store = tempfile::tempdir().expect("a directory");
+        let plain = ensure(store.path(), 0).expect("made");
+        let owned = ensure(store.path(), 70_000).expect("made beside it");
+        let owner = |layer: &Path, path: &str| {
+            let data = fs::metadata(store.path().join(layer).join(path)).expect(path);
+            std::os::unix::fs::MetadataExt::uid(&data)
+        };
+        for path in ["", "etc", "etc/hosts", "dev/shm"] {
+            assert_eq!(owner(&plain, path), 0, "{path}");
+            assert_eq!(owner(&owned, path), 70_000, "{path}");
+        }
+        let mode = fs::metadata(store.path().join(&owned).join("dev/shm")).expect("made");
+        assert_eq!(mode.permissions().mode() & 0o7777, 0o1777);
     }
 }

@@ -31,7 +31,7 @@ impl Images {
     /// Blocks.
     pub(super) fn new(store: ImageStore) -> Self {
         Self {
-            base: base_layer::ensure(store.directory()),
+            base: base_layer::ensure(store.directory(), store.first_id()),
             store,
             held: Mutex::default(),
         }
