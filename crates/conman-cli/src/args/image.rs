@@ -32,7 +32,7 @@ pub enum ImageCommand {
 /// Arguments of `conman image import`.
 #[derive(Debug, Clone, Args)]
 pub struct ImageImportArgs {
-    /// The archive, plain or with gzip or zstd; - for standard input
+    /// The archive, plain or with gzip or zstd, or an OCI layout's directory; - for standard input
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub file: PathBuf,
     /// What the image is to be called; another image loses the name

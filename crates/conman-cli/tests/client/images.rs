@@ -111,6 +111,34 @@ async fn an_archive_is_sent_as_it_is_from_a_file_and_from_standard_input() {
 }
 
 #[tokio::test]
+async fn a_layouts_directory_is_sent_as_an_archive() {
+    let received = Received::default();
+    let daemon = Daemon::start(accepting(&received, created));
+    let directory = tempfile::tempdir().expect("a directory");
+    let blobs = directory.path().join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("made");
+    let content = vec![7; 300_000];
+    for (path, bytes) in [
+        (directory.path().join("oci-layout"), &b"{}"[..]),
+        (directory.path().join("index.json"), b"[]"),
+        (blobs.join("ab"), &content),
+    ] {
+        std::fs::write(path, bytes).expect("written");
+    }
+    let path = directory.path().to_str().expect("text");
+    let outcome = daemon.run(&["image", "import", path, "x:1"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let received = received.lock().expect("no panic");
+    let (_, _, body) = received.first().expect("it was sent");
+    // A header each, whole blocks, and the end's two.
+    let blocks = [2, 2, 1 + content.len().div_ceil(512), 2];
+    assert_eq!(body.len(), blocks.iter().sum::<usize>() * 512);
+    assert!(body[..512].starts_with(b"oci-layout\0"));
+    assert!(body[4 * 512..].starts_with(b"blobs/sha256/ab\0"));
+    assert_eq!(&body[5 * 512..][..content.len()], content);
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_is_told_and_never_sent_as_if_it_were_whole() {
     let received = Received::default();
     let daemon = Daemon::start(accepting(&received, created));
@@ -125,6 +153,11 @@ async fn what_cannot_be_read_is_told_and_never_sent_as_if_it_were_whole() {
     let outcome = daemon.run(&["image", "import", path, "x:1"]).await;
     assert_eq!(outcome.code, 2, "{outcome:?}");
     assert!(outcome.stderr.contains("tar -C"), "{outcome:?}");
+    // A layout without its index.
+    std::fs::write(directory.path().join("oci-layout"), "{}").expect("written");
+    let outcome = daemon.run(&["image", "import", path, "x:1"]).await;
+    assert_eq!(outcome.code, 1, "{outcome:?}");
+    assert!(outcome.stderr.contains("index.json"), "{outcome:?}");
     // It opens, and then cannot be read.
     let words = ["--json", "image", "import", "/proc/self/mem", "x:1"];
     let outcome = daemon.run(&words).await;

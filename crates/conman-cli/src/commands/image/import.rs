@@ -1,8 +1,9 @@
-//! `conman image import`: an archive from a file or from standard input.
+//! `conman image import`: an archive from a file or from standard input, or an OCI image layout's
+//! directory.
 
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tokio::sync::mpsc;
 
 use super::super::Context;
+use super::layout;
 use crate::args::ImageImportArgs;
 use crate::client::{IMPORT, encode};
 use crate::failure::{Exit, Failure};
@@ -43,25 +45,33 @@ pub(super) async fn run(context: &Context, args: &ImageImportArgs) -> Result<Exi
     super::arrived(context, &args.name, &answer?)
 }
 
+enum Source {
+    Archive(Box<dyn Read + Send>),
+    Layout(PathBuf),
+}
+
 /// What is to be sent, and how much it is where that is known.
-fn open(path: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+fn open(path: &Path) -> Result<(Source, Option<u64>), Failure> {
     if path == Path::new("-") {
-        return Ok((Box::new(io::stdin()), None));
+        return Ok((Source::Archive(Box::new(io::stdin())), None));
     }
     let failed = |error: io::Error| cannot_read(path, &error);
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() && layout::is_layout(path) {
+        return Ok((Source::Layout(path.to_owned()), None));
+    }
     if metadata.is_dir() {
         let shown = path.display();
         return Err(
-            Failure::usage(format!("{shown} is a directory")).next(format!(
-                "tar -C {shown} -c . | conman image import - NAME:TAG"
-            )),
+            Failure::usage(format!("{shown} is a directory, and no OCI image layout")).next(
+                format!("tar -C {shown} -c . | conman image import - NAME:TAG"),
+            ),
         );
     }
     // A pipe or a device has no length to speak of, and files of the kernel's say 0.
     let length = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
-    Ok((Box::new(file), length))
+    Ok((Source::Archive(Box::new(file)), length))
 }
 
 /// Why reading ended early.
@@ -72,36 +82,67 @@ fn take(unread: &Unread) -> Option<io::Error> {
 }
 
 /// Reads on a thread of its own: standard input may block for ever, and a disk for a while.
-fn read(
-    mut source: Box<dyn Read + Send>,
-    unread: Unread,
-) -> io::Result<mpsc::Receiver<io::Result<Bytes>>> {
+fn read(source: Source, unread: Unread) -> io::Result<mpsc::Receiver<io::Result<Bytes>>> {
     let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
     let work = move || {
-        let mut buffer = vec![0; CHUNK_BYTES];
-        loop {
-            let piece = match source.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(length) => Ok(Bytes::copy_from_slice(&buffer[..length])),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => Err(error),
-            };
-            let failed = piece.is_err();
-            let piece = piece.map_err(|error| {
-                let kind = error.kind();
-                *unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                kind.into()
-            });
-            // Nobody takes it any more once the daemon has answered.
-            if sender.blocking_send(piece).is_err() || failed {
-                return;
-            }
+        let mut pieces = Pieces {
+            sender,
+            taken: true,
+        };
+        let outcome = match source {
+            Source::Archive(mut archive) => copy(&mut *archive, &mut pieces),
+            Source::Layout(directory) => layout::pack(
+                &directory,
+                BufWriter::with_capacity(CHUNK_BYTES, &mut pieces),
+            ),
+        };
+        // Nobody takes it any more once the daemon has answered.
+        if let Err(error) = outcome
+            && pieces.taken
+        {
+            let kind = error.kind();
+            *unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            let _ = pieces.sender.blocking_send(Err(kind.into()));
         }
     };
     std::thread::Builder::new()
         .name("archive".to_owned())
         .spawn(work)?;
     Ok(receiver)
+}
+
+/// The reading thread's end.
+struct Pieces {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    /// Somebody still wants them.
+    taken: bool,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = Bytes::copy_from_slice(bytes);
+        self.taken = self.sender.blocking_send(Ok(piece)).is_ok();
+        if !self.taken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn copy(from: &mut dyn Read, to: &mut Pieces) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => to.write_all(&buffer[..length])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The pieces, as the progress line tells of them; it goes with the request.

@@ -1,6 +1,7 @@
 //! `conman image`: the images of the node.
 
 mod import;
+mod layout;
 mod pull;
 mod show;
 
