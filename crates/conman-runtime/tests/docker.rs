@@ -86,10 +86,6 @@ impl Harness for Dockers {
         IMAGE.to_owned()
     }
 
-    fn has_terminals(&self) -> bool {
-        false
-    }
-
     fn keeps_commands(&self) -> bool {
         false
     }

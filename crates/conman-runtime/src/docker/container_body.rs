@@ -18,6 +18,9 @@ use conman_core::naming::{
 /// Where the container's own files are, for their removal with it.
 pub(super) const LABEL_FILES: &str = "dev.conman.files";
 
+/// That its program has a terminal, so that its log has no frames.
+pub(super) const LABEL_TTY: &str = "dev.conman.tty";
+
 /// What of root's power the container's root keeps: to own and serve its own files, to change to
 /// its own users, and to listen on low ports of its own network. Docker would also grant MKNOD,
 /// NET_RAW, SETFCAP, SETPCAP, SYS_CHROOT and AUDIT_WRITE.
@@ -62,8 +65,8 @@ pub(super) fn container_body(
         ),
         labels: Some(labels(plan, instance)),
         network_disabled: Some(spec.network == Network::Loopback),
-        tty: Some(false),
-        open_stdin: Some(false),
+        tty: Some(spec.tty),
+        open_stdin: Some(spec.tty),
         // An image's health check would have dockerd run commands beside the program.
         healthcheck: Some(HealthConfig {
             test: Some(vec!["NONE".to_owned()]),
@@ -82,7 +85,11 @@ fn command(plan: &ContainerPlan) -> (Option<Vec<String>>, Option<Vec<String>>) {
 }
 
 fn labels(plan: &ContainerPlan, instance: &Instance) -> HashMap<String, String> {
-    HashMap::from([
+    let tty = plan
+        .spec
+        .tty
+        .then(|| (LABEL_TTY.to_owned(), "true".to_owned()));
+    let always = HashMap::from([
         (LABEL_INSTANCE.to_owned(), instance.to_string()),
         (LABEL_SESSION.to_owned(), plan.key.session.to_string()),
         (LABEL_GENERATION.to_owned(), plan.key.generation.to_string()),
@@ -90,7 +97,8 @@ fn labels(plan: &ContainerPlan, instance: &Instance) -> HashMap<String, String> 
             LABEL_FILES.to_owned(),
             plan.files_dir.to_string_lossy().into_owned(),
         ),
-    ])
+    ]);
+    always.into_iter().chain(tty).collect()
 }
 
 fn host_config(

@@ -11,7 +11,7 @@ use conman_core::naming::{LABEL_GENERATION, LABEL_SESSION};
 use conman_proto::Generation;
 use futures_util::stream::StreamExt;
 
-use super::container_body::LABEL_FILES;
+use super::container_body::{LABEL_FILES, LABEL_TTY};
 use super::failure::quote;
 use crate::{ContainerKey, FoundContainer, RuntimeError};
 
@@ -29,6 +29,8 @@ pub(super) struct Listed {
     pub(super) container_id: String,
     pub(super) files_dir: Option<PathBuf>,
     pub(super) exit_code: Option<i32>,
+    /// Its program has a terminal.
+    pub(super) tty: bool,
 }
 
 impl Listed {
@@ -50,6 +52,7 @@ impl Listed {
             container_id: container.id?,
             files_dir: labels.get(LABEL_FILES).map(PathBuf::from),
             exit_code,
+            tty: labels.contains_key(LABEL_TTY),
         })
     }
 

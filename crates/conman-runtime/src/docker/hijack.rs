@@ -1,13 +1,15 @@
-//! Two exchanges with the daemon that the client library cannot make safely: asking for its
+//! Exchanges with the daemon that the client library cannot make safely: asking for its
 //! version (the library asks for one that older daemons refuse), and taking over a connection for
 //! a command's input and output (the library's decoder takes a terminal's bytes for frame headers,
-//! whose lengths it would then buffer: up to 4 GiB at the will of what runs in the container).
+//! whose lengths it would then buffer: up to 4 GiB at the will of what runs in the container), and,
+//! for the same reason, reading the log of a container with a terminal.
 //!
 //! Neither spawns a task: the connection is driven by the very future that waits for the answer.
 
+use std::convert::Infallible;
 use std::io;
-use std::path::Path;
-use std::pin::pin;
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
 
 use bollard::models::SystemVersion;
 use bytes::Bytes;
@@ -55,6 +57,15 @@ pub(super) async fn start_exec(
         }
         None => "{\"Detach\":false,\"Tty\":false}".to_owned(),
     };
+    take_over(socket, path, body).await
+}
+
+/// Attaches to a container's terminal. `path` is with the API version.
+pub(super) async fn attach(socket: &Path, path: &str) -> Result<Hijacked, Failure> {
+    take_over(socket, path, String::new()).await
+}
+
+async fn take_over(socket: &Path, path: &str, body: String) -> Result<Hijacked, Failure> {
     let request = request(Method::POST, path)
         .header(CONTENT_TYPE, "application/json")
         .header(CONNECTION, "Upgrade")
@@ -73,6 +84,87 @@ pub(super) async fn start_exec(
     exchange(socket, request, taken_over)
         .await
         .map(TokioIo::new)
+}
+
+/// The answer to a request, as it comes. Dropping it closes the connection.
+pub(super) struct Streaming {
+    /// Driven by who reads.
+    connection: Driven,
+    body: Incoming,
+    socket: PathBuf,
+}
+
+/// Asks for what comes in pieces and has no frames. `path` is with the API version.
+pub(super) async fn get_stream(socket: &Path, path: &str) -> Result<Streaming, Failure> {
+    let request = request(Method::GET, path).body(Full::default());
+    let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
+    let failure = |error: hyper::Error| Failure::unavailable(&error, socket);
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error: io::Error| Failure::unavailable(&error, socket))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(failure)?;
+    let mut connection = Some(Box::pin(connection));
+    let mut answer = pin!(sender.send_request(request));
+    let response = tokio::select! {
+        // The head is here.
+        response = &mut answer => response.map_err(failure)?,
+        // Ended: what was received is still to be looked at.
+        _ = drive(&mut connection) => answer.await.map_err(failure)?,
+    };
+    if !response.status().is_success() {
+        return Err(tokio::select! {
+            refused = read_whole(response, socket) => match refused {
+                Err(failure) => failure,
+                Ok(_) => Failure::Unavailable { reason: "it answers in riddles".to_owned() },
+            },
+            // As long as it is read.
+            never = drive_on(&mut connection) => match never {},
+        });
+    }
+    Ok(Streaming {
+        connection,
+        body: response.into_body(),
+        socket: socket.to_owned(),
+    })
+}
+
+impl Streaming {
+    /// The next piece; `None` at the end. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+        loop {
+            let frame = tokio::select! {
+                // Loses nothing: a frame is taken when it is whole.
+                frame = self.body.frame() => frame,
+                // As long as it is read.
+                never = drive_on(&mut self.connection) => match never {},
+            };
+            match frame? {
+                Ok(frame) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Some(Ok(bytes));
+                    }
+                }
+                Err(error) => return Some(Err(Failure::unavailable(&error, &self.socket))),
+            }
+        }
+    }
+}
+
+type Driven = Option<Pin<Box<http1::Connection<TokioIo<UnixStream>, Full<Bytes>>>>>;
+
+/// Until the connection ends, which is told by what is read from it.
+async fn drive(connection: &mut Driven) {
+    if let Some(driven) = connection {
+        let _ = driven.await;
+        *connection = None;
+    }
+}
+
+async fn drive_on(connection: &mut Driven) -> Infallible {
+    drive(connection).await;
+    std::future::pending().await
 }
 
 fn request(method: Method, path: &str) -> hyper::http::request::Builder {

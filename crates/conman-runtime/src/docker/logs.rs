@@ -40,28 +40,17 @@ pub(super) async fn logs(
     let Some(container) = found else {
         return Err(RuntimeError::NoSuchContainer { subject });
     };
-    let tail = options
-        .tail
-        .map_or_else(|| "all".to_owned(), |lines| lines.to_string());
-    let query = LogsOptionsBuilder::default()
-        .stdout(true)
-        .stderr(true)
-        .follow(options.follow)
-        .timestamps(options.timestamps)
-        .tail(&tail)
-        .build();
-    let stream = shared
-        .daemon
-        .call(Lane::Calls, shared.timeouts.inspect, |facts| async move {
-            Ok(facts.client.logs(&container.container_id, Some(query)))
-        })
-        .await
-        .map_err(|failure| failure.about(ACTION, &subject))?;
+    let stream = if container.tty {
+        raw(shared, &container.container_id, options).await
+    } else {
+        framed(shared, container.container_id, options).await
+    };
+    let stream = stream.map_err(|failure| failure.about(ACTION, &subject))?;
     let following = Following {
         shared: Arc::clone(shared),
         key: key.clone(),
         follow: options.follow,
-        stream: stream.boxed(),
+        stream,
         _place: place,
     };
     let chunks = stream::unfold(Some(following), |following| async move {
@@ -75,26 +64,74 @@ pub(super) async fn logs(
     Ok(chunks.boxed())
 }
 
+/// Pieces of a log as they come.
+type Chunks = BoxStream<'static, Result<LogChunk, Failure>>;
+
+fn tail(options: LogOptions) -> String {
+    options
+        .tail
+        .map_or_else(|| "all".to_owned(), |lines| lines.to_string())
+}
+
+async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result<Chunks, Failure> {
+    let query = LogsOptionsBuilder::default()
+        .stdout(true)
+        .stderr(true)
+        .follow(options.follow)
+        .timestamps(options.timestamps)
+        .tail(&tail(options))
+        .build();
+    let started = shared
+        .daemon
+        .call(Lane::Calls, shared.timeouts.inspect, |facts| async move {
+            Ok(facts.client.logs(&id, Some(query)))
+        });
+    let socket = shared.daemon.socket().to_owned();
+    let chunks = started
+        .await?
+        .map(move |item| item.map(chunk).map_err(|error| Failure::of(error, &socket)));
+    Ok(chunks.boxed())
+}
+
+/// Of a container with a terminal: it has no frames.
+async fn raw(shared: &Arc<Shared>, id: &str, options: LogOptions) -> Result<Chunks, Failure> {
+    let query = format!(
+        "stdout=1&stderr=1&follow={}&timestamps={}&tail={}",
+        options.follow,
+        options.timestamps,
+        tail(options)
+    );
+    let log = shared.raw_log(id, &query).await?;
+    let chunks = stream::unfold(log, |mut log| async {
+        let bytes = log.next().await?;
+        let chunk = bytes.map(|bytes| LogChunk {
+            stream: OutputStream::Stdout,
+            bytes,
+        });
+        Some((chunk, log))
+    });
+    Ok(chunks.boxed())
+}
+
 struct Following {
     shared: Arc<Shared>,
     key: ContainerKey,
     follow: bool,
-    stream: BoxStream<'static, Result<LogOutput, bollard::errors::Error>>,
+    stream: Chunks,
     /// Held as long as the stream is.
     _place: OwnedSemaphorePermit,
 }
 
 impl Following {
     async fn next(&mut self) -> Option<Result<LogChunk, RuntimeError>> {
-        let error = match self.stream.next().await? {
-            Ok(output) => return Some(Ok(chunk(output))),
-            Err(error) => error,
+        let failure = match self.stream.next().await? {
+            Ok(chunk) => return Some(Ok(chunk)),
+            Err(failure) => failure,
         };
         // dockerd breaks a followed log off when its container is removed, which is its end.
         if self.follow && is_removed(&self.shared, &self.key).await {
             return None;
         }
-        let failure = Failure::of(error, self.shared.daemon.socket());
         Some(Err(failure.about(ACTION, &self.key.to_string())))
     }
 }

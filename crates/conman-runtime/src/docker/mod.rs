@@ -4,7 +4,7 @@
 //! trusted where the kernel can be asked: whose process a PID is, and whether a container still
 //! has processes.
 //!
-//! Tasks: one for each running command ([`exec`]). Every call to the daemon is bounded in time and
+//! Tasks: one for each running command ([`exec`]) and each who is attached ([`terminals`]). Every call to the daemon is bounded in time and
 //! number ([`daemon`]); a log is read by whoever polls its stream.
 
 mod container_body;
@@ -19,6 +19,7 @@ mod hijack;
 mod logs;
 mod options;
 mod removal;
+mod terminals;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -26,7 +27,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ResizeContainerTTYOptionsBuilder,
+};
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use futures_util::stream::BoxStream;
@@ -39,7 +42,7 @@ use crate::container_files::ContainerFiles;
 use crate::kernel_view::KernelView;
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TERMINAL_SIZE, TerminalIo,
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
@@ -125,9 +128,6 @@ impl Runtime for DockerRuntime {
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
-        if plan.spec.tty {
-            return Err(unsupported("give a terminal to", &plan.key));
-        }
         self.shared.create(plan).await
     }
 
@@ -190,10 +190,13 @@ impl Runtime for DockerRuntime {
     async fn attach(
         &self,
         key: &ContainerKey,
-        _exec: Option<ExecId>,
-        _options: AttachOptions,
+        exec: Option<ExecId>,
+        options: AttachOptions,
     ) -> Result<TerminalIo, RuntimeError> {
-        Err(unsupported("attach to", key))
+        match exec {
+            Some(_) => Err(unsupported("attach to a command in", key)),
+            None => terminals::attach(&self.shared, key, options).await,
+        }
     }
 
     async fn keep_exec(
@@ -324,6 +327,14 @@ impl Shared {
             .call(Lane::Calls, self.timeouts.start, |facts| async move {
                 facts.client.start_container(&name, None).await?;
                 let container = facts.client.inspect_container(&name, None).await?;
+                let config = container.config.as_ref();
+                if config.is_some_and(|config| config.tty == Some(true)) {
+                    // It has none until it is given one; a program that has ended needs none.
+                    let size = ResizeContainerTTYOptionsBuilder::new()
+                        .h(TERMINAL_SIZE.rows.into())
+                        .w(TERMINAL_SIZE.columns.into());
+                    let _ = facts.client.resize_container_tty(&name, size.build()).await;
+                }
                 match described::running_pid(&container) {
                     Some(pid) => Ok(Ok(Started {
                         container_id: container.id.unwrap_or_default(),

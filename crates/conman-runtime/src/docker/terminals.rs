@@ -1,0 +1,342 @@
+//! Attaching to the terminal of a container's program, which dockerd keeps.
+//!
+//! dockerd keeps no screen: what a terminal showed last is the end of the container's log, which has
+//! whole lines alone. And it slows the program for a client that does not read, hence all others: so
+//! here everything is read at once, and who is slow is told anew, as by the shim.
+//!
+//! One task for each who is attached; it ends with the program, or when nobody is there any more.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::query_parameters::ResizeContainerTTYOptionsBuilder;
+use bytes::{Bytes, BytesMut};
+use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::Shared;
+use super::daemon::Lane;
+use super::hijack::{self, Hijacked, Streaming};
+use crate::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
+use crate::terminal_channels::{TerminalEnds, terminal_channels};
+use crate::{AttachOptions, ContainerKey, RuntimeError, TerminalIo, TerminalOutput};
+
+const ACTION: &str = "attach to";
+
+/// How much of what was shown is told to who attaches: as much as the native runtime keeps.
+const SCROLLBACK_BYTES: usize = 64 * 1_024;
+
+/// Lines of the log that are asked for to that end.
+const SCROLLBACK_LINES: u32 = 2_000;
+
+/// dockerd lets a sequence of keys detach, and cannot be kept from it: one that nobody types, eight
+/// times Ctrl-^. Detaching by keys is the client's business.
+const DETACH_KEYS: &str = "ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E";
+
+/// How long dockerd may take to notice a program's end after its terminal was closed.
+const EXIT_PATIENCE: Duration = Duration::from_secs(15);
+
+pub(super) async fn attach(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    options: AttachOptions,
+) -> Result<TerminalIo, RuntimeError> {
+    let subject = key.to_string();
+    let Some(place) = shared.daemon.stream_place() else {
+        return Err(RuntimeError::TooMany {
+            subject,
+            what: "commands, logs and terminals at a time".to_owned(),
+            remedy: "close some",
+        });
+    };
+    let found = shared.look(key).await;
+    let found = found.map_err(|failure| failure.about(ACTION, &subject))?;
+    let Some(container) = found else {
+        return Err(RuntimeError::NoSuchContainer { subject });
+    };
+    if !container.tty {
+        return Err(RuntimeError::NoTerminal {
+            subject,
+            reason: "it was started without one".to_owned(),
+        });
+    }
+    let id = container.container_id;
+    let shown = if options.scrollback {
+        shared.last_shown(&id).await
+    } else {
+        Bytes::new()
+    };
+    let attached = shared
+        .daemon
+        .call(Lane::Calls, shared.timeouts.exec, |facts| async move {
+            let version = facts.client.client_version();
+            let path = format!(
+                "/v{version}/containers/{id}/attach?stream=1&stdin=1&stdout=1&stderr=1\
+                 &detachKeys={DETACH_KEYS}"
+            );
+            Ok(hijack::attach(shared.daemon.socket(), &path).await)
+        });
+    let connection = attached
+        .await
+        .and_then(|answer| answer)
+        .map_err(|failure| failure.about(ACTION, &subject))?;
+    let (io, ends) = terminal_channels();
+    let watching = Watching {
+        shared: Arc::clone(shared),
+        key: key.clone(),
+        _place: place,
+    };
+    tokio::spawn(watching.run(connection, Recent::of(&shown), options, ends));
+    Ok(io)
+}
+
+impl Shared {
+    /// The end of a container's log; nothing where it cannot be read in time.
+    async fn last_shown(&self, id: &str) -> Bytes {
+        let query = format!("stdout=1&stderr=1&tail={SCROLLBACK_LINES}");
+        let reading = async {
+            let mut log = self.raw_log(id, &query).await.ok()?;
+            let mut recent = Recent::of(b"");
+            while let Some(Ok(bytes)) = log.next().await {
+                recent.push(&bytes);
+            }
+            Some(recent.bytes())
+        };
+        let read = tokio::time::timeout(self.timeouts.inspect, reading).await;
+        read.ok().flatten().unwrap_or_default()
+    }
+
+    /// The log of a container with a terminal, which has no frames.
+    pub(super) async fn raw_log(
+        &self,
+        id: &str,
+        query: &str,
+    ) -> Result<Streaming, super::failure::Failure> {
+        let started = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.inspect, |facts| async move {
+                let version = facts.client.client_version();
+                let path = format!("/v{version}/containers/{id}/logs?{query}");
+                Ok(hijack::get_stream(self.daemon.socket(), &path).await)
+            });
+        started.await?
+    }
+
+    /// Sets a terminal's size; a program that has just ended has none.
+    pub(super) async fn resize_terminal(&self, name: &str, size: TerminalSize) {
+        let options = ResizeContainerTTYOptionsBuilder::new()
+            .h(size.rows.into())
+            .w(size.columns.into())
+            .build();
+        let resized = self
+            .daemon
+            .call(Lane::Calls, self.timeouts.exec, |facts| async move {
+                facts.client.resize_container_tty(name, options).await
+            });
+        if let Err(failure) = resized.await {
+            tracing::debug!(container = name, ?failure, "a terminal keeps its size");
+        }
+    }
+}
+
+/// Somebody who is attached.
+struct Watching {
+    shared: Arc<Shared>,
+    key: ContainerKey,
+    /// Holds a place among the streams.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Watching {
+    async fn run(
+        self,
+        connection: Hijacked,
+        recent: Recent,
+        options: AttachOptions,
+        ends: TerminalEnds,
+    ) {
+        let TerminalEnds {
+            mut input,
+            output: to,
+            mut resize,
+            mut status,
+        } = ends;
+        let name = self.shared.container_name(&self.key);
+        let (reader, writer) = tokio::io::split(connection);
+        {
+            let output = pin!(carry_output(reader, recent, options.scrollback, &to));
+            let typed = pin!(carry_input(&mut input, writer));
+            let resizes = pin!(async {
+                if let Some(size) = options.size {
+                    // Of a size that does not change the kernel tells nobody.
+                    let rows = size.rows.checked_add(1).unwrap_or(size.rows - 1);
+                    let other = TerminalSize { rows, ..size };
+                    self.shared.resize_terminal(&name, other).await;
+                    self.shared.resize_terminal(&name, size).await;
+                }
+                while let Some(size) = latest_size(&mut resize).await {
+                    self.shared.resize_terminal(&name, size).await;
+                }
+                std::future::pending::<()>().await;
+            });
+            tokio::select! {
+                // The terminal was closed, or the connection to dockerd.
+                () = output => {}
+                // Never end; cancelled with the conversation.
+                () = typed => {}
+                () = resizes => {}
+                // Nobody is attached any more: the connection ends, the program goes on.
+                () = to.closed() => return,
+            }
+        }
+        drop(to);
+        let code = tokio::select! {
+            code = tokio::time::timeout(EXIT_PATIENCE, self.shared.noticed_exit_code(&self.key)) => {
+                code.ok().flatten()
+            }
+            // Nobody waits any more.
+            () = status.closed() => return,
+        };
+        let ended = match code {
+            Some(code) => exited(code),
+            None => ExecStatus {
+                exit_code: None,
+                error: Some(format!(
+                    "{} does not tell how the program ended; it may still run",
+                    RuntimeKind::Docker
+                )),
+            },
+        };
+        // Whoever does not wait for it has lost interest.
+        let _ = status.send(ended);
+    }
+}
+
+/// The last bytes that a terminal showed.
+#[derive(Debug)]
+struct Recent(BytesMut);
+
+impl Recent {
+    fn of(bytes: &[u8]) -> Self {
+        let mut recent = Self(BytesMut::new());
+        recent.push(bytes);
+        recent
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[bytes.len().saturating_sub(SCROLLBACK_BYTES)..];
+        let over = (self.0.len() + bytes.len()).saturating_sub(SCROLLBACK_BYTES);
+        let _ = self.0.split_to(over);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn bytes(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.0)
+    }
+}
+
+/// Reads everything at once, until its end or until nobody is there.
+async fn carry_output<R: AsyncRead + Unpin>(
+    mut from: R,
+    mut recent: Recent,
+    replay_first: bool,
+    to: &mpsc::Sender<TerminalOutput>,
+) {
+    let mut buffer = BytesMut::new();
+    // What was shown has to be told anew: at first, and after something was passed over.
+    let mut behind = replay_first;
+    loop {
+        buffer.reserve(OUTPUT_CHUNK_BYTES);
+        let mut some = (&mut from).take(OUTPUT_CHUNK_BYTES as u64);
+        tokio::select! {
+            // Cancelled before it has read anything, or done.
+            read = some.read_buf(&mut buffer) => match read {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {
+                    let bytes = buffer.split().freeze();
+                    recent.push(&bytes);
+                    if !behind {
+                        match to.try_send(TerminalOutput::Output(bytes)) {
+                            Ok(()) => {}
+                            Err(TrySendError::Full(_)) => behind = true,
+                            Err(TrySendError::Closed(_)) => return,
+                        }
+                    }
+                }
+            },
+            // A place that is not taken is given back.
+            place = to.reserve(), if behind => match place {
+                Ok(place) => {
+                    place.send(TerminalOutput::Replay(recent.bytes()));
+                    behind = false;
+                }
+                Err(_) => return,
+            },
+        }
+    }
+    if behind {
+        // Nobody may be there any more.
+        let _ = to.send(TerminalOutput::Replay(recent.bytes())).await;
+    }
+}
+
+/// Never ends: dockerd takes the end of the input for the end of the output, too.
+async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
+    while let Some(bytes) = from.recv().await {
+        if to.write_all(&bytes).await.is_err() {
+            from.close();
+            break;
+        }
+    }
+    std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_shown_last_is_kept_and_no_more() {
+        let mut recent = Recent::of(b"first");
+        assert_eq!(&recent.bytes()[..], b"first");
+        recent.push(&vec![b'x'; SCROLLBACK_BYTES - 3]);
+        assert_eq!(recent.bytes().len(), SCROLLBACK_BYTES);
+        assert!(recent.bytes().starts_with(b"rstx"));
+        recent.push(&vec![b'y'; 2 * SCROLLBACK_BYTES]);
+        assert_eq!(recent.bytes(), vec![b'y'; SCROLLBACK_BYTES]);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_read_is_told_anew_and_the_program_is_read_all_the_same() {
+        let (mut program, terminal) = tokio::io::duplex(1_024);
+        let (to, mut reader) = mpsc::channel(2);
+        let carrying = tokio::spawn(async move {
+            carry_output(terminal, Recent::of(b"before "), true, &to).await;
+        });
+        for number in 0..10_000 {
+            let line = format!("line {number}\n");
+            program
+                .write_all(line.as_bytes())
+                .await
+                .expect("it is read");
+        }
+        drop(program);
+        let mut seen = Vec::new();
+        let mut replays = 0;
+        while let Some(piece) = reader.recv().await {
+            match piece {
+                TerminalOutput::Replay(bytes) => {
+                    replays += 1;
+                    seen = bytes.to_vec();
+                }
+                TerminalOutput::Output(bytes) => seen.extend_from_slice(&bytes),
+            }
+        }
+        carrying.await.expect("it ends");
+        assert_eq!(replays, 2, "at first and at last");
+        assert!(seen.ends_with(b"line 9999\n") && seen.len() <= SCROLLBACK_BYTES);
+    }
+}
