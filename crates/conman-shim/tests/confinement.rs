@@ -13,66 +13,22 @@ use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::PathBuf;
 
 use conman_linux::Mount;
 use conman_shim::{BindSpec, ContainerState, Hardening, LaunchSpec};
 
-use probe::{Arg, Probe};
-use support::{Shim, available, maps_binds, next_end, subscribe, until, wait_dead};
-
-/// No layer but the namespaces: root with every capability that could matter.
-fn open() -> Hardening {
-    let all = [
-        "SYS_ADMIN",
-        "SYS_RESOURCE",
-        "SYS_RAWIO",
-        "SYS_NICE",
-        "MKNOD",
-        "NET_ADMIN",
-        "NET_RAW",
-        "DAC_OVERRIDE",
-        "DAC_READ_SEARCH",
-        "CHOWN",
-        "FOWNER",
-        "SYSLOG",
-        "SETUID",
-        "SETGID",
-    ];
-    Hardening {
-        seccomp: false,
-        no_new_privileges: false,
-        masked_proc: false,
-        capabilities: Some(all.map(str::to_owned).to_vec()),
-    }
-}
+use probe::{Arg, Probe, nothing_but_namespaces, run_probe};
+use support::{Shim, available, maps_binds, until, wait_dead};
 
 fn output(shim: &Shim, name: &str, script: &str, change: impl FnOnce(&mut LaunchSpec)) -> String {
     let mut spec = shim.spec(name, script);
-    spec.hardening = open();
+    spec.hardening = nothing_but_namespaces();
     change(&mut spec);
     shim.output(spec)
 }
 
 fn exit_of(shim: &Shim, name: &str, probe: Probe, hardening: Hardening) -> ContainerState {
-    let layer = format!("probe-{name}");
-    probe.write(&shim.path("store").join(&layer).join("probe"), 0o755);
-    shim.made_layer(&layer);
-    let mut spec = shim.spec(name, "");
-    spec.root.layers.insert(0, PathBuf::from(layer));
-    spec.program.argv = vec!["/probe".to_owned()];
-    spec.hardening = hardening;
-    let mut client = shim.client();
-    subscribe(&mut client);
-    client
-        .launch(spec)
-        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
-    loop {
-        let ended = next_end(&mut client);
-        if ended.name == name {
-            return ended.state;
-        }
-    }
+    run_probe(shim, name, probe, 0o755, |spec| spec.hardening = hardening)
 }
 
 #[test]
@@ -134,7 +90,7 @@ fn root_inside_is_nobody_outside_and_files_of_others_stay_theirs() {
         "who.1",
         "cat /work/inside; stat -c %u /work/outside; cat /work/outside; chown 0 /work/outside; exec sleep 1000",
     );
-    spec.hardening = open();
+    spec.hardening = nothing_but_namespaces();
     spec.binds = vec![BindSpec {
         target: "/work".to_owned(),
         read_only: false,
@@ -213,11 +169,11 @@ fn a_raw_socket_takes_a_capability_that_containers_lack() {
     let raw = || Probe::of(libc::SYS_socket, &[2, 3, 1].map(Arg::Number));
     let short = Hardening {
         capabilities: None,
-        ..open()
+        ..nothing_but_namespaces()
     };
     let with = exit_of(&shim, "raw.1", raw(), short);
     assert_eq!(with, ContainerState::Exited { code: libc::EPERM });
-    let without = exit_of(&shim, "raw.2", raw(), open());
+    let without = exit_of(&shim, "raw.2", raw(), nothing_but_namespaces());
     assert!(
         matches!(without, ContainerState::Exited { code } if code != libc::EPERM),
         "{without:?}"
@@ -234,11 +190,11 @@ fn the_filter_alone_refuses_namespaces_by_clone() {
     let clone = || Probe::of(libc::SYS_clone, &[Arg::Number(0x1000_0000)]);
     let filtered = Hardening {
         seccomp: true,
-        ..open()
+        ..nothing_but_namespaces()
     };
     let with = exit_of(&shim, "clone.1", clone(), filtered);
     assert_eq!(with, ContainerState::Exited { code: libc::EPERM });
-    let without = exit_of(&shim, "clone.2", clone(), open());
+    let without = exit_of(&shim, "clone.2", clone(), nothing_but_namespaces());
     assert!(
         matches!(without, ContainerState::Exited { code } if code != libc::EPERM),
         "{without:?}"

@@ -152,7 +152,7 @@ fn named_on(flags: &[&str], freezer: &Freezer) {
 }
 
 #[test]
-fn a_fence_that_has_fired_stays_closed_over_the_death_of_the_shim() {
+fn a_fence_stays_as_it_is_over_the_death_of_the_shim() {
     if !available() {
         return;
     }
@@ -161,8 +161,14 @@ fn a_fence_that_has_fired_stays_closed_over_the_death_of_the_shim() {
     let launched = client
         .launch(shim.spec("held.1", "exec sleep 1000"))
         .expect("launched");
-    arm(&mut client, 100);
+    let deadline = arm(&mut client, 1_000);
+    // Of which the next shim knows.
+    shim.succeed();
+    let mut client = shim.client();
     assert!(is_fenced(&mut client));
+    assert!(boottime_ns() >= deadline - MS, "too early");
+    assert!(freezer().is_frozen(&shim.cgroup).expect("asked"));
+    // And the one after it, that it has fired.
     shim.succeed();
     let mut client = shim.client();
     assert!(is_fenced(&mut client));

@@ -8,74 +8,18 @@
 mod probe;
 mod support;
 
-use std::path::PathBuf;
-
 use conman_linux::{Cgroups, proc_scan};
 use conman_shim::{ContainerState, Hardening, LaunchSpec};
 
-use probe::{Arg, Probe};
+use probe::{Arg, Probe, nothing_but_namespaces, run_probe};
 use support::{SOON, Shim, available, has_own_ids, next_end, subscribe, until, wait_dead};
 
 const EPERM: i32 = libc::EPERM;
-
-/// Every capability over what is the container's own, and no other layer.
-fn nothing_but_namespaces() -> Hardening {
-    let all = [
-        "SYS_ADMIN",
-        "MKNOD",
-        "NET_ADMIN",
-        "NET_RAW",
-        "SYS_CHROOT",
-        "SETUID",
-        "SETGID",
-        "DAC_OVERRIDE",
-        "CHOWN",
-        "FOWNER",
-        "SYS_PTRACE",
-        "BPF",
-        "SYSLOG",
-        "SYS_MODULE",
-    ];
-    Hardening {
-        seccomp: false,
-        no_new_privileges: false,
-        masked_proc: false,
-        capabilities: Some(all.map(str::to_owned).to_vec()),
-    }
-}
 
 fn with_seccomp() -> Hardening {
     Hardening {
         seccomp: true,
         ..nothing_but_namespaces()
-    }
-}
-
-/// Runs a program of few system calls in a container and tells how it ended.
-fn run_probe(
-    shim: &Shim,
-    name: &str,
-    probe: Probe,
-    mode: u32,
-    change: impl FnOnce(&mut LaunchSpec),
-) -> ContainerState {
-    let layer = format!("probe-{name}");
-    probe.write(&shim.path("store").join(&layer).join("probe"), mode);
-    shim.made_layer(&layer);
-    let mut spec = shim.spec(name, "");
-    spec.root.layers.insert(0, PathBuf::from(layer));
-    spec.program.argv = vec!["/probe".to_owned()];
-    change(&mut spec);
-    let mut client = shim.client();
-    subscribe(&mut client);
-    client
-        .launch(spec)
-        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
-    loop {
-        let ended = next_end(&mut client);
-        if ended.name == name {
-            return ended.state;
-        }
     }
 }
 

@@ -5,7 +5,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use conman_shim::{ContainerState, Hardening, LaunchSpec};
+
+use crate::support::{Shim, next_end, subscribe};
 
 /// Where the program is loaded.
 const BASE: u64 = 0x40_0000;
@@ -119,5 +123,63 @@ impl Probe {
         fs::create_dir_all(path.parent().expect("a parent")).expect("made");
         fs::write(path, file).expect("written");
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
+    }
+}
+
+/// Every capability that could matter, over what is the container's own, and no other layer.
+pub(crate) fn nothing_but_namespaces() -> Hardening {
+    let all = [
+        "BPF",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "DAC_READ_SEARCH",
+        "FOWNER",
+        "MKNOD",
+        "NET_ADMIN",
+        "NET_RAW",
+        "SETGID",
+        "SETUID",
+        "SYSLOG",
+        "SYS_ADMIN",
+        "SYS_CHROOT",
+        "SYS_MODULE",
+        "SYS_NICE",
+        "SYS_PTRACE",
+        "SYS_RAWIO",
+        "SYS_RESOURCE",
+    ];
+    Hardening {
+        seccomp: false,
+        no_new_privileges: false,
+        masked_proc: false,
+        capabilities: Some(all.map(str::to_owned).to_vec()),
+    }
+}
+
+/// Runs a program of few system calls in a container and tells how it ended.
+pub(crate) fn run_probe(
+    shim: &Shim,
+    name: &str,
+    probe: Probe,
+    mode: u32,
+    change: impl FnOnce(&mut LaunchSpec),
+) -> ContainerState {
+    let layer = format!("probe-{name}");
+    probe.write(&shim.path("store").join(&layer).join("probe"), mode);
+    shim.made_layer(&layer);
+    let mut spec = shim.spec(name, "");
+    spec.root.layers.insert(0, PathBuf::from(layer));
+    spec.program.argv = vec!["/probe".to_owned()];
+    change(&mut spec);
+    let mut client = shim.client();
+    subscribe(&mut client);
+    client
+        .launch(spec)
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    loop {
+        let ended = next_end(&mut client);
+        if ended.name == name {
+            return ended.state;
+        }
     }
 }
