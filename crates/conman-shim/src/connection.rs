@@ -2,12 +2,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::containers::MAX_CONTAINERS;
 use crate::protocol::{Message, encode};
 use crate::seqpacket;
 
-/// Messages that wait for a client that does not read: all ends of ten thousand containers, and
-/// some answers. A client further behind is dropped and can ask again when it is back.
-const MAX_WAITING: usize = 12_000;
+/// Messages that wait for a client that does not read: all ends that there can be, which a new
+/// subscriber is told at once, and some answers. A client further behind is dropped and can ask
+/// again when it is back.
+const MAX_WAITING: usize = MAX_CONTAINERS + 1_024;
 
 /// One client. Nothing here waits.
 #[derive(Debug)]
@@ -72,5 +74,33 @@ impl Connection {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{ContainerState, ContainerView};
+
+    #[test]
+    fn a_client_may_be_told_of_every_end_there_can_be_before_it_reads_and_no_more_without_end() {
+        let (ours, _theirs) = seqpacket::pair().expect("a pair");
+        rustix::io::ioctl_fionbio(&ours, true).expect("set");
+        let mut connection = Connection::new(ours);
+        let container = ContainerView {
+            name: "a.1".to_owned(),
+            cgroup: "/conman-x/a.1".to_owned(),
+            pid: 7,
+            state: ContainerState::Lost,
+            exec_in: None,
+            foreign: false,
+        };
+        let message = Message::Ended { container };
+        for _ in 0..MAX_CONTAINERS {
+            connection.send(&message, None).expect("it waits");
+        }
+        assert!(connection.is_waiting());
+        let mut all = 0..MAX_CONTAINERS;
+        assert!(all.any(|_| connection.send(&message, None).is_err()));
     }
 }

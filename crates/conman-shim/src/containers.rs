@@ -13,6 +13,9 @@ use crate::sweeper::BoundedLog;
 /// way, so their number is bounded by those.
 type Unclaimed = BTreeMap<i32, Ended>;
 
+/// Containers, living or not acknowledged: as many as there are ranges of ids.
+pub(crate) const MAX_CONTAINERS: usize = 16_384;
+
 /// A container from the order to start it until its end is acknowledged. Written as it is for a
 /// later shim.
 #[derive(Debug, Serialize, Deserialize)]

@@ -65,9 +65,6 @@ const BATCH: usize = 64;
 /// Messages of one client that are answered before others have their turn.
 const MESSAGES_A_TURN: usize = 64;
 
-/// Containers, living or not acknowledged: as many as there are ranges of ids.
-const MAX_CONTAINERS: usize = 16_384;
-
 /// The first is never chosen by the OOM killer (proc_pid_oom_score_adj(5)); then what comes next.
 const OOM_SCORES: [i32; 4] = [-1000, -900, -500, -1];
 
@@ -114,7 +111,7 @@ pub(crate) struct Control {
     adopted: BTreeMap<u64, String>,
     next_adopted: u64,
     /// Those that are dead, whose status is not to be had yet, and since when.
-    unexplained: BTreeMap<String, u64>,
+    unexplained: BTreeMap<String, adopting::Unexplained>,
     /// By the name of what they are the terminal of, with their tokens.
     terminals: BTreeMap<String, (u64, Terminal)>,
     terminal_names: BTreeMap<u64, String>,
@@ -290,7 +287,7 @@ impl Control {
         let next = [
             self.next_fence_ns(now),
             self.next_kill_ns(now),
-            self.next_look_ns(now),
+            self.next_look_ns(),
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
         ];
         // Zero would be no time at all.

@@ -1,6 +1,6 @@
 //! The shim's side of the launcher: orders out, reports in, and a new launcher when one dies.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -170,6 +170,17 @@ impl Launching {
     /// Whether a container of this name is being started, or may live though its start failed.
     pub(crate) fn is_starting(&self, name: &str) -> bool {
         self.pending.values().any(|start| start.name == name) || self.left_of(name).is_some()
+    }
+
+    /// All of those.
+    pub(crate) fn starting(&self) -> HashSet<&str> {
+        let left = self.sweeps.values();
+        let left = left.filter_map(|left| left.name.as_deref());
+        let pending = self.pending.values();
+        pending
+            .map(|start| start.name.as_str())
+            .chain(left)
+            .collect()
     }
 
     /// What a start of this name may have left.

@@ -270,6 +270,49 @@ fn ids_of_containers_that_were_taken_over_are_not_given_out_again() {
 }
 
 #[test]
+fn ids_that_two_are_said_to_have_stay_the_first_ones() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let mut launch = |name: &str| {
+        client
+            .launch(shim.spec(name, "exec sleep 1000"))
+            .expect("launched")
+    };
+    let (first, second) = (launch("a.1"), launch("b.1"));
+    let ids = |id: u64| format!("\"ids\":{id},");
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    let state = std::fs::read_to_string(shim.path("shim.state")).expect("a state");
+    let wrong = state.replace(&ids(first_id(second.pid)), &ids(first_id(first.pid)));
+    assert_ne!(wrong, state);
+    std::fs::write(shim.path("shim.state"), wrong).expect("written");
+    shim.succeed();
+    let mut client = shim.client();
+    client
+        .ask(Request::Kill {
+            name: "b.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&second);
+    let names = vec!["b.1".to_owned()];
+    assert!(until(|| client
+        .ask(Request::Acknowledge {
+            names: names.clone()
+        })
+        .is_ok()));
+    let third = client
+        .launch(shim.spec("c.1", "exec sleep 1000"))
+        .expect("launched");
+    assert_ne!(first_id(third.pid), first_id(first.pid));
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&first);
+    wait_dead(&third);
+}
+
+#[test]
 fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
     if !available() {
         return;
@@ -384,39 +427,4 @@ fn one_shim_at_a_time_has_the_state() {
     let text = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(text.contains("another shim"), "{text}");
     assert_eq!(shim.client().shim_pid(), client.shim_pid());
-}
-
-#[test]
-fn a_later_shim_keeps_the_deadline_of_the_one_before() {
-    if !available() {
-        return;
-    }
-    let mut shim = Shim::start();
-    let mut client = shim.client();
-    let launched = client
-        .launch(shim.spec("held.1", "exec sleep 1000"))
-        .expect("launched");
-    // A second from now.
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let until_boottime_ns = (now.tv_sec.cast_unsigned() + 1) * 1_000_000_000;
-    client
-        .ask(Request::ExtendDeadline { until_boottime_ns })
-        .expect("armed");
-    shim.succeed();
-    let mut client = shim.client();
-    let fenced = until(|| {
-        let reply = client.ask(Request::Fence).expect("asked");
-        matches!(
-            reply,
-            conman_shim::Reply::Fence {
-                state: conman_shim::FenceState::Fenced { .. }
-            }
-        )
-    });
-    assert!(fenced);
-    let freezer = Freezer::detect().expect("detected");
-    assert!(freezer.is_frozen(&shim.cgroup).expect("asked"));
-    let process = launched.process.expect("a hold");
-    process.kill().expect("killed");
-    assert!(process.wait_dead(SOON).expect("waited"));
 }

@@ -18,7 +18,8 @@ use crate::launching::Left;
 use crate::ledger::Kept;
 use crate::protocol::ContainerState;
 
-/// Pause between two looks for a status that its new parent has not asked for yet.
+/// Pause before the second look for a status that its new parent has not asked for yet. Each pause
+/// is as long as all before together, since ten thousand may die at the same time.
 const LOOK_NS: u64 = 5_000_000;
 
 /// Bound on the death of an earlier shim's launcher that may be waiting for a disk.
@@ -26,6 +27,13 @@ const LAUNCHER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bound on those looks; then it is said that nobody knows.
 const PATIENCE_NS: u64 = 500_000_000;
+
+/// A death whose status is not to be had yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unexplained {
+    since_ns: u64,
+    look_ns: u64,
+}
 
 impl Control {
     /// Takes up what an earlier shim left that has died.
@@ -42,7 +50,7 @@ impl Control {
                 self.end_interrupted(name, container)?;
                 continue;
             }
-            self.reserve_ids(&name, &container);
+            self.reserve_ids(&name, &mut container);
             if container.is_alive() {
                 match hold(&container)? {
                     Some(process) => {
@@ -75,12 +83,12 @@ impl Control {
                 let process = PidFd::received(fd, container.pid);
                 self.watch_adopted(&name, &process)?;
                 container.held = Some(process);
-                self.reserve_ids(&name, &container);
+                self.reserve_ids(&name, &mut container);
                 self.containers.adopt(name, container);
             }
         }
-        for (name, container) in kept.containers {
-            self.reserve_ids(&name, &container);
+        for (name, mut container) in kept.containers {
+            self.reserve_ids(&name, &mut container);
             if container.doomed {
                 self.doomed.insert(name.clone());
             }
@@ -113,10 +121,12 @@ impl Control {
         Ok(())
     }
 
-    fn reserve_ids(&mut self, name: &str, container: &Container) {
+    /// Those that are none of its own are not given back for it either.
+    fn reserve_ids(&mut self, name: &str, container: &mut Container) {
         if let Some(ids) = container.ids
             && !self.ids.reserve(ids)
         {
+            container.ids = None;
             tracing::error!(
                 name,
                 ids,
@@ -175,43 +185,58 @@ impl Control {
             // It stays readable from now on.
             let _ = epoll::delete(&self.epoll, process);
         }
-        self.unexplained.insert(name, boottime_ns());
-        self.explain_deaths();
-        self.set_timer();
-    }
-
-    /// Asks the kernel how those ended that are dead.
-    pub(super) fn explain_deaths(&mut self) {
         let now = boottime_ns();
-        let mut explained = Vec::new();
-        for (name, since) in &self.unexplained {
-            let Some(container) = self.containers.get(name) else {
-                explained.push((name.clone(), None));
-                continue;
-            };
-            let state = match how_ended(container) {
-                Some(ended) => Some(ended.into()),
-                // Its new parent may be reaping it this moment.
-                None if now.saturating_sub(*since) < PATIENCE_NS => None,
-                None => Some(ContainerState::Lost),
-            };
-            if state.is_some() {
-                explained.push((name.clone(), state));
-            }
+        let first = Unexplained {
+            since_ns: now,
+            look_ns: now,
+        };
+        if !self.explain(&name, first, now) {
+            let look_ns = now.saturating_add(LOOK_NS);
+            self.unexplained
+                .insert(name, Unexplained { look_ns, ..first });
+            self.set_timer();
         }
-        for (name, state) in explained {
-            self.unexplained.remove(&name);
-            if let (Some(state), Some(container)) = (state, self.containers.get_mut(&name)) {
-                container.state = state;
-                container.held = None;
-                self.tell_end(&name);
+    }
+
+    /// Asks the kernel again how those ended whose turn it is.
+    pub(super) fn explain_deaths(&mut self) {
+        if self.unexplained.is_empty() {
+            return;
+        }
+        let now = boottime_ns();
+        let due = |(name, one): (&String, &Unexplained)| {
+            (one.look_ns <= now).then(|| (name.clone(), *one))
+        };
+        let due: Vec<_> = self.unexplained.iter().filter_map(due).collect();
+        for (name, one) in due {
+            if self.explain(&name, one, now) {
+                self.unexplained.remove(&name);
+            } else if let Some(one) = self.unexplained.get_mut(&name) {
+                let pause = now.saturating_sub(one.since_ns).max(LOOK_NS);
+                one.look_ns = now.saturating_add(pause);
             }
         }
     }
 
-    pub(super) fn next_look_ns(&self, now_ns: u64) -> Option<u64> {
-        let waits = !self.unexplained.is_empty();
-        waits.then(|| now_ns.saturating_add(LOOK_NS))
+    /// Asks the kernel how one ended that is dead. `false` when it may know later.
+    fn explain(&mut self, name: &str, death: Unexplained, now_ns: u64) -> bool {
+        let Some(container) = self.containers.get_mut(name) else {
+            return true;
+        };
+        let state = match how_ended(container) {
+            Some(ended) => ended.into(),
+            // Its new parent may be reaping it this moment.
+            None if now_ns.saturating_sub(death.since_ns) < PATIENCE_NS => return false,
+            None => ContainerState::Lost,
+        };
+        container.state = state;
+        container.held = None;
+        self.tell_end(name);
+        true
+    }
+
+    pub(super) fn next_look_ns(&self) -> Option<u64> {
+        self.unexplained.values().map(|one| one.look_ns).min()
     }
 }
 

@@ -7,8 +7,8 @@ use conman_core::ownership::FenceEvent;
 use conman_linux::Signal;
 use rustix::io::Errno;
 
-use super::{Control, MAX_CONTAINERS, full, host_error, open_child, spec_error};
-use crate::containers::Container;
+use super::{Control, full, host_error, open_child, spec_error};
+use crate::containers::{Container, MAX_CONTAINERS};
 use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
@@ -318,10 +318,11 @@ impl Control {
     }
 
     pub(super) fn acknowledge(&mut self, names: &[String]) -> Result<Reply, CallError> {
+        let starting = self.launching.starting();
         for name in names {
             // One that has ended before its start was answered is told by that answer.
             if self.containers.get(name).is_some_and(Container::is_alive)
-                || self.launching.is_starting(name)
+                || starting.contains(name.as_str())
             {
                 return Err(CallError::StillAlive { name: name.clone() });
             }
