@@ -4,11 +4,12 @@
 //! own, so that the machine's mounts stay as they are whatever happens.
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
+#[path = "../../conman-image/tests/support/private_mounts.rs"]
+mod private_mounts;
 mod stage;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -17,6 +18,7 @@ use conman_image::{ImageLimits, ImageStore};
 use conman_proto::{GcReport, Image, ImageList, ImageRemoval};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use http::{Method, Request, StatusCode};
+use private_mounts::{inside, mount};
 use stage::{Answer, Api, Stage};
 
 fn is_root() -> bool {
@@ -414,42 +416,6 @@ async fn a_pull_that_fails_tells_so_as_its_last_event() {
     let answer = api.call(Method::POST, "/v1/images", body).await;
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
     assert_eq!(answer.problem().slug(), "image-registry-failed");
-}
-
-const INSIDE: &str = "CONMAN_API_TEST_INSIDE";
-
-/// True in a mount namespace of its own; outside it runs the test there and says false.
-fn inside(test: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    if !is_root() {
-        return false;
-    }
-    let output = Command::new("unshare")
-        .args(["--mount", "--propagation", "private"])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .output();
-    match output {
-        Ok(output) => {
-            let told = String::from_utf8_lossy(&output.stdout);
-            assert!(
-                output.status.success() && told.contains("1 passed"),
-                "{told}{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        Err(error) => eprintln!("skipped: unshare cannot be run: {error}"),
-    }
-    false
-}
-
-fn mount(arguments: &[&str], target: &Path) {
-    let output = Command::new("mount").args(arguments).arg(target).output();
-    let output = output.expect("mount");
-    assert!(output.status.success(), "{arguments:?}: {output:?}");
 }
 
 /// A stage whose store lies on a file system of 1 MiB.

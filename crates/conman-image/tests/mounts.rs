@@ -4,59 +4,17 @@
 //! stay as they are whatever happens.
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
+#[path = "support/private_mounts.rs"]
+mod private_mounts;
 mod support;
 
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use conman_image::{ImageLimits, ImageStore, StoreError, UnpackError};
+use private_mounts::{inside, mount};
 use support::{Stage, Tar, is_root, name, snapshot, unpack_error};
-
-const INSIDE: &str = "CONMAN_IMAGE_TEST_INSIDE";
-
-/// True in the namespace; outside it runs the test there and says false.
-fn inside(test: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    if !is_root() {
-        return false;
-    }
-    let output = Command::new("unshare")
-        .args(["--mount", "--propagation", "private"])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .output();
-    match output {
-        Ok(output) => {
-            let told = String::from_utf8_lossy(&output.stdout);
-            assert!(
-                output.status.success() && told.contains("1 passed"),
-                "{told}{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        Err(error) => eprintln!("skipped: unshare cannot be run: {error}"),
-    }
-    false
-}
-
-fn mount(arguments: &[&str], target: &Path) {
-    let output = Command::new("mount")
-        .args(arguments)
-        .arg(target)
-        .output()
-        .expect("mount");
-    assert!(
-        output.status.success(),
-        "mount {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
 
 #[test]
 fn overlayfs_reads_whiteouts_and_opaque_directories_as_they_were_meant() {

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{Fixture, RawBackend, body, serve, soon, status};
+use crate::support::{Client, Fixture, RawBackend, body, serve, soon, status};
 
 const MIB: usize = 1 << 20;
 const UPLOAD: usize = 256 * MIB;
@@ -246,8 +246,8 @@ async fn a_body_is_asked_for_only_once_the_session_wants_it() {
     assert_eq!(status(&client.read_head().await), "204");
 }
 
-#[tokio::test]
-async fn a_refused_body_is_never_asked_for() {
+/// A client that waits for the word to send its body, and the session, which has read the head.
+async fn waiting_to_continue() -> ((Fixture, RawBackend), Client, Client) {
     let fixture = Fixture::new();
     let mut backend = RawBackend::new().await;
     fixture.session("alice", backend.address);
@@ -260,6 +260,12 @@ async fn a_refused_body_is_never_asked_for() {
         .await;
     let mut session = backend.accept().await;
     session.read_head().await;
+    ((fixture, backend), client, session)
+}
+
+#[tokio::test]
+async fn a_refused_body_is_never_asked_for() {
+    let (_stage, mut client, mut session) = waiting_to_continue().await;
     session
         .send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
         .await;
@@ -269,18 +275,7 @@ async fn a_refused_body_is_never_asked_for() {
 
 #[tokio::test]
 async fn a_session_that_never_says_continue_gets_the_body_all_the_same() {
-    let fixture = Fixture::new();
-    let mut backend = RawBackend::new().await;
-    fixture.session("alice", backend.address);
-    let mut client = fixture.connect().await;
-    client
-        .send(
-            "POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 4\r\n\
-             Expect: 100-continue\r\n\r\n",
-        )
-        .await;
-    let mut session = backend.accept().await;
-    session.read_head().await;
+    let (_stage, mut client, mut session) = waiting_to_continue().await;
     assert_eq!(status(&client.read_head().await), "100");
     client
         .stream
@@ -292,18 +287,7 @@ async fn a_session_that_never_says_continue_gets_the_body_all_the_same() {
 
 #[tokio::test]
 async fn an_answer_that_comes_instead_of_a_continue_arrives_whole() {
-    let fixture = Fixture::new();
-    let mut backend = RawBackend::new().await;
-    fixture.session("alice", backend.address);
-    let mut client = fixture.connect().await;
-    client
-        .send(
-            "POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 4\r\n\
-             Expect: 100-continue\r\n\r\n",
-        )
-        .await;
-    let mut session = backend.accept().await;
-    session.read_head().await;
+    let (_stage, mut client, mut session) = waiting_to_continue().await;
     session
         .send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 10\r\n\r\nfirst")
         .await;
