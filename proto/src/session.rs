@@ -121,7 +121,8 @@ pub struct Session {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub ended_at: Option<Timestamp>,
-    /// Duration of each phase of the last start, in milliseconds.
+    /// Duration of each phase of the last start, in milliseconds. A name with a dot, such as
+    /// `start.cgroup`, is a part of the phase before the dot.
     pub phases_ms: BTreeMap<String, f64>,
     /// Open tunnels and requests in flight through this node.
     pub connections: u64,

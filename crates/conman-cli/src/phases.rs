@@ -28,7 +28,7 @@ pub(crate) enum Whose {
     Program,
 }
 
-/// What happens in a phase; a phase of a newer daemon is its own name.
+/// What happens in a phase; a step of one and a phase of a newer daemon are their own names.
 pub(crate) fn in_words(name: &str) -> &str {
     PHASES
         .iter()
@@ -36,12 +36,28 @@ pub(crate) fn in_words(name: &str) -> &str {
         .map_or(name, |(_, words, _)| words)
 }
 
-/// Whose time a phase is.
+/// Whose time a phase, or a step of one, is.
 pub(crate) fn whose(name: &str) -> Option<Whose> {
     PHASES
         .iter()
-        .find(|(known, ..)| *known == name)
+        .find(|(known, ..)| *known == whole(name))
         .map(|(.., whose)| *whose)
+}
+
+/// How long a start took, from its phases; a step is a part of one of them.
+pub(crate) fn total_ms<'a>(phases: impl IntoIterator<Item = (&'a String, &'a f64)>) -> f64 {
+    let phases = phases.into_iter();
+    let whole = phases.filter(|(name, _)| !is_step(name));
+    whole.map(|(_, ms)| ms).sum()
+}
+
+pub(crate) fn is_step(name: &str) -> bool {
+    whole(name) != name
+}
+
+/// The phase that a step belongs to: `start.cgroup` is one of `start`.
+fn whole(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(phase, _)| phase)
 }
 
 /// The phase that a start is in, when the phases in `ended` are over.
@@ -63,7 +79,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, &str)> {
 pub(crate) fn order(name: &str) -> usize {
     PHASES
         .iter()
-        .position(|(known, ..)| *known == name)
+        .position(|(known, ..)| *known == whole(name))
         .unwrap_or(PHASES.len())
 }
 
@@ -78,6 +94,9 @@ mod tests {
             present(["create", "admit", "claim", "prepare"].into_iter()),
             "start"
         );
+        assert_eq!(present(["create", "start.cgroup"].into_iter()), "start");
+        assert_eq!(order("start.cgroup"), order("start"));
+        assert!(order("start.cgroup") < order("ready"));
         assert_eq!(present(["publish"].into_iter()), "publish");
         assert_eq!(present(["from_the_future"].into_iter()), "claim");
     }

@@ -14,7 +14,7 @@ pub(crate) const ADMIT: &str = "admit";
 pub(crate) const PREPARE: &str = "prepare";
 /// The runtime makes the container.
 pub(crate) const CREATE: &str = "create";
-/// The runtime starts it.
+/// The runtime starts it. Parts of it that the runtime tells are called `start.…`.
 pub(crate) const START: &str = "start";
 /// Its init is taken hold of and verified.
 pub(crate) const VERIFY: &str = "verify";
@@ -80,6 +80,28 @@ impl PhaseClock {
         &self.open[self.open.len() - 1]
     }
 
+    /// Ends the present phase now, and tells of known parts of it besides, under names of their own
+    /// with a dot in them.
+    pub(crate) fn end_with_steps(
+        &mut self,
+        name: &'static str,
+        steps: &[(&'static str, Duration)],
+    ) -> &Phase {
+        let begin = self.mark - self.began;
+        self.end(name);
+        let whole = self.open.len() - 1;
+        let mut offset = begin;
+        for (step, duration) in steps {
+            self.open.push(Phase {
+                name: (*step).into(),
+                started_at: later(self.began_at, offset),
+                duration_ms: duration.as_secs_f64() * 1_000.0,
+            });
+            offset += *duration;
+        }
+        &self.open[whole]
+    }
+
     pub(crate) fn phases(&self) -> &[Phase] {
         if self.open.is_empty() {
             &self.shared
@@ -126,6 +148,15 @@ mod tests {
         assert_eq!(&*shared, clock.phases());
         clock.end(READY);
         assert_eq!(clock.phases()[..3], *shared);
+        let steps = [
+            ("start.a", Duration::from_secs(1)),
+            ("start.b", Duration::from_secs(2)),
+        ];
+        clock.end_with_steps(START, &steps);
+        let names: Vec<_> = clock.phases()[4..].iter().map(|one| &*one.name).collect();
+        assert_eq!(names, [START, "start.a", "start.b"]);
+        let phase = clock.end(PUBLISH);
+        assert!(phase.duration_ms < 1_000.0, "parts are no phases");
         let last = &clock.phases()[2];
         let offset = last.started_at.duration_since(clock.began_at);
         assert_eq!(offset, SignedDuration::from_millis(30));

@@ -72,6 +72,9 @@ pub struct Started {
     /// Its init in the host's PID namespace. Unverified: the caller opens a pidfd and then
     /// checks with [`Runtime::owns_pid`] that the process belongs to this container.
     pub pid: i32,
+    /// What of the start took how long, one after the other, where the runtime knows it. Names
+    /// begin with `start.`.
+    pub steps: Vec<(&'static str, Duration)>,
 }
 
 /// A container that bears this instance's label.

@@ -135,14 +135,17 @@ fn describe_phases(lines: &mut Lines, session: &Session) {
     if session.phases_ms.is_empty() {
         return;
     }
-    lines.add("last start", milliseconds(session.phases_ms.values().sum()));
+    lines.add(
+        "last start",
+        milliseconds(phases::total_ms(&session.phases_ms)),
+    );
     let mut phases: Vec<_> = session.phases_ms.iter().collect();
     phases.sort_by_key(|(name, _)| phases::order(name));
     for (name, ms) in phases {
         lines.add(
             "",
             format!(
-                "{name:<9}{:>9}  {}",
+                "{name:<13}{:>9}  {}",
                 milliseconds(*ms),
                 phases::in_words(name)
             ),

@@ -96,7 +96,7 @@ fn tell(
             session.id
         ));
     }
-    let total = session.phases_ms.values().sum::<f64>();
+    let total = phases::total_ms(&session.phases_ms);
     match session.state {
         SessionState::Failed | SessionState::Stopped => return Err(ended(session)),
         SessionState::Stuck => return Err(ended(session).with_exit(Exit::Stuck)),

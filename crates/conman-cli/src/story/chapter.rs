@@ -212,6 +212,7 @@ impl Chapter<'_> {
             .into_iter()
             .flat_map(|session| &session.phases_ms);
         let mut spans: Vec<_> = kept
+            .filter(|(name, _)| !phases::is_step(name))
             .map(|(name, ms)| Span {
                 name,
                 ms: *ms,

@@ -38,7 +38,7 @@ pub(super) async fn launch(
         answer = timeout(bound, runtime.start(&key)) => answer,
         // Cancel safe: it only kills.
         pid = hunt_when_unwanted(&handle, &*runtime, &key) => {
-            return Launched::Started(Started { container_id: String::new(), pid });
+            return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new() });
         }
     };
     match answer {

@@ -339,6 +339,7 @@ impl Shared {
                     Some(pid) => Ok(Ok(Started {
                         container_id: container.id.unwrap_or_default(),
                         pid,
+                        steps: Vec::new(),
                     })),
                     None => Ok(Err(
                         described::ended_at_once(&facts.client, key, container).await

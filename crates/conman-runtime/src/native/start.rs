@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, LaunchSpec, Reply, Request};
+use conman_shim::{CallError, LaunchSpec, Phases, Reply, Request};
 
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
@@ -31,15 +31,16 @@ impl Inner {
         let (launch, mounts) = away("start", move || inner.prepare(&owned)).await?;
         let fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
         let request = Request::Launch(Box::new(launch));
-        let started = |pid| Started {
+        let started = |pid, steps| Started {
             container_id: self.container_id(key),
             pid,
+            steps,
         };
         match self.link.call(&request, &fds, self.timeouts.start).await {
-            Ok((Reply::Launched { pid, .. }, fds)) => {
+            Ok((Reply::Launched { pid, phases }, fds)) => {
                 let name = store::name(key);
                 match self.ends.of(&name) {
-                    None if !fds.is_empty() => Ok(started(pid)),
+                    None if !fds.is_empty() => Ok(started(pid, steps(&phases))),
                     // It ended before anybody could take hold of it; its end is being told.
                     None => {
                         let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
@@ -53,7 +54,7 @@ impl Inner {
             Err(LinkError::Refused(CallError::Exists { .. })) => {
                 let (view, _) = self.look(key, "start").await?;
                 match view.map(|view| (view.pid, end(view.state))) {
-                    Some((pid, None)) => Ok(started(pid)),
+                    Some((pid, None)) => Ok(started(pid, Vec::new())),
                     Some((_, Some(end))) => Err(self.ended_at_once(key, end).await),
                     None => Err(RuntimeError::TimedOut {
                         runtime: RuntimeKind::Native,
@@ -126,4 +127,16 @@ fn end_of(shown: &[u8]) -> String {
     let most = usize::try_from(QUOTED_BYTES).unwrap_or(usize::MAX);
     let from = shown.len().saturating_sub(most);
     String::from_utf8_lossy(&shown[from..]).into_owned()
+}
+
+/// What the launcher and the container's first process did one after the other. The rest of a
+/// start is waiting for the launcher, and messages.
+fn steps(phases: &Phases) -> Vec<(&'static str, Duration)> {
+    vec![
+        ("start.cgroup", Duration::from_micros(phases.cgroup_us)),
+        ("start.clone", Duration::from_micros(phases.clone_us)),
+        ("start.files", Duration::from_micros(phases.files_us)),
+        ("start.root", Duration::from_micros(phases.root_us)),
+        ("start.setup", Duration::from_micros(phases.setup_us)),
+    ]
 }

@@ -367,6 +367,7 @@ impl Inner {
             Some(pid) => Ok(Started {
                 container_id: self.container_id(key),
                 pid,
+                steps: Vec::new(),
             }),
             None => Err(Self::ended_at_once(key, &dir).await),
         }

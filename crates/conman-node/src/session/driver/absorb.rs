@@ -170,7 +170,7 @@ impl Driver {
     fn absorb_launched(&mut self, launched: Launched) -> Event {
         match launched {
             Launched::Started(started) => {
-                self.clock.end(phases::START);
+                self.clock.end_with_steps(phases::START, &started.steps);
                 self.container = Some(ContainerIdentity {
                     container_id: started.container_id,
                     pid: started.pid,
