@@ -89,6 +89,8 @@ pub(crate) struct KeptTerminal {
     pub(crate) at: usize,
     pub(crate) length: usize,
     pub(crate) wrapped: bool,
+    #[serde(default)]
+    pub(crate) modes: Vec<u8>,
     pub(crate) input: Vec<u8>,
     pub(crate) hung_up: bool,
 }

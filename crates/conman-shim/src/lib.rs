@@ -50,6 +50,7 @@ pub mod socket;
 mod spec;
 mod sweeper;
 mod terminal;
+mod terminal_modes;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};

@@ -8,8 +8,8 @@ use crate::protocol::{DecodeError, Message, decode};
 use crate::seqpacket;
 use crate::terminal::{SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 
-/// Longest message about a terminal: its scrollback, a kind and a count.
-const MAX_EVENT_BYTES: usize = SCROLLBACK_BYTES + 16;
+/// Longest message about a terminal: its scrollback with the modes before it, a kind and a count.
+const MAX_EVENT_BYTES: usize = SCROLLBACK_BYTES + 1_024;
 
 /// One message of the shim's.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
 
 use crate::spec::TerminalSize;
+use crate::terminal_modes::Modes;
 
 /// Bytes of output that are kept: several screens of a full-screen program.
 pub const SCROLLBACK_BYTES: usize = 64 * 1_024;
@@ -109,23 +110,27 @@ impl TerminalInput {
 pub(crate) struct Scrollback {
     bytes: VecDeque<u8>,
     wrapped: bool,
+    /// By what is not kept any more.
+    modes: Modes,
 }
 
 impl Scrollback {
-    pub(crate) fn kept(bytes: &[u8], wrapped: bool) -> Self {
+    pub(crate) fn kept(bytes: &[u8], wrapped: bool, modes: &[u8]) -> Self {
         let mut all = Self {
             wrapped,
             ..Self::default()
         };
+        all.modes.pass(modes.iter().copied());
         all.push(bytes);
         all
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        let bytes = &bytes[bytes.len().saturating_sub(SCROLLBACK_BYTES)..];
+        let (gone, bytes) = bytes.split_at(bytes.len().saturating_sub(SCROLLBACK_BYTES));
         let over = (self.bytes.len() + bytes.len()).saturating_sub(SCROLLBACK_BYTES);
         self.wrapped |= over > 0;
-        self.bytes.drain(..over);
+        self.modes.pass(self.bytes.drain(..over));
+        self.modes.pass(gone.iter().copied());
         self.bytes.extend(bytes);
     }
 
@@ -137,8 +142,13 @@ impl Scrollback {
         self.bytes.iter().copied().collect()
     }
 
-    /// From a line's or a sequence's beginning, without the questions that it asked the terminal:
-    /// another terminal would answer them a second time.
+    /// What puts a terminal into the modes that those bytes set which are not kept.
+    pub(crate) fn modes(&self) -> Vec<u8> {
+        self.modes.bytes()
+    }
+
+    /// From a line's or a sequence's beginning, in the modes of then, without the questions that it
+    /// asked the terminal: another terminal would answer them a second time.
     fn replay(&self) -> Vec<u8> {
         let bytes = self.bytes();
         let mut from = 0;
@@ -149,7 +159,11 @@ impl Scrollback {
                 .position(|byte| *byte == 0x1b || *byte == b'\n')
                 .unwrap_or(0);
         }
-        without_questions(&bytes[from..])
+        let mut modes = self.modes.clone();
+        modes.pass(bytes[..from].iter().copied());
+        let mut replay = modes.bytes();
+        replay.extend(without_questions(&bytes[from..]));
+        replay
     }
 }
 
@@ -327,6 +341,21 @@ mod tests {
         assert!(replay.ends_with("line 19999\n"));
         all.push(&[b'x'; SCROLLBACK_BYTES + 9]);
         assert_eq!(all.bytes(), vec![b'x'; SCROLLBACK_BYTES]);
+    }
+
+    #[test]
+    fn the_modes_of_what_is_not_kept_any_more_are_told_first() {
+        let mut all = Scrollback::default();
+        all.push(b"\x1b[?1049h\x1b[?2004h");
+        let text = "line\n".repeat(SCROLLBACK_BYTES);
+        all.push(text.as_bytes());
+        all.push(b"last");
+        let modes = b"\x1b[?1049h\x1b[?2004h";
+        let replay = all.replay();
+        assert!(replay.starts_with(modes), "{:?}", &replay[..40]);
+        assert!(replay.ends_with(b"line\nlast"));
+        let kept = Scrollback::kept(&all.bytes(), all.is_wrapped(), &all.modes());
+        assert_eq!(kept.replay(), replay);
     }
 
     #[test]

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use conman_e2e::{Api, Conman, ROOT, WebSocket, eventually, native, resident_bytes, websocket};
+use conman_e2e::{
+    Api, BUSYBOX, Conman, ROOT, WebSocket, docker_shared, eventually, native, resident_bytes,
+    websocket,
+};
 use conman_proto::{
     ATTACH_PROTOCOL, ExecChannel, ExecStatus, KeptExec, KeptExecList, SessionState,
 };
@@ -304,4 +307,33 @@ async fn clients_that_do_not_read_or_never_stop_typing_harm_nobody() {
     assert_eq!(refused.problem().slug(), "too-many-terminals");
     drop(crowd);
     assert_eq!(api.stop("busy").await.state, SessionState::Stopped);
+}
+
+#[tokio::test]
+async fn a_session_of_dockers_has_a_terminal_to_come_back_to_and_its_commands_have_none() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    let mut conman = Conman::start(&docker).await;
+    let shell = json!({"image": BUSYBOX, "command": ["sh"], "tty": true});
+    conman.api().ensure("sh", &shell).await;
+    let path = "/v1/sessions/sh/attach?columns=80&rows=24";
+    let mut person = Person::attach(&conman.api(), path).await;
+    person
+        .types("word=remembered; echo $((6 * 7)) is it\r")
+        .await;
+    person.sees(|screen| screen.contains("42 is it")).await;
+    drop(person);
+    conman.restart_after_crash().await;
+    let api = conman.api();
+    let mut person = Person::attach(&api, path).await;
+    person.sees(|screen| screen.contains("42 is it")).await;
+    let kept = json!({"command": ["sh"], "tty": true});
+    let kept = api.post("/v1/sessions/sh/execs", &kept).await;
+    assert_eq!(kept.problem().slug(), "not-supported");
+    person.types("echo still $word; exit 7\r").await;
+    person
+        .sees(|screen| screen.contains("still remembered"))
+        .await;
+    assert_eq!(person.end().await.exit_code, Some(7));
 }

@@ -255,6 +255,7 @@ impl Control {
                 at: blobs.len(),
                 length: scrollback.len(),
                 wrapped: terminal.scrollback.is_wrapped(),
+                modes: terminal.scrollback.modes(),
                 input: terminal.input.iter().copied().collect(),
                 hung_up: terminal.hung_up,
             });
@@ -278,7 +279,7 @@ impl Control {
             let master = inherited_fd(kept.fd)?;
             let end = kept.at.saturating_add(kept.length);
             let bytes = blobs.get(kept.at..end).unwrap_or_default();
-            let scrollback = Scrollback::kept(bytes, kept.wrapped);
+            let scrollback = Scrollback::kept(bytes, kept.wrapped, &kept.modes);
             let mut terminal = Terminal::kept(master, scrollback, kept.size);
             terminal.input = kept.input.into();
             terminal.hung_up = kept.hung_up;
