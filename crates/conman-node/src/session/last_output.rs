@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use anstream::adapter::strip_bytes;
 use conman_runtime::{ContainerKey, LogOptions, Runtime};
 use futures_util::StreamExt;
 use tokio::time::timeout;
@@ -46,7 +47,9 @@ pub(super) async fn last_output(
 
 /// The end of the text on one line, with nothing in it that a terminal would obey.
 fn quote(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
+    // What draws on a terminal is no text.
+    let plain = strip_bytes(bytes).into_vec();
+    let text = String::from_utf8_lossy(&plain);
     let text = text.trim();
     let end = &text[text.ceil_char_boundary(text.len().saturating_sub(MAX_QUOTED_BYTES))..];
     let lines: Vec<_> = end
@@ -68,7 +71,8 @@ mod tests {
     #[test]
     fn a_quotation_is_short_plain_and_on_one_line() {
         assert_eq!(quote(b"one\n\n two\r\n"), "one | two");
-        assert_eq!(quote(b"\x1b[31mred"), "\u{fffd}[31mred");
+        assert_eq!(quote(b"\x1b[23;1H\x1b[31mred\x1b[K"), "red");
+        assert!(!quote(b"a\x1b\x07\x00b\x9b1mc").contains(char::is_control));
         assert_eq!(quote(b" \n"), "");
         let long = quote("ä".repeat(10_000).as_bytes());
         assert!(
