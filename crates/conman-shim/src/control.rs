@@ -103,6 +103,8 @@ pub(crate) struct Control {
     launching: Launching,
     sweeper: Sweeper,
     clients: BTreeMap<u64, Connection>,
+    /// Given up to turn a client away when there is no other.
+    spare: Option<File>,
     next_client: u64,
     buffer: Vec<u8>,
     lock: File,
@@ -200,6 +202,7 @@ impl Control {
             launching: Launching::default(),
             sweeper: Sweeper::default(),
             clients: BTreeMap::new(),
+            spare: spare(),
             next_client: FIRST_CLIENT,
             buffer: seqpacket::buffer(),
             lock,
@@ -339,9 +342,18 @@ impl Control {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // A client that has gone meanwhile is no error of ours.
-        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else {
-            return;
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => {
+                // It would be told of again and again, and wait for ever.
+                self.spare = None;
+                drop(rustix::net::accept_with(&self.listener, flags));
+                self.spare = spare();
+                tracing::error!("a client is turned away: no descriptor is left (see nofile)");
+                return;
+            }
+            // A client that has gone meanwhile is no error of ours.
+            Err(_) => return,
         };
         let own = rustix::process::geteuid();
         let allowed = rustix::net::sockopt::socket_peercred(&socket)
@@ -639,6 +651,10 @@ fn host_error(action: &str, name: &str) -> impl FnOnce(io::Error) -> CallError +
         name,
         reason: error.to_string(),
     }
+}
+
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
 }
 
 fn boottime_ns() -> u64 {

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use conman_linux::{CgroupLimits, Cgroups, Freezer};
 use conman_shim::{CallError, Client, ClientError, LaunchError, LaunchSpec, Request};
 
-use support::{Shim, available, until, wait_dead};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use support::{SOON, Shim, available, until, wait_dead};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 
@@ -346,4 +347,29 @@ fn a_limit_too_small_even_to_start_ends_the_start_and_not_the_launcher() {
     let error = refused(&shim, &mut client, spec);
     assert!(!matches!(error, LaunchError::LauncherDied), "{error}");
     works(&shim, &mut client, "well.1");
+}
+
+#[test]
+fn a_client_for_whom_no_descriptor_is_left_is_turned_away_and_the_next_one_served() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = ready(&shim);
+    let pid = rustix::process::Pid::from_raw(client.shim_pid());
+    // It has it from this process, and not everybody may raise it again.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = |current| {
+        let limit = Rlimit { current, maximum };
+        prlimit(pid, Resource::Nofile, limit).expect("limited")
+    };
+    settled(&shim);
+    let open = names(Path::new(&format!("/proc/{}/fd", client.shim_pid())));
+    let free = (0_u64..).find(|number| !open.contains(&number.to_string()));
+    let before = limit(free);
+    let error = Client::connect(&shim.socket(), SOON).expect_err("there is no room");
+    assert!(!matches!(error, ClientError::TimedOut { .. }), "{error}");
+    client.list().expect("others are served");
+    limit(before.current);
+    shim.client().list().expect("there is room again");
 }

@@ -271,7 +271,7 @@ fn ids_of_containers_that_were_taken_over_are_not_given_out_again() {
 
 #[test]
 fn ids_that_two_are_said_to_have_stay_the_first_ones() {
-    if !available() {
+    if !available() || !has_own_ids() {
         return;
     }
     let mut shim = Shim::start();
@@ -401,7 +401,9 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
         shim.path("scratch/deep.1").exists(),
         "a start waited until everything was removed"
     );
-    assert_ne!(first_id(next.pid), ids, "files of these ids are left");
+    if has_own_ids() {
+        assert_ne!(first_id(next.pid), ids, "files of these ids are left");
+    }
     // A busy disk may take its time for so many.
     let gone = || until(|| !shim.path("scratch/deep.1").exists());
     assert!(gone() || gone() || gone(), "it stays");
