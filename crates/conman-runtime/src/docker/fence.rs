@@ -29,6 +29,9 @@ use crate::{ContainerKey, RuntimeError};
 /// Bound on the shim's answers, which it gives at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Bound on taking under the fence what runs already: two calls for each container.
+const GUARDING_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long the shim takes at the most to notice a death, and how often it is asked.
 const DEATH_PATIENCE: Duration = Duration::from_secs(2);
 const DEATH_INTERVAL: Duration = Duration::from_millis(5);
@@ -195,8 +198,17 @@ impl Shared {
         forgotten.map_err(|error| fence_failed("remove", key, error))
     }
 
+    /// As [`Self::guard_running`], bounded, since whoever looks at Docker's health does not wait for
+    /// the shim. What was cut short is begun anew the next time.
+    pub(super) async fn guard_running_soon(self: &Arc<Self>) -> Result<(), String> {
+        match tokio::time::timeout(GUARDING_PATIENCE, self.guard_running()).await {
+            Ok(guarded) => guarded.map_err(|error| error.to_string()),
+            Err(_) => Err("the shim does not answer in time".to_owned()),
+        }
+    }
+
     /// Takes everything under the fence that runs already, once for each shim that is met.
-    pub(super) async fn guard_running(self: &Arc<Self>) -> Result<(), RuntimeError> {
+    async fn guard_running(self: &Arc<Self>) -> Result<(), RuntimeError> {
         let Some(fence) = &self.fence else {
             return Ok(());
         };

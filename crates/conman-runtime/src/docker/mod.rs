@@ -118,8 +118,8 @@ impl Runtime for DockerRuntime {
             .await
             .map_err(|failure| failure.about("describe itself", "the host"))?;
         let mut warnings = described::warnings(&info);
-        if let Err(error) = self.shared.guard_running().await {
-            warnings.push(format!("sessions may not be under the fence: {error}"));
+        if let Err(why) = self.shared.guard_running_soon().await {
+            warnings.push(format!("sessions may not be under the fence: {why}"));
         }
         Ok(RuntimeInfo {
             warnings,
