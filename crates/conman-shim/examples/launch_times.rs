@@ -87,6 +87,7 @@ fn main() -> Result<(), Failure> {
             do_without: Vec::new(),
             cgroups: CgroupPart::All,
             prepare_for: prepare_for.parse()?,
+            prepared_file: Path::new(directory).join("shim.prepared"),
             fence_cgroup: cgroup.to_owned(),
             freeze_patience: Duration::from_secs(1),
         })?),

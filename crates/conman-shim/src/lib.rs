@@ -56,7 +56,7 @@ pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
 pub use ids::{RANGE_SIZE, RANGES, SHARED_IDS};
 pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
-pub use options::{PREPARED_EXTENSION, ShimOptions};
+pub use options::ShimOptions;
 pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,

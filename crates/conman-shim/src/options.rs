@@ -3,10 +3,6 @@ use std::time::Duration;
 
 use conman_linux::{CgroupPart, Interface};
 
-/// Extension of the file beside [`ShimOptions::state_file`] that notes for how many containers the
-/// kernel has been prepared since the boot.
-pub const PREPARED_EXTENSION: &str = "prepared";
-
 /// What the shim is told at its start.
 #[derive(Debug, Clone)]
 pub struct ShimOptions {
@@ -27,6 +23,9 @@ pub struct ShimOptions {
     /// takes it some seconds in the background and makes later starts cheaper. 0 leaves it as it
     /// is.
     pub prepare_for: u32,
+    /// Where all shims of the host note for how many it has been prepared since the boot: the
+    /// kernel stays so, whoever asked for it.
+    pub prepared_file: PathBuf,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
 }

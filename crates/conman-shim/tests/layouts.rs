@@ -268,9 +268,7 @@ fn the_kernel_is_prepared_once_and_nothing_of_it_stays() {
     }
     let shim = Shim::start_with(&["--prepare-for", "40"]);
     let mut client = shim.client();
-    let note = shim
-        .socket()
-        .with_extension(conman_shim::PREPARED_EXTENSION);
+    let note = shim.socket().with_extension("prepared");
     let mut runs = |name: &str| {
         let launched = client
             .launch(shim.spec(name, "true"))

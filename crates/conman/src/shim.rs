@@ -17,10 +17,13 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_runtime::ShimCommand;
-use conman_shim::{Client, ClientError, PREPARED_EXTENSION, Request, ShimOptions};
+use conman_shim::{Client, ClientError, Request, ShimOptions};
 
 use crate::config::{self, LogFormat};
 use crate::{state_dir, telemetry};
+
+/// Where all shims of the host note for how many sessions the kernel is prepared.
+const PREPARED: &str = "/run/conman.prepared";
 
 /// Where what must not outlive a boot is.
 const RUN: &str = "/run";
@@ -78,8 +81,6 @@ impl ShimPlace {
         for name in [STATE, LOCK] {
             let _ = fs::remove_file(self.directory.join(name));
         }
-        let prepared = Path::new(STATE).with_extension(PREPARED_EXTENSION);
-        let _ = fs::remove_file(self.directory.join(prepared));
         // A successor's socket keeps it.
         let _ = fs::remove_dir(&self.directory);
     }
@@ -143,6 +144,7 @@ fn be(state_dir: &Path, prepare_for: u32) -> Result<()> {
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
         prepare_for,
+        prepared_file: PathBuf::from(PREPARED),
         freeze_patience: FREEZE_PATIENCE,
     })
     .context("the shim cannot go on")?;

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     let socket = PathBuf::from(socket);
     let options = ShimOptions {
         state_file: socket.with_extension("state"),
+        prepared_file: socket.with_extension("prepared"),
         socket,
         roots: arguments.map(PathBuf::from).collect(),
         do_without: Vec::new(),

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     let socket = PathBuf::from(socket);
     let mut options = ShimOptions {
         state_file: socket.with_extension("state"),
+        prepared_file: socket.with_extension("prepared"),
         socket,
         roots: Vec::new(),
         do_without: Vec::new(),

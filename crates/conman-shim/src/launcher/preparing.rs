@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{WaitOptions, waitpid};
 
 use super::places::{BENCH, new_tmpfs};
-use crate::options::{PREPARED_EXTENSION, ShimOptions};
+use crate::options::ShimOptions;
 
 /// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
 const SUPERBLOCKS: u32 = 3;
@@ -46,9 +46,10 @@ impl Preparing {
                 .saturating_add(SPARE)
                 .min(MOST),
         };
-        let mark = format!("{} {wanted}\n", boot_id().unwrap_or_default());
-        let file = options.state_file.with_extension(PREPARED_EXTENSION);
-        if wanted == 0 || std::fs::read_to_string(&file).is_ok_and(|text| text == mark) {
+        let boot = boot_id().unwrap_or_default();
+        let mark = format!("{boot} {wanted}\n");
+        let file = &options.prepared_file;
+        if wanted == 0 || prepared(file, &boot) >= wanted {
             return Self::default();
         }
         let how = CloneOptions {
@@ -65,7 +66,7 @@ impl Preparing {
         };
         let process = clone_process(sole, &how, work);
         // Beforehand: one that runs out of memory is not to be tried again.
-        if let Err(error) = std::fs::write(&file, mark) {
+        if let Err(error) = std::fs::write(file, mark) {
             tracing::warn!(file = %file.display(), %error, "cannot note that the kernel is prepared");
         }
         Self {
@@ -85,6 +86,15 @@ impl Preparing {
     }
 }
 
+/// For how many superblocks the kernel has been prepared since this boot.
+fn prepared(file: &Path, boot: &str) -> u32 {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.split_once(' ')
+        .filter(|(noted, _)| *noted == boot)
+        .and_then(|(_, count)| count.trim().parse().ok())
+        .unwrap_or(0)
+}
+
 /// They go with the mount namespace of the calling process.
 fn make_superblocks(count: u32) -> io::Result<()> {
     mount_change(
@@ -98,4 +108,20 @@ fn make_superblocks(count: u32) -> io::Result<()> {
         mount("none", &directory, "ramfs", MountFlags::empty(), None)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_counts_for_its_boot_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("prepared");
+        assert_eq!(prepared(&file, "boot"), 0);
+        for (text, count) in [("boot 32048\n", 32_048), ("else 9\n", 0), ("boot x\n", 0)] {
+            std::fs::write(&file, text).expect("written");
+            assert_eq!(prepared(&file, "boot"), count, "{text}");
+        }
+    }
 }
