@@ -28,6 +28,8 @@ pub(super) struct UnderWay {
     clock: Clock,
     phases: Phases,
     stage: Stage,
+    /// Its next step is the program.
+    executing: bool,
 }
 
 #[derive(Debug)]
@@ -38,8 +40,6 @@ enum Stage {
     Entering(PidFd),
     /// The command makes itself ready.
     Command(PidFd),
-    /// Its next step is the program.
-    Executing(Box<Stage>),
 }
 
 impl UnderWay {
@@ -58,6 +58,7 @@ impl UnderWay {
             clock,
             phases,
             stage: Stage::Container(made),
+            executing: false,
         }
     }
 
@@ -70,6 +71,7 @@ impl UnderWay {
             clock,
             phases: Phases::default(),
             stage: Stage::Entering(helper),
+            executing: false,
         }
     }
 
@@ -112,17 +114,12 @@ impl UnderWay {
 
     /// Undoes what was made for it. Goes on after a failure, which is logged.
     pub(super) fn take_back(self) {
-        let mut stage = self.stage;
-        while let Stage::Executing(before) = stage {
-            stage = *before;
-        }
-        match stage {
+        match self.stage {
             Stage::Container(made) => made.take_back(),
             // The command, if it exists, reads the socket's end and ends.
             Stage::Entering(helper) | Stage::Command(helper) => {
                 let _ = helper.kill();
             }
-            Stage::Executing(_) => {}
         }
     }
 
@@ -131,27 +128,33 @@ impl UnderWay {
         report: ChildReport,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
     ) -> Result<(), LaunchError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Container(Made::default()));
-        let (stage, outcome) = match (stage, report) {
-            (stage, ChildReport::Failed { error }) => (stage, Err(error)),
-            (Stage::Entering(helper), ChildReport::Entered { pid }) => {
-                let told = cloned(pid).map_err(step("report"));
-                (Stage::Command(helper), told.and_then(|()| self.go_on()))
+        match report {
+            ChildReport::Failed { error } => Err(error),
+            ChildReport::Entered { pid } => {
+                self.entered()?;
+                cloned(pid).map_err(step("report"))?;
+                self.go_on()
             }
-            (
-                stage @ (Stage::Container(_) | Stage::Command(_)),
-                ChildReport::Executing {
-                    network_us,
-                    mounts_us,
-                    harden_us,
-                },
-            ) => {
+            ChildReport::Executing {
+                network_us,
+                mounts_us,
+                harden_us,
+            } if !matches!(self.stage, Stage::Entering(_)) && !self.executing => {
                 self.phases.network_us = network_us;
                 self.phases.mounts_us = mounts_us;
                 self.phases.harden_us = harden_us;
-                (Stage::Executing(Box::new(stage)), Ok(()))
+                self.executing = true;
+                Ok(())
             }
-            (stage, _) => (stage, Err(LaunchError::EndedEarly)),
+            ChildReport::Executing { .. } => Err(LaunchError::EndedEarly),
+        }
+    }
+
+    fn entered(&mut self) -> Result<(), LaunchError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Container(Made::default()));
+        let (stage, outcome) = match stage {
+            Stage::Entering(helper) => (Stage::Command(helper), Ok(())),
+            other => (other, Err(LaunchError::EndedEarly)),
         };
         self.stage = stage;
         outcome
@@ -164,7 +167,7 @@ impl UnderWay {
 
     /// The process has executed its program, or has ended without coming so far.
     fn closed(&mut self) -> Result<Phases, LaunchError> {
-        if !matches!(self.stage, Stage::Executing(_)) {
+        if !self.executing {
             return Err(LaunchError::EndedEarly);
         }
         let mut phases = std::mem::take(&mut self.phases);
