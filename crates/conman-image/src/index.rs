@@ -54,8 +54,8 @@ impl Default for Index {
 }
 
 impl Index {
-    /// An absent file is an empty index. A damaged one is an error that [`is_damage`] knows; of a
-    /// later version's nothing is said, so that it is left alone.
+    /// An absent file is an empty index. A damaged one is an error that [`is_damage`] knows; another
+    /// version's is one that it does not, so that the file is left alone.
     ///
     /// [`is_damage`]: crate::records::is_damage
     pub(crate) fn load(directory: &Path) -> io::Result<Self> {
@@ -70,7 +70,10 @@ impl Index {
         if version != VERSION {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                format!("version {version} of the format, where {VERSION} is known"),
+                format!(
+                    "version {version} of the format, where {VERSION} is known: run the conman \
+                     that wrote it"
+                ),
             ));
         }
         let index: Self = serde_json::from_slice(&json)?;

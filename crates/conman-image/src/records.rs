@@ -63,7 +63,8 @@ pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
 fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
     let json = serde_json::to_vec(kept)?;
     let path = records.join(format!("{}{SUFFIX}", id.hex()));
-    if fs::read(&path).is_ok_and(|present| present == json) {
+    let present = File::open(&path).and_then(|file| read_bounded(file, MAX_RECORD_BYTES));
+    if present.is_ok_and(|present| present == json) {
         return Ok(());
     }
     let mut draft = tempfile::Builder::new()
@@ -85,10 +86,12 @@ pub(crate) fn index(directory: &Path) -> io::Result<Index> {
         };
         match read(&entry.path()) {
             Ok(kept) => found.push((id, kept)),
-            Err(error) => {
+            Err(error) if is_damage(&error) => {
                 let path = entry.path();
-                tracing::warn!(path = %path.display(), %error, "an image is lost");
+                tracing::warn!(path = %path.display(), %error, "an image is lost: import it again");
             }
+            // It may be readable the next time.
+            Err(error) => return Err(error),
         }
     }
     found.sort_by_key(|(_, kept)| kept.image.imported_at_s);

@@ -376,7 +376,8 @@ impl StoreReader {
     }
 }
 
-/// A damaged index is moved aside and made anew of the images' records.
+/// A damaged index is made anew of the images' records, and kept aside. It is never absent meanwhile:
+/// an absent one is empty, and what is not in it would be collected.
 fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
     let path = directory.join(INDEX_FILE);
     let error = match Index::load(directory) {
@@ -386,7 +387,16 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
     let aside = directory.join(DAMAGED_INDEX);
     let index =
         records::index(directory).map_err(failed("read the records of images in", directory))?;
-    fs::rename(&path, &aside).map_err(failed("move aside", &path))?;
+    if index.images.is_empty() && has_entries(&directory.join(LAYERS))? {
+        // There are images, of which nothing is recorded that this version can read.
+        return Err(failed("read", &path)(error));
+    }
+    match fs::remove_file(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove", &aside)(error));
+        }
+        _ => fs::hard_link(&path, &aside).map_err(failed("keep a copy of", &path))?,
+    }
     index
         .store(directory)
         .map_err(failed("write the index of", directory))?;
@@ -396,6 +406,11 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
          Import again whatever is missing"
     );
     Ok(index)
+}
+
+fn has_entries(directory: &Path) -> Result<bool, StoreError> {
+    let mut entries = fs::read_dir(directory).map_err(failed("list", directory))?;
+    Ok(entries.next().is_some())
 }
 
 /// What fails is made good by the next change or opening; until then the index alone knows it.

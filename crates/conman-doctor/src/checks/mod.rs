@@ -211,7 +211,7 @@ fn kernel_objects(
             host.number("/proc/sys/kernel/pty/nr"),
             0.0,
         )
-        .note("one for each `exec -it` under way")
+        .note("one for each session with `tty`, each kept command, each `exec -it`")
         .sysctl(target, u64::MAX >> 33),
     );
 }

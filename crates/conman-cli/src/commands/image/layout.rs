@@ -29,7 +29,7 @@ pub(super) fn pack(directory: &Path, to: impl Write) -> io::Result<()> {
         }
         for digest in names(&within)? {
             let path = within.join(&digest);
-            if fs::symlink_metadata(&path)?.is_file() {
+            if fs::symlink_metadata(&path).map_err(named(&path))?.is_file() {
                 let name = [OsStr::new(BLOBS), &algorithm, &digest];
                 append(
                     &mut archive,
@@ -42,36 +42,36 @@ pub(super) fn pack(directory: &Path, to: impl Write) -> io::Result<()> {
     archive.into_inner()?.flush()
 }
 
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
 /// In their order, so that the same layout makes the same archive.
 fn names(directory: &Path) -> io::Result<Vec<std::ffi::OsString>> {
-    let named = |error: io::Error| {
-        let path = directory.display();
-        io::Error::new(error.kind(), format!("{path}: {error}"))
-    };
-    let entries = fs::read_dir(directory).map_err(named)?;
+    let entries = fs::read_dir(directory).map_err(named(directory))?;
     let mut names = entries
         .map(|entry| Ok(entry?.file_name()))
         .collect::<io::Result<Vec<_>>>()
-        .map_err(named)?;
+        .map_err(named(directory))?;
     names.sort();
     Ok(names)
 }
 
 fn append(archive: &mut tar::Builder<impl Write>, path: &Path, name: &Path) -> io::Result<()> {
-    let named = |error: io::Error| {
-        let path = path.display();
-        io::Error::new(error.kind(), format!("{path}: {error}"))
-    };
-    let mut file = File::open(path).map_err(named)?;
+    if !fs::symlink_metadata(path).map_err(named(path))?.is_file() {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(named(path)(error));
+    }
+    let mut file = File::open(path).map_err(named(path))?;
     let mut header = tar::Header::new_gnu();
-    header.set_size(file.metadata().map_err(named)?.len());
+    header.set_size(file.metadata().map_err(named(path))?.len());
     header.set_mode(0o644);
     // A blob that grows meanwhile would spoil the archive; one that shrinks does, and is told.
     let length = header.size()?;
     let mut content = io::Read::take(&mut file, length);
     archive.append_data(&mut header, name, &mut content)?;
     if content.limit() > 0 {
-        return Err(named(io::ErrorKind::UnexpectedEof.into()));
+        return Err(named(path)(io::ErrorKind::UnexpectedEof.into()));
     }
     Ok(())
 }
@@ -118,6 +118,10 @@ mod tests {
             ("blobs/sha256/bb", ""),
         ];
         assert_eq!(found, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        fs::remove_file(at.join("index.json")).expect("removed");
+        std::os::unix::fs::symlink("/etc/passwd", at.join("index.json")).expect("linked");
+        let error = pack(at, io::sink()).expect_err("it may lead anywhere");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
         fs::remove_file(at.join("index.json")).expect("removed");
         let error = pack(at, io::sink()).expect_err("something is missing");
         assert!(error.to_string().contains("index.json"), "{error}");
