@@ -196,8 +196,7 @@ impl Link {
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused
             );
             if nobody && !tried {
-                tried = true;
-                self.start_shim(&error).await?;
+                tried = self.start_shim(&error).await?;
             } else if nobody && let Some(status) = self.reap() {
                 // Perhaps since another one, a service manager's, is about to answer.
                 ended = Some(status);
@@ -244,8 +243,13 @@ impl Link {
     }
 
     /// Runs the shim in a session of its own, which it makes itself; it outlives this process.
-    async fn start_shim(&self, error: &io::Error) -> Result<(), LinkError> {
+    /// `false` while one lives that was started before.
+    async fn start_shim(&self, error: &io::Error) -> Result<bool, LinkError> {
         let _ = self.reap();
+        if self.lock_started().is_some() {
+            // A try that was given up has started one, which has not answered yet.
+            return Ok(false);
+        }
         let Some(command) = self.command.clone() else {
             return Err(self.unreachable(format!("{error}; start it with `conman shim`")));
         };
@@ -259,7 +263,7 @@ impl Link {
                 self.unreachable(format!("{} cannot be run: {error}", program.display()))
             })?;
         *self.lock_started() = Some(child);
-        Ok(())
+        Ok(true)
     }
 
     /// How the shim that was started here has ended, if it has.

@@ -142,19 +142,10 @@ impl Launching {
         let (process, socket) = launcher::start(sole, options)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         self.process = Some((process, socket));
-        // Before any start, which may be of the same name.
+        // Before any start, which may be in the same place.
         self.waiting.retain(|one| one.ticket.is_some());
         for (ticket, left) in &self.sweeps {
-            let sweep = Order::Sweep {
-                ticket: *ticket,
-                cgroup: left.cgroup.clone(),
-                scratch: left.scratch.clone(),
-            };
-            self.waiting.push_front(Waiting {
-                ticket: None,
-                bytes: encode(&sweep).map_err(io::Error::other)?,
-                fds: Vec::new(),
-            });
+            self.waiting.push_front(sweep_order(*ticket, left)?);
         }
         Ok(true)
     }
@@ -207,9 +198,16 @@ impl Launching {
         Ok(())
     }
 
-    /// Remembers to remove what a start may have left; its number.
+    /// Remembers to remove what a start may have left, and orders it if there is a launcher, as the
+    /// next one is told of all; its number.
     pub(crate) fn sweep_later(&mut self, left: Left) -> u64 {
         self.next_ticket += 1;
+        if self.process.is_some() {
+            match sweep_order(self.next_ticket, &left) {
+                Ok(order) => self.waiting.push_back(order),
+                Err(error) => tracing::error!(%error, "only a later launcher removes what is left"),
+            }
+        }
         self.sweeps.insert(self.next_ticket, left);
         self.next_ticket
     }
@@ -377,4 +375,17 @@ impl Launching {
         self.waiting.clear();
         std::mem::take(&mut self.pending)
     }
+}
+
+fn sweep_order(ticket: u64, left: &Left) -> io::Result<Waiting> {
+    let order = Order::Sweep {
+        ticket,
+        cgroup: left.cgroup.clone(),
+        scratch: left.scratch.clone(),
+    };
+    Ok(Waiting {
+        ticket: None,
+        bytes: encode(&order).map_err(io::Error::other)?,
+        fds: Vec::new(),
+    })
 }

@@ -172,7 +172,7 @@ impl Watching {
             let resizes = pin!(async {
                 if let Some(size) = options.size {
                     // Of a size that does not change the kernel tells nobody.
-                    let rows = size.rows.checked_add(1).unwrap_or(size.rows - 1);
+                    let rows = size.rows.checked_add(1).unwrap_or(u16::MAX - 1);
                     let other = TerminalSize { rows, ..size };
                     self.shared.resize_terminal(&name, other).await;
                     self.shared.resize_terminal(&name, size).await;

@@ -68,7 +68,9 @@ pub(super) async fn keep(
             );
             // What may still begin is listed, and can be ended.
             if !error.is_ambiguous() {
-                inner.unlist(&key, stored.id).await?;
+                if let Err(error) = inner.unlist(&key, stored.id).await {
+                    tracing::warn!(container = %key, %error, "a command that never began is listed");
+                }
                 inner.ends.forget(&kept::name(stored.id));
             }
             Err(error)

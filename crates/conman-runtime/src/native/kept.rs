@@ -96,10 +96,14 @@ pub(super) fn add(container: &Path, stored: &StoredExec) -> Result<bool, Runtime
         _ => {}
     }
     let path = path(container, stored.id);
-    serde_json::to_vec(stored)
+    let written = serde_json::to_vec(stored)
         .map_err(io::Error::from)
-        .and_then(|json| File::create_new(&path)?.write_all(&json))
-        .map_err(|source| host_error("write", &path, source))?;
+        .and_then(|json| File::create_new(&path)?.write_all(&json));
+    if let Err(source) = written {
+        // It does not count, so no bound would hold it.
+        let _ = fs::remove_file(&path);
+        return Err(host_error("write", &path, source));
+    }
     Ok(true)
 }
 

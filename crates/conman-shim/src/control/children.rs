@@ -93,6 +93,8 @@ impl Control {
             self.take_report(report);
         }
         self.buffer = buffer;
+        // A start that failed may have left something to be removed.
+        self.launching.flush();
         if self.launching.pending.is_empty() {
             self.containers.forget_unclaimed();
         }

@@ -92,7 +92,8 @@ impl UnderWay {
     ) -> Option<Result<Phases, LaunchError>> {
         let received = match seqpacket::receive(&self.socket, buffer) {
             Ok(received) => received,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => None,
+            // Told once, of an end that left something unread, and before what it has said.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return None,
             Err(error) => return Some(Err(LaunchError::step("hear the child", &error))),
         };
         let Some(received) = received else {
