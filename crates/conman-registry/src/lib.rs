@@ -12,6 +12,8 @@
 //! of the newest events, are served from memory; older events are read on tokio's blocking
 //! threads.
 //!
+//! [`Fleet`] is what the rest of the daemon asks about other nodes; [`SoloFleet`] has none.
+//!
 //! Neither knows containers: what a runtime must find again is an opaque part of the record.
 #![forbid(unsafe_code)]
 
@@ -20,6 +22,7 @@ mod database;
 mod embedded;
 mod error;
 mod files;
+mod fleet;
 mod high_water;
 mod journal;
 mod model;
@@ -29,6 +32,9 @@ mod state_lock;
 
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
+pub use fleet::{
+    Announcement, Fleet, FleetSession, Located, NodeLoad, Peer, PeerStanding, SoloFleet, Standing,
+};
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;
 pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};

@@ -1,0 +1,186 @@
+//! What the rest of the daemon asks about the other nodes.
+//!
+//! Everything here is a hint but [`Fleet::locate`] with `fresh`: nobody may act on it alone. Who
+//! owns a session is decided by the registry's own transactions.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use conman_proto::{Generation, SessionId};
+use tokio::sync::watch;
+
+use crate::{RegistryError, SessionRecord};
+
+/// The nodes that share one registry, as one of them sees them.
+#[async_trait]
+pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
+    /// This node's name.
+    fn me(&self) -> &str;
+
+    /// The nodes that are known, this one included, ordered by name.
+    fn peers(&self) -> Arc<[Peer]>;
+
+    /// Who owns a session: what was last known, or with `fresh` one linearizable read.
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError>;
+
+    /// Whoever was said to own that generation says that it does not.
+    fn forget_location(&self, id: &SessionId, generation: Generation);
+
+    /// Whether this node owns what it owns.
+    fn standing(&self) -> watch::Receiver<Standing>;
+
+    /// What the others shall know of this node; told at once and again from time to time.
+    fn announce(&self, announcement: Announcement);
+
+    /// A page of all sessions, ordered by id: those behind `after`, at most `limit`.
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<Vec<FleetSession>, RegistryError>;
+}
+
+/// A node of the fleet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Peer {
+    pub name: String,
+    pub incarnation: u64,
+    pub standing: PeerStanding,
+    /// `None` before its first announcement.
+    pub announcement: Option<Announcement>,
+    /// Since its latest announcement arrived here.
+    pub announced_ago_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerStanding {
+    Live,
+    /// Its heartbeat has not changed for longer than its fence takes.
+    Silent,
+    /// Declared dead: its sessions may be claimed.
+    Fenced,
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Announcement {
+    /// Where its peers' listener is reached, such as `https://10.0.0.1:7702`.
+    pub peer_url: Option<String>,
+    pub version: String,
+    /// Takes no new sessions.
+    pub draining: bool,
+    pub labels: BTreeMap<String, String>,
+    /// Names of its templates.
+    pub templates: Vec<String>,
+    pub max_sessions: u32,
+    pub load: NodeLoad,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct NodeLoad {
+    /// Lives that have not ended.
+    pub sessions: u32,
+    /// Those of them that are starting.
+    pub starting: u32,
+    /// Share of the last 10 s in which some task waited for a processor, in percent
+    /// (`/proc/pressure/cpu`).
+    pub cpu_pressure_percent: f64,
+    /// `MemAvailable` of `/proc/meminfo`.
+    pub memory_available_bytes: u64,
+    pub memory_total_bytes: u64,
+}
+
+/// Where a session is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    pub node: String,
+    pub generation: Generation,
+    /// Given up; anybody may claim it.
+    pub released: bool,
+}
+
+/// A session as its record tells of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FleetSession {
+    pub node: String,
+    pub record: SessionRecord,
+}
+
+/// Whether this node owns what it owns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Alone with its registry: nobody else can own anything.
+    Alone,
+    /// Not live yet, or not any more, and why in words.
+    Joining {
+        reason: String,
+    },
+    Live,
+    /// Live, and its renewal is late: not ready for new work.
+    Late,
+    /// The fence has fired: everything is frozen or about to be.
+    Fenced,
+}
+
+impl Standing {
+    /// Whether sessions may be started and served.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self, Self::Alone | Self::Live)
+    }
+}
+
+/// A node whose registry nobody shares.
+#[derive(Debug)]
+pub struct SoloFleet {
+    me: String,
+    standing: watch::Sender<Standing>,
+}
+
+impl SoloFleet {
+    #[must_use]
+    pub fn new(me: String) -> Self {
+        Self {
+            me,
+            standing: watch::Sender::new(Standing::Alone),
+        }
+    }
+}
+
+#[async_trait]
+impl Fleet for SoloFleet {
+    fn me(&self) -> &str {
+        &self.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        Arc::new([])
+    }
+
+    async fn locate(
+        &self,
+        _id: &SessionId,
+        _fresh: bool,
+    ) -> Result<Option<Located>, RegistryError> {
+        Ok(None)
+    }
+
+    fn forget_location(&self, _id: &SessionId, _generation: Generation) {}
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    fn announce(&self, _announcement: Announcement) {}
+
+    async fn sessions(
+        &self,
+        _after: Option<&SessionId>,
+        _limit: usize,
+    ) -> Result<Vec<FleetSession>, RegistryError> {
+        Ok(Vec::new())
+    }
+}
