@@ -49,7 +49,8 @@ pub(super) async fn keep(
         user: plan.user,
         started_at: Timestamp::now(),
     };
-    inner.reserve(&key, &stored).await?;
+    // Until the shim has heard of it, and has answered.
+    let _beginning = inner.reserve(&key, &stored).await?;
     let spec = ExecSpec {
         name: kept::name(stored.id),
         container: store::name(&key),
@@ -129,6 +130,7 @@ pub(super) async fn end_one(
             exec,
         });
     }
+    inner.wait_begun(key, exec).await?;
     let name = kept::name(exec);
     let ended = inner.ends.wait(&name);
     let hold = Request::Hold { name: name.clone() };
@@ -151,6 +153,34 @@ pub(super) async fn end_one(
     inner.forget_exec(key, exec).await
 }
 
+/// A kept command that is listed and of which the shim may not have heard yet: whoever asks the shim
+/// would take it for one that has ended.
+#[derive(Debug)]
+struct Beginning {
+    inner: Arc<Inner>,
+    exec: ExecId,
+}
+
+impl Beginning {
+    fn new(inner: &Arc<Inner>, exec: ExecId) -> Self {
+        inner.beginning.send_modify(|all| {
+            all.insert(exec);
+        });
+        Self {
+            inner: Arc::clone(inner),
+            exec,
+        }
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.inner.beginning.send_modify(|all| {
+            all.remove(&self.exec);
+        });
+    }
+}
+
 impl Inner {
     /// Stores a command that is about to begin, in the place of one that has ended where there is
     /// no other.
@@ -158,7 +188,9 @@ impl Inner {
         self: &Arc<Self>,
         key: &ContainerKey,
         stored: &StoredExec,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<Beginning, RuntimeError> {
+        // Before anybody can find it listed.
+        let beginning = Beginning::new(self, stored.id);
         // As many may be tried as there can be, should others take the places.
         for _ in 0..=MAX_KEPT {
             let (inner, owned, stored) = (Arc::clone(self), key.clone(), stored.clone());
@@ -171,7 +203,7 @@ impl Inner {
                 kept::add(dir.path(), &stored)
             });
             if added.await? {
-                return Ok(());
+                return Ok(beginning);
             }
             let Some(ended) = self.oldest_ended(key).await? else {
                 break;
@@ -183,6 +215,18 @@ impl Inner {
             what: format!("kept commands than {MAX_KEPT}"),
             remedy: "end some",
         })
+    }
+
+    /// Waits while it is about to begin, which a start's bound bounds.
+    async fn wait_begun(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        let mut beginning = self.beginning.subscribe();
+        let begun = beginning.wait_for(|all| !all.contains(&exec));
+        let after = self.timeouts.start;
+        match tokio::time::timeout(after, begun).await {
+            // The sender lives in `self`, so it is not gone.
+            Ok(_) => Ok(()),
+            Err(_) => Err(call_failed(END, key, LinkError::TimedOut { after })),
+        }
     }
 
     async fn oldest_ended(
@@ -216,6 +260,10 @@ impl Inner {
         key: &ContainerKey,
         action: &'static str,
     ) -> Result<Known, RuntimeError> {
+        // Also one whose end is told already: the shim keeps it until it has answered its start.
+        if self.beginning.borrow().contains(&exec) {
+            return Ok(Known::Runs);
+        }
         let name = kept::name(exec);
         if let Some(end) = self.ends.of(&name) {
             return Ok(Known::Ended(end));
@@ -262,5 +310,90 @@ impl Inner {
             kept::remove(inner.store.container(&key).path(), exec)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use conman_core::Instance;
+    use conman_image::{ImageLimits, ImageStore};
+    use conman_proto::Generation;
+
+    use super::*;
+    use crate::{NativeOptions, NativeRuntime, NativeTimeouts};
+
+    fn stored(number: u64) -> StoredExec {
+        StoredExec {
+            id: ExecId::new(number),
+            command: vec!["sh".to_owned()],
+            user: None,
+            started_at: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    /// Of a runtime that no shim answers, with a container.
+    fn inner(directory: &Path) -> (Arc<Inner>, ContainerKey) {
+        let images = directory.join("images");
+        let runtime = NativeRuntime::open(NativeOptions {
+            instance: Instance::new([9; 4]),
+            directory: directory.join("containers"),
+            images: ImageStore::open(&images, ImageLimits::default()).expect("a new store"),
+            socket: directory.join("nobody.sock"),
+            shim: None,
+            timeouts: NativeTimeouts {
+                // A command that is about to begin is not waited for.
+                start: Duration::ZERO,
+                ..NativeTimeouts::default()
+            },
+        });
+        let inner = runtime.expect("the host has cgroups").inner;
+        let key = ContainerKey {
+            session: "alice".parse().expect("an id"),
+            generation: Generation::FIRST,
+        };
+        let dir = inner.store.container(&key);
+        assert!(dir.make().expect("made"));
+        // Nobody reads what it is.
+        crate::stored_plan::write(dir.path(), &()).expect("written");
+        (inner, key)
+    }
+
+    #[tokio::test]
+    async fn commands_that_begin_at_the_same_time_do_not_take_each_others_places() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (inner, key) = inner(directory.path());
+        let mut beginning = Vec::new();
+        for number in 0..MAX_KEPT as u64 {
+            let place = inner.reserve(&key, &stored(number)).await;
+            beginning.push(place.expect("there is room"));
+        }
+        let error = inner.reserve(&key, &stored(99)).await.expect_err("full");
+        assert!(matches!(error, RuntimeError::TooMany { .. }), "{error}");
+        let listed = list(&inner, &key).await.expect("listed");
+        assert_eq!(listed.len(), MAX_KEPT);
+        assert!(listed.iter().all(|one| one.running));
+        // Of one that is not about to begin any more the shim alone knows.
+        beginning.pop();
+        let error = inner.reserve(&key, &stored(99)).await;
+        let error = error.expect_err("nobody can be asked");
+        assert!(matches!(error, RuntimeError::Unavailable { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn one_that_is_about_to_begin_is_not_ended_before_it_has_begun() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (inner, key) = inner(directory.path());
+        let beginning = inner
+            .reserve(&key, &stored(7))
+            .await
+            .expect("there is room");
+        let id = ExecId::new(7);
+        let error = end_one(&inner, &key, id).await.expect_err("not yet");
+        assert!(matches!(error, RuntimeError::TimedOut { .. }), "{error}");
+        drop(beginning);
+        let error = end_one(&inner, &key, id).await.expect_err("no shim");
+        assert!(matches!(error, RuntimeError::Unavailable { .. }), "{error}");
     }
 }

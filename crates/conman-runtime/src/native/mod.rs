@@ -25,7 +25,7 @@ mod store;
 mod terminals;
 mod trash;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +39,7 @@ use conman_linux::{Features, Interface, PidFd, Signal};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
+use tokio::sync::watch;
 
 use crate::blocking::on_blocking_thread;
 use crate::container_files::host_error;
@@ -109,6 +110,9 @@ struct Inner {
     commands: (u64, AtomicU64),
     /// Whose turn it is to change which commands are kept; held while files are written.
     keeping: Mutex<()>,
+    /// Commands that are to be kept, from before they are listed until their starts are answered:
+    /// as many as calls wait.
+    beginning: watch::Sender<HashSet<ExecId>>,
 }
 
 impl NativeRuntime {
@@ -125,6 +129,7 @@ impl NativeRuntime {
             created: Mutex::default(),
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
             keeping: Mutex::default(),
+            beginning: watch::Sender::default(),
         };
         inner.hold_images()?;
         let inner = Arc::new(inner);
