@@ -1,6 +1,6 @@
-//! The kernel's interfaces that conman stands on: pidfds and process identity, network
-//! namespaces, cgroups, path resolution below a root, removal of hostile trees; and what launching a container takes: cloning
-//! into namespaces, detached mounts, privileges, limits.
+//! The kernel's interfaces that conman stands on: pidfds and process identity, network namespaces,
+//! cgroups, path resolution below a root, removal of hostile trees; and what launching a container
+//! takes: cloning into namespaces, detached mounts, privileges, limits.
 //!
 //! The crate knows processes, descriptors and paths, and nothing of sessions. It keeps no state
 //! but what a value owns, and nothing here runs by itself except the threads of

@@ -60,7 +60,7 @@ pub(crate) struct Handover {
     pub(crate) doomed: Vec<i32>,
     /// Starts that no launcher has been told of.
     pub(crate) starts: Vec<KeptStart>,
-    /// What launchers that died may have left, by tickets.
+    /// What starts may have left, by tickets.
     pub(crate) left: Vec<(u64, Left)>,
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,

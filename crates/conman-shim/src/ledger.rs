@@ -40,7 +40,7 @@ pub(crate) enum Record<Name, Whole> {
     Put { name: Name, container: Whole },
     /// It is forgotten.
     Drop { name: Name },
-    /// What an interrupted start may have left, to be removed.
+    /// What a start may have left, to be removed.
     Sweep {
         ticket: u64,
         #[serde(flatten)]
