@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Container;
@@ -64,16 +63,6 @@ impl Pending {
         }
     }
 
-    /// Whether its process has ended, if there ever was one.
-    pub(crate) fn is_dead(&self) -> bool {
-        let Some(pidfd) = &self.pidfd else {
-            return true;
-        };
-        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-        // Without a wait; what cannot be asked counts as alive.
-        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))) == Ok(1)
-    }
-
     /// What a later shim must know of it before it begins.
     pub(crate) fn container(&self) -> Container {
         let own = self.own.as_ref();
@@ -93,7 +82,7 @@ pub(crate) struct Own {
     pub(crate) log: Option<BoundedLog>,
 }
 
-/// What an interrupted start may have left, until a launcher has lived to remove it.
+/// What a start may have left that was interrupted or failed, until a launcher has removed it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Left {
     pub(crate) cgroup: String,
@@ -126,7 +115,7 @@ pub(crate) struct Launching {
     /// Nothing more goes to the launcher, which is to be stopped once it has answered everything.
     held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
-    /// What starts may have left whose launcher died.
+    /// What starts may have left.
     sweeps: BTreeMap<u64, Left>,
     next_ticket: u64,
     /// What the last launcher found that this kernel can do.
@@ -339,22 +328,17 @@ impl Launching {
     /// when there is no such start.
     pub(crate) fn kill_when_begun(&mut self, name: &str) -> bool {
         let mut starts = self.pending.values_mut();
-        let start = starts
-            .find(|start| start.name == name)
-            .map(|start| &mut start.killed);
-        // One that was interrupted is being killed already.
-        let mut left = self.sweeps.values_mut();
-        let left = || {
-            left.find(|left| left.name.as_deref() == Some(name))
-                .map(|left| &mut left.killed)
-        };
-        match start.or_else(left) {
-            Some(killed) => {
-                *killed = true;
-                true
-            }
-            None => false,
-        }
+        let start = starts.find(|start| start.name == name);
+        start.map(|start| start.killed = true).is_some()
+    }
+
+    /// Remembers to tell of the end of what a start may have left, which is being killed already;
+    /// what is to be remembered of it by its number. `None` when nothing is left.
+    pub(crate) fn tell_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
+        let mut all = self.sweeps.iter_mut();
+        let (ticket, left) = all.find(|(_, left)| left.name.as_deref() == Some(name))?;
+        left.killed = true;
+        Some((*ticket, left.clone()))
     }
 
     /// Ends it and reaps it, since the shim ends; what it was doing ends with it.

@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{CgroupLimits, Cgroups, Freezer};
-use conman_shim::{CallError, Client, ClientError, LaunchError, LaunchSpec, Request};
+use conman_shim::{CallError, Client, ClientError, LaunchError, LaunchSpec, Reply, Request};
 
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use support::{SOON, Shim, available, until, wait_dead};
@@ -111,6 +111,15 @@ fn refused(shim: &Shim, client: &mut Client, spec: LaunchSpec) -> LaunchError {
     });
     assert_eq!(after, before, "{name}: {error}");
     assert_eq!(client.list().expect("listed"), []);
+    // Where its process took long to die its name is free a moment later, too.
+    let free = Reply::Found {
+        container: None,
+        starting: false,
+    };
+    assert!(until(|| {
+        let name = name.clone();
+        client.ask(Request::Find { name }).expect("answered") == free
+    }));
     error
 }
 

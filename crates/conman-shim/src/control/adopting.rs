@@ -42,6 +42,15 @@ impl Control {
             end_launcher(pid, start_ticks)?;
         }
         for (ticket, mut left) in kept.sweeps {
+            let mut others = kept.containers.values();
+            if let Some(other) = others.find(|other| has_place_of(other, &left)) {
+                // Its removal was not written down.
+                tracing::warn!(
+                    other.cgroup,
+                    "what was to be swept is a container's place by now"
+                );
+                continue;
+            }
             left.ids = left.ids.filter(|ids| self.ids.reserve(*ids));
             self.launching.resume_sweep(ticket, left);
         }
@@ -238,6 +247,13 @@ impl Control {
     pub(super) fn next_look_ns(&self) -> Option<u64> {
         self.unexplained.values().map(|one| one.look_ns).min()
     }
+}
+
+/// Whether a container runs where a start had been that may have left something. A start's own line,
+/// of which nobody was told that it runs, may be there, too.
+fn has_place_of(container: &Container, left: &Left) -> bool {
+    let same = container.cgroup == left.cgroup || container.scratch.as_ref() == Some(&left.scratch);
+    same && container.exec_in.is_none() && container.state == ContainerState::Running
 }
 
 /// How one ended that is dead, be it reaped by its new parent or not.

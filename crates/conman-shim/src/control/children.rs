@@ -121,12 +121,16 @@ impl Control {
                     self.reply(start.client, start.call, reply, start.pidfd);
                 }
             }
-            Report::Failed { ticket, error } => {
+            Report::Failed {
+                ticket,
+                error,
+                left,
+            } => {
                 if let Some(start) = self.launching.pending.remove(&ticket) {
-                    if start.is_dead() {
-                        self.fail(start, error);
-                    } else {
+                    if left {
                         self.interrupted(start, error);
+                    } else {
+                        self.fail(start, error);
                     }
                 }
             }

@@ -50,10 +50,22 @@ impl Control {
 
     /// Remembers to remove what a start may have left.
     pub(super) fn sweep_later(&mut self, left: Left) {
-        let line = Record::Sweep {
-            ticket: self.launching.sweep_later(left.clone()),
-            left,
-        };
+        let ticket = self.launching.sweep_later(left.clone());
+        self.keep_sweep(ticket, left);
+    }
+
+    /// Remembers to tell of the end of what a start may have left. `false` when nothing is left.
+    pub(super) fn tell_when_swept(&mut self, name: &str) -> bool {
+        let found = self.launching.tell_when_swept(name);
+        let is_left = found.is_some();
+        if let Some((ticket, left)) = found {
+            self.keep_sweep(ticket, left);
+        }
+        is_left
+    }
+
+    fn keep_sweep(&mut self, ticket: u64, left: Left) {
+        let line = Record::Sweep { ticket, left };
         if let Err(error) = self.note(&line) {
             tracing::error!(?line, %error, "a later shim would not remove what is left");
         }

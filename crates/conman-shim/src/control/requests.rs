@@ -245,7 +245,9 @@ impl Control {
 
     /// Kills it, and goes on doing so until it is dead while the fence is armed.
     pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
-        if self.containers.get(&name).is_none() && self.launching.kill_when_begun(&name) {
+        if self.containers.get(&name).is_none()
+            && (self.launching.kill_when_begun(&name) || self.tell_when_swept(&name))
+        {
             self.change(FenceEvent::Condemn(slot(&name)));
             self.set_timer();
             return Ok(Reply::Done);

@@ -19,7 +19,7 @@ use super::child::{Child, GO, ProcPaths};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
-use super::under_way::{Clock, UnderWay, last_words};
+use super::under_way::{Clock, Failure, UnderWay, last_words};
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases};
@@ -27,8 +27,9 @@ use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::LaunchSpec;
 
-/// Bound on the death of a child that was killed while it was set up.
-const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bound on the death of a child that was killed while it was set up: other starts wait meanwhile.
+/// It takes a millisecond; what takes longer, as one that is frozen does, is left to be swept.
+const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Namespaces that a container is born in. The network namespace, which takes longest, it makes
 /// itself while the launcher goes on, and the cgroup namespace once it is in its cgroups.
@@ -63,28 +64,31 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Goes on after a failure; what could not be taken back is logged where it happens.
-    pub(super) fn take_back(self) {
-        if let Some(process) = &self.process {
+    /// Whether something of it may live on. Goes on after a failure; what could not be taken back
+    /// is logged where it happens.
+    pub(super) fn take_back(self) -> bool {
+        let dead = self.process.as_ref().is_none_or(|process| {
             let dead = process
                 .kill()
                 .map_err(io::Error::other)
                 .and_then(|_| process.wait_dead(DEATH_TIMEOUT));
-            if !matches!(dead, Ok(true)) {
-                tracing::error!(pid = process.pid(), "a failed start's process does not die");
+            matches!(dead, Ok(true))
+        });
+        // Where something may write still, both are the sweeper's.
+        if dead {
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.take_back();
             }
-        }
-        if let Some(cgroup) = &self.cgroup {
-            cgroup.take_back();
-        }
-        if let Some(scratch) = &self.scratch {
-            scratch.take_back();
+            if let Some(scratch) = &self.scratch {
+                scratch.take_back();
+            }
         }
         if let Some(log) = &self.log
             && let Err(error) = std::fs::remove_file(log)
         {
             tracing::warn!(path = %log.display(), %error, "a failed start leaves its log");
         }
+        !dead
     }
 }
 
@@ -129,7 +133,7 @@ impl Launcher {
         order: &Start,
         binds: Vec<OwnedFd>,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
-    ) -> Result<UnderWay, LaunchError> {
+    ) -> Result<UnderWay, Failure> {
         let mut made = Made::default();
         let mut phases = Phases::default();
         let mut clock = Clock::start();
@@ -141,10 +145,10 @@ impl Launcher {
                 clock,
                 phases,
             )),
-            Err(error) => {
-                made.take_back();
-                Err(error)
-            }
+            Err(error) => Err(Failure {
+                left: made.take_back(),
+                error,
+            }),
         }
     }
 
@@ -199,7 +203,7 @@ impl Launcher {
         Ok(socket)
     }
 
-    /// Removes a little of what interrupted starts may have left; the ticket of one that is over.
+    /// Removes a little of what starts may have left; the ticket of one that is over.
     pub(super) fn sweep_a_little(&mut self) -> Option<u64> {
         self.sweeping.step(&self.all_cgroups, &self.freezer)
     }

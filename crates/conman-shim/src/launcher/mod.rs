@@ -53,7 +53,7 @@ use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec};
-use under_way::UnderWay;
+use under_way::{Failure, UnderWay};
 
 /// Starts whose processes make themselves ready; more orders wait. Far more than processors, since
 /// commands for a container that is frozen meanwhile stay here for seconds; each takes two
@@ -66,7 +66,8 @@ pub(crate) enum Order {
     Launch(Box<Start>),
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
-    /// Remove what a launcher that died in mid-launch may have left, beside everything else.
+    /// Remove what a start may have left, this launcher's own or one's that died in mid-launch,
+    /// beside everything else.
     Sweep {
         ticket: u64,
         cgroup: String,
@@ -120,10 +121,12 @@ pub(crate) enum Report {
     Swept {
         ticket: u64,
     },
-    /// Nothing of it is left except a zombie where it was cloned.
+    /// Nothing of it is left except a zombie where it was cloned; with `left`, something may live
+    /// on, and is to be swept.
     Failed {
         ticket: u64,
         error: LaunchError,
+        left: bool,
     },
 }
 
@@ -212,7 +215,7 @@ impl Serving<'_> {
     }
 
     /// Whether there is an order, and which starts have something to say. Neither when it is time
-    /// to remove a little of what interrupted starts left.
+    /// to remove a little of what starts left.
     fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
         let orders = if self.under_way.len() < MAX_UNDER_WAY {
             PollFlags::IN
@@ -250,7 +253,7 @@ impl Serving<'_> {
             Order::Exec(command) => {
                 let mut helper = |pid| report(self.socket, &Report::Helper { pid });
                 let outcome = self.launcher.exec(&command, fds, &mut helper);
-                (command.ticket, outcome)
+                (command.ticket, outcome.map_err(Failure::from))
             }
             Order::Sweep {
                 ticket,
@@ -267,7 +270,14 @@ impl Serving<'_> {
         };
         match outcome {
             Ok(start) => self.under_way.push(start),
-            Err(error) => report(self.socket, &Report::Failed { ticket, error })?,
+            Err(Failure { error, left }) => {
+                let failed = Report::Failed {
+                    ticket,
+                    error,
+                    left,
+                };
+                report(self.socket, &failed)?;
+            }
         }
         Ok(true)
     }
@@ -276,10 +286,11 @@ impl Serving<'_> {
         let ticket = start.ticket;
         let told = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
-            Err(error) => {
-                start.take_back();
-                Report::Failed { ticket, error }
-            }
+            Err(error) => Report::Failed {
+                ticket,
+                error,
+                left: start.take_back(),
+            },
         };
         report(self.socket, &told)
     }

@@ -1,4 +1,5 @@
-//! Removing what interrupted starts may have left: their processes, files and cgroups.
+//! Removing what starts may have left that were interrupted, or that something has outlived: their
+//! processes, files and cgroups.
 //!
 //! A container may have come as far as its program before its start was interrupted, so what it has
 //! left is hostile, and may be huge. So it is removed in small steps, between orders, which never

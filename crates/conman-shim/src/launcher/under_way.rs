@@ -19,6 +19,21 @@ use crate::seqpacket;
 /// stalls, the memory limit is too small even for it, or somebody freezes its container.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A start that came to nothing.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: LaunchError,
+    /// Something of it may live on.
+    pub(super) left: bool,
+}
+
+/// Before anything was made that could be left.
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        Self { error, left: false }
+    }
+}
+
 /// A start that waits for its process.
 #[derive(Debug)]
 pub(super) struct UnderWay {
@@ -113,13 +128,15 @@ impl UnderWay {
         LaunchError::TimedOut { after_ms }
     }
 
-    /// Undoes what was made for it. Goes on after a failure, which is logged.
-    pub(super) fn take_back(self) {
+    /// Undoes what was made for it. Whether something of a container may live on; of a command,
+    /// which the shim kills, nothing else is ever left.
+    pub(super) fn take_back(self) -> bool {
         match self.stage {
             Stage::Container(made) => made.take_back(),
             // The command, if it exists, reads the socket's end and ends.
             Stage::Entering(helper) | Stage::Command(helper) => {
                 let _ = helper.kill();
+                false
             }
         }
     }
