@@ -5,32 +5,48 @@
 //! throw-away layer over it.
 #![forbid(unsafe_code)]
 
+mod installation;
 mod machine;
 mod medium;
+mod programs;
 mod shell;
 
-pub use machine::Machine;
+pub use installation::{INSTALL, MOUNT, installation};
+pub use machine::{Kernel, Machine};
 pub use medium::Medium;
+pub use programs::Programs;
 pub use shell::Output;
 
+use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Where the set-up put the machine's disk; `None` says on standard error why there is none.
 #[must_use]
-#[expect(clippy::print_stderr, reason = "a test says why it is skipped")]
 pub fn worker() -> Option<PathBuf> {
     let test = std::env::current_exe().ok()?;
     // <target>/<profile>/deps/<test>
     let directory = test.ancestors().nth(3)?.join("worker-vm");
-    if directory.join("recipe").exists() {
+    let why = if !directory.join("recipe").exists() {
+        let why = fs::read_to_string(directory.join("none"));
+        why.unwrap_or_else(|_| "`cargo xtask setup` makes it on x86_64".to_owned())
+    } else if let Err(error) = Command::new(machine::EMULATOR).arg("-version").output() {
+        format!("{}: {error}", machine::EMULATOR)
+    } else {
         return Some(directory);
-    }
-    eprintln!(
-        "skipped: no disk of a worker machine in {}; `cargo xtask setup` makes it on x86_64",
+    };
+    say(&format!(
+        "skipped: no worker machine in {}: {why}",
         directory.display()
-    );
+    ));
     None
+}
+
+/// Says something on standard error, where the test harness keeps what `eprintln!` says to itself.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Polls until `look` finds something.

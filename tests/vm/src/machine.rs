@@ -2,8 +2,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,29 +15,65 @@ use crate::shell::{Output, Shell};
 use crate::until;
 
 /// An emulated boot takes half a minute on an idle host.
-const BOOT_PATIENCE: Duration = Duration::from_secs(600);
-const POWER_OFF_PATIENCE: Duration = Duration::from_secs(300);
+const BOOT_PATIENCE: Duration = Duration::from_secs(1200);
+const POWER_OFF_PATIENCE: Duration = Duration::from_secs(600);
+/// Bound on one command there; an emulated machine is some thirty times slower than its host, which
+/// may have other work.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(600);
+/// Beyond a command's own bound: until its end is seen.
+const LOOK_PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const EMULATOR: &str = "qemu-system-x86_64";
 const MEMORY: &str = "2048";
+/// Of what a machine said before a test failed on it.
+const LAST_LINES: usize = 120;
+
+/// Which kernel a machine runs; everything else is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// The distribution's own.
+    Distribution,
+    /// The oldest that conman serves.
+    Floor,
+}
+
+impl Kernel {
+    /// Where its two files lie. `None` says on standard error why there are none.
+    #[must_use]
+    pub fn files(self, worker: &Path) -> Option<[PathBuf; 2]> {
+        let prefix = match self {
+            Self::Distribution => "",
+            Self::Floor => "floor-",
+        };
+        let files = ["kernel", "initrd"].map(|name| worker.join(format!("{prefix}{name}")));
+        if files.iter().all(|file| file.exists()) {
+            return Some(files);
+        }
+        let why = fs::read_to_string(worker.join("no-floor-kernel")).unwrap_or_default();
+        crate::say(&format!("skipped: no kernel of this kind: {why}"));
+        None
+    }
+}
 
 /// A running machine; dropping it cuts its power.
 #[derive(Debug)]
 pub struct Machine {
-    qemu: Child,
+    qemu: Mutex<Child>,
     shell: Shell,
     directory: TempDir,
     _medium: Medium,
 }
 
 impl Machine {
-    /// Boots the disk in `worker` with `medium` in the drive, and waits until one can log in.
+    /// Boots the disk in `worker` by its kernel and initial file system, with `medium` in the drive,
+    /// and waits until one can log in.
     ///
     /// # Panics
     /// When it does not come up.
     #[must_use]
-    pub fn boot(worker: &Path, medium: Medium) -> Self {
+    pub fn boot(worker: &Path, [kernel, initrd]: [PathBuf; 2], medium: Medium) -> Self {
         let directory = tempfile::tempdir().expect("a temporary folder can be made");
         let port = free_port();
-        let qemu = Command::new("qemu-system-x86_64")
+        let qemu = Command::new(EMULATOR)
             .args(["-nodefaults", "-machine", "q35", "-cpu", "max"])
             .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY])
             .args(["-display", "none", "-no-reboot", "-snapshot"])
@@ -51,12 +88,13 @@ impl Machine {
                 directory.path().join("qmp").display()
             ))
             .arg("-kernel")
-            .arg(worker.join("kernel"))
+            .arg(kernel)
             .arg("-initrd")
-            .arg(worker.join("initrd"))
+            .arg(initrd)
             .args([
                 "-append",
-                "root=/dev/vda rw console=ttyS0 systemd.unified_cgroup_hierarchy=1 quiet",
+                "root=/dev/vda rw console=ttyS0 systemd.unified_cgroup_hierarchy=1 \
+                 panic=1 quiet",
             ])
             .arg("-drive")
             .arg(drive(&worker.join("disk")))
@@ -71,30 +109,48 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
-            .expect("qemu-system-x86_64 is installed");
-        let shell = Shell {
-            key: worker.join("key"),
-            port,
-        };
-        let mut machine = Self {
-            qemu,
-            shell,
+            .expect("the emulator is installed");
+        let machine = Self {
+            qemu: Mutex::new(qemu),
+            shell: Shell::new(worker.join("key"), port),
             directory,
             _medium: medium,
         };
         until("login", BOOT_PATIENCE, || {
-            let ended = machine.qemu.try_wait().expect("it is our child");
-            assert!(ended.is_none(), "the machine ended: {}", machine.console());
-            let answer = machine.shell.run("systemctl is-system-running --wait");
+            machine.assert_on();
+            let answer = machine.shell.connect("systemctl is-system-running --wait");
             matches!(answer.code, Some(0 | 1)).then_some(())
         });
         machine
     }
 
     /// Runs a command in a root shell.
+    ///
+    /// # Panics
+    /// When the machine does not tell how it ended.
     #[must_use]
     pub fn run(&self, command: &str) -> Output {
-        self.shell.run(command)
+        self.run_within(command, COMMAND_PATIENCE)
+    }
+
+    /// Runs a command that may take so long.
+    ///
+    /// # Panics
+    /// When the machine does not tell how it ended.
+    #[must_use]
+    pub fn run_within(&self, command: &str, limit: Duration) -> Output {
+        let task = self.shell.task(command, limit);
+        let what = format!("end of `{command}`");
+        until(&what, limit + LOOK_PATIENCE, || {
+            self.assert_on();
+            let seen = task.look();
+            if let Err(trouble) = &seen
+                && !trouble.is_empty()
+            {
+                crate::say(&format!("looking after `{command}` again: {trouble}"));
+            }
+            seen.ok()
+        })
     }
 
     /// Polls with `command` until it succeeds.
@@ -121,12 +177,35 @@ impl Machine {
     /// # Panics
     /// When it stays on.
     #[must_use]
-    pub fn power_off(mut self) -> String {
+    pub fn power_off(self) -> String {
         self.order("system_powerdown");
         until("end of the machine", POWER_OFF_PATIENCE, || {
-            self.qemu.try_wait().expect("it is our child")
+            (!self.is_on()).then_some(())
         });
         self.console()
+    }
+
+    fn is_on(&self) -> bool {
+        let mut qemu = self.qemu.lock().unwrap_or_else(PoisonError::into_inner);
+        qemu.try_wait().expect("it is our child").is_none()
+    }
+
+    fn assert_on(&self) {
+        assert!(self.is_on(), "the machine went off by itself");
+    }
+
+    /// Says what it knows of its end, for whoever reads why a test failed.
+    fn say_last(&self) {
+        crate::say(&format!(
+            "the machine's console:\n{}",
+            last(&self.console())
+        ));
+        if self.is_on() {
+            let journal = format!("journalctl --no-pager --boot --lines {LAST_LINES}");
+            let journal = self.shell.connect(&journal);
+            let text = last(&journal.stdout);
+            crate::say(&format!("its journal:\n{text}{}", journal.stderr));
+        }
     }
 
     /// One order to the emulator (QMP).
@@ -151,9 +230,19 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
+        if std::thread::panicking() {
+            self.say_last();
+        }
+        let qemu = self.qemu.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = qemu.kill();
+        let _ = qemu.wait();
     }
+}
+
+/// The last lines of a text.
+fn last(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 fn drive(image: &Path) -> String {

@@ -1,15 +1,26 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-/// Runs commands on a machine over SSH, each bounded by `timeout` there.
+/// Runs commands on a machine over SSH.
+///
+/// Each command is a unit of systemd's there, with its output in files, and short connections look
+/// after it: where one breaks or falls silent, another one follows, and nothing is run twice.
 #[derive(Debug)]
 pub(crate) struct Shell {
-    pub(crate) key: PathBuf,
-    pub(crate) port: u16,
+    key: PathBuf,
+    port: u16,
+    next: AtomicU32,
 }
 
-/// Bound on one command there; an emulated machine is some thirty times slower than its host.
-const COMMAND_SECONDS: u32 = 180;
+/// How long one look waits for the end of a command. Connecting takes an emulated machine seconds,
+/// so that most commands should end within one.
+const LOOK_SECONDS: u32 = 30;
+/// Bound on one connection, whatever it hangs in; far more than a look takes on a busy host.
+const CONNECTION_SECONDS: u32 = 180;
+/// How a look ends that has seen no end (EX_TEMPFAIL).
+const NOT_YET: i32 = 75;
 
 /// How a command on the machine ended.
 #[derive(Debug)]
@@ -39,30 +50,110 @@ impl Output {
     }
 }
 
+/// A command that a machine has been given.
+#[derive(Debug)]
+pub(crate) struct Task<'a> {
+    shell: &'a Shell,
+    command: &'a str,
+    script: String,
+}
+
 impl Shell {
-    pub(crate) fn run(&self, command: &str) -> Output {
-        let output = Command::new("ssh")
-            .arg("-i")
+    /// Logs in at this port of the host's loopback with this key.
+    pub(crate) fn new(key: PathBuf, port: u16) -> Self {
+        Self {
+            key,
+            port,
+            next: AtomicU32::new(0),
+        }
+    }
+
+    /// A command that `timeout` there ends after so long; the first look starts it.
+    pub(crate) fn task<'a>(&'a self, command: &'a str, limit: Duration) -> Task<'a> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let script = look(number, command, limit);
+        Task {
+            shell: self,
+            command,
+            script,
+        }
+    }
+
+    /// Runs a script in one connection; a broken one has the code 255.
+    pub(crate) fn connect(&self, script: &str) -> Output {
+        let output = Command::new("timeout")
+            .args(["-k", "5", &CONNECTION_SECONDS.to_string(), "ssh", "-i"])
             .arg(&self.key)
             .args(["-o", "StrictHostKeyChecking=no"])
             .args(["-o", "UserKnownHostsFile=/dev/null"])
             .args(["-o", "LogLevel=ERROR", "-o", "BatchMode=yes"])
-            .args(["-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"])
+            .args(["-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=15"])
             .args(["-p", &self.port.to_string(), "root@127.0.0.1"])
-            .arg(format!(
-                "timeout {COMMAND_SECONDS} sh -c {}",
-                quoted(command)
-            ))
+            .arg(format!("sh -c {}", quoted(script)))
             .stdin(Stdio::null())
             .output()
             .expect("ssh is installed");
         Output {
-            command: command.to_owned(),
+            command: script.to_owned(),
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
+}
+
+impl Task<'_> {
+    /// How it ended; otherwise what the connection said, if there is anything to say.
+    pub(crate) fn look(&self) -> Result<Output, String> {
+        let seen = self.shell.connect(&self.script);
+        if seen.code == Some(NOT_YET) {
+            return Err(String::new());
+        }
+        let told = || {
+            let (sizes, output) = seen.stdout.split_once('\n')?;
+            let (code, size) = sizes.split_once(' ')?;
+            let (stdout, stderr) = output.split_at_checked(size.parse().ok()?)?;
+            Some(Output {
+                command: self.command.to_owned(),
+                code: Some(code.parse().ok()?),
+                stdout: stdout.to_owned(),
+                stderr: stderr.to_owned(),
+            })
+        };
+        match told() {
+            Some(output) if seen.code == Some(0) => Ok(output),
+            _ => Err(format!("{:?} {}", seen.code, seen.stderr.trim())),
+        }
+    }
+}
+
+/// A script that starts a command unless that has been done, and tells its end if there is one soon.
+fn look(number: u32, command: &str, limit: Duration) -> String {
+    let seconds = limit.as_secs();
+    let wrapper = format!(
+        "timeout -k 5 {seconds} sh -c {} >{number}.out 2>{number}.err
+echo $? >{number}.new
+mv {number}.new {number}.code
+",
+        quoted(command)
+    );
+    format!(
+        "mkdir -p /run/conman-vm && cd /run/conman-vm || exit 1
+if ! systemctl --quiet is-active command-{number} && ! [ -e {number}.code ]; then
+    printf %s {} >{number}.sh
+    systemd-run --quiet --collect --unit command-{number} --working-directory $PWD \\
+        --setenv HOME=/root sh {number}.sh
+fi
+looks=0
+until [ -e {number}.code ]; do
+    looks=$((looks + 1))
+    [ $looks -le {LOOK_SECONDS} ] || exit {NOT_YET}
+    sleep 1
+done
+echo $(cat {number}.code) $(wc -c <{number}.out)
+cat {number}.out {number}.err",
+        quoted(&wrapper)
+    )
 }
 
 /// As one word of a shell's command line.

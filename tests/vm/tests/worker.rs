@@ -1,36 +1,35 @@
-//! A worker as users have it: installed from a medium, run by systemd, switched off by its cloud.
+//! A worker as users have it: installed from a medium, run by systemd on cgroup v2 alone, switched
+//! off by its cloud; on the distribution's kernel and on the oldest that is served.
 
-use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use conman_e2e::{NATIVE_TEMPLATES, ROOT, binary, native};
-use conman_vm::{Machine, Medium, worker};
+use conman_e2e::{NATIVE_TEMPLATES, ROOT, native};
+use conman_vm::{INSTALL, Kernel, MOUNT, Machine, Programs, installation, worker};
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The machine may share its processors with the tests of a whole workspace being built.
+const PATIENCE: Duration = Duration::from_secs(900);
 const SESSIONS: [&str; 3] = ["ann", "ben", "cat"];
 const MEMORY_BYTES: u64 = 64 << 20;
-const UNITS: [&str; 3] = [
-    "conman.service",
-    "conman-shim.service",
-    "conman-power-off.service",
-];
-/// What an administrator types; the console shows what the preemption says at the very end.
-const INSTALL: &str = "set -e
-mkdir -p /media /etc/conman /etc/systemd/system/conman-power-off.service.d
-mount -o ro LABEL=conman /media
-install /media/conman /usr/bin/conman
-install -m 600 /media/conman.toml /etc/conman/
-install -m 644 /media/*.service /etc/systemd/system/
-printf '[Service]\\nStandardOutput=journal+console\\n' \
-    > /etc/systemd/system/conman-power-off.service.d/console.conf
-systemctl daemon-reload
-systemctl enable --now /etc/systemd/system/conman*.service";
 
-/// A file that is deployed.
-fn unit(name: &str) -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd")).join(name)
-}
+/// Tests of what a container sees and may do.
+const INSIDE: [&str; 2] = ["conman-shim/confinement", "conman-shim/hardening"];
+
+/// Tests of what depends on the kernel most; what else there is takes minutes in an emulator.
+const ALL: [&str; 8] = [
+    "conman-linux/cgroup",
+    "conman-linux/launching",
+    "conman-shim/commands",
+    "conman-shim/confinement",
+    "conman-shim/containers",
+    "conman-shim/fence",
+    "conman-shim/hardening",
+    "conman-shim/layouts",
+];
+
+/// Two emulated machines at a time would only slow each other down.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Every session as the machine shows it now.
 fn sessions(machine: &Machine) -> Vec<Value> {
@@ -41,6 +40,12 @@ fn sessions(machine: &Machine) -> Vec<Value> {
     parsed.collect()
 }
 
+/// The session's own page, through conman.
+fn assert_reached(machine: &Machine, id: &str) {
+    let page = machine.run(&format!("curl -sSf http://127.0.0.1:7701/s/{id}/"));
+    assert_eq!(page.ok(), "hello\n");
+}
+
 /// Each is reached, and is the very process that it was.
 fn assert_the_same(machine: &Machine, before: &[Value]) {
     for (session, now) in before.iter().zip(sessions(machine)) {
@@ -48,34 +53,67 @@ fn assert_the_same(machine: &Machine, before: &[Value]) {
             assert_eq!(session[field], now[field], "{field} of {now}");
         }
         assert_eq!(now["state"], "running", "{now}");
-        let id = now["id"].as_str().expect("an id");
-        let page = machine.run(&format!("curl -sSf http://127.0.0.1:7701/s/{id}/"));
-        assert_eq!(page.ok(), "hello\n");
+        assert_reached(machine, now["id"].as_str().expect("an id"));
     }
 }
 
-#[test]
-fn a_worker_keeps_its_sessions_until_its_power_goes() {
+/// The first two numbers of a release.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split('.').map_while(|part| part.parse().ok());
+    let major = numbers.next().expect("a release begins with a number");
+    (major, numbers.next().unwrap_or(0))
+}
+
+/// `conman doctor` tells what the machine's kernel is too old for, and what follows.
+fn assert_what_the_kernel_lacks_is_told(machine: &Machine, kernel: Kernel) {
+    let asked = "conman doctor --runtime native --target 1";
+    let told = machine.run(&format!("{asked} --json")).ok();
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let told = &told["kernel"];
+    let release = told["release"].as_str().expect("a release");
+    if kernel == Kernel::Floor {
+        assert_eq!(version(release), (5, 10), "{told}");
+    }
+    assert_eq!(told["missing"], Value::Array(Vec::new()), "{told}");
+    let text = machine.run(asked).ok();
+    for interface in told["optional"].as_array().expect("a list") {
+        let since = version(interface["since"].as_str().expect("a release"));
+        let present = version(release) >= since;
+        assert_eq!(interface["present"], present, "{interface} on {release}");
+        let without = interface["without"].as_str().expect("what follows");
+        assert_ne!(text.contains(without), present, "{text}");
+    }
+}
+
+/// From its installation to the end of its power.
+fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(disk), Some(native)) = (worker(), native()) else {
+        return;
+    };
+    let Some(files) = kernel.files(&disk) else {
         return;
     };
     let templates = NATIVE_TEMPLATES.replace(
         "[templates.web]",
         &format!("[templates.web]\nmemory_bytes = {MEMORY_BYTES}\ncpus = 0.5\npids = 16"),
     );
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let medium = Medium::new()
-        .with_file("conman", binary())
-        .with_file("root.tar", &native.archive(folder.path()))
-        .with_text("conman.toml", &templates);
-    let medium = UNITS
-        .into_iter()
-        .fold(medium, |medium, name| medium.with_file(name, &unit(name)));
-    let machine = Machine::boot(&disk, medium);
+    let mut medium = installation(&native, &templates);
+    let programs = Programs::built(&disk, programs);
+    if let Some(programs) = &programs {
+        medium = programs.on(medium);
+    }
+    let machine = Machine::boot(&disk, files, medium);
     let hierarchy = machine.run("stat -f -c %T /sys/fs/cgroup").ok();
     assert_eq!(hierarchy, "cgroup2fs\n");
+    let _ = machine.run(MOUNT).ok();
+    if let Some(programs) = &programs {
+        programs.pass(&machine);
+    }
+
     let _ = machine.run(INSTALL).ok();
     machine.until_ok("conman ps", PATIENCE);
+    assert_what_the_kernel_lacks_is_told(&machine, kernel);
     let _ = machine
         .run(&format!("conman image import /media/root.tar {ROOT}"))
         .ok();
@@ -91,6 +129,8 @@ fn a_worker_keeps_its_sessions_until_its_power_goes() {
     );
     let limits = machine.run(&limits).ok();
     assert_eq!(limits, format!("{MEMORY_BYTES}\n50000 100000\n16\n"));
+    let owners = "conman exec ann -- sh -c 'touch /x && stat -c %u /x /bin/busybox'";
+    assert_eq!(machine.run(owners).ok(), "0\n0\n");
 
     let daemon = "systemctl show -p MainPID --value conman";
     let first = machine.run(daemon).ok();
@@ -114,8 +154,27 @@ fn a_worker_keeps_its_sessions_until_its_power_goes() {
     let after = machine.run("conman exec ann -- cat /www/index.html").ok();
     assert_eq!(after, "hello\n", "the shim that took over runs commands");
 
+    let _ = machine.run("conman rm ben").ok();
+    let _ = machine
+        .run(&format!("! [ -e /proc/{} ]", started[1]["pid"]))
+        .ok();
+    assert_reached(&machine, "ben");
+    let generation = |session: &Value| session["generation"].as_u64().expect("a generation");
+    let again = sessions(&machine);
+    assert!(generation(&again[1]) > generation(&started[1]), "{again:?}");
+
     let console = machine.power_off();
     let killed = format!("{} of {} sessions killed", SESSIONS.len(), SESSIONS.len());
     assert!(console.contains(&killed), "{console}");
     assert!(console.contains("Power down"), "{console}");
+}
+
+#[test]
+fn a_worker_keeps_its_sessions_until_its_power_goes() {
+    a_worker_serves(Kernel::Distribution, &INSIDE);
+}
+
+#[test]
+fn a_worker_does_so_on_the_oldest_kernel_that_is_served() {
+    a_worker_serves(Kernel::Floor, &ALL);
 }

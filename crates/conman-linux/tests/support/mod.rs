@@ -9,7 +9,7 @@ use std::time::Duration;
 use conman_linux::{PidFd, ProcessIdentity};
 
 /// Bound on whatever should happen at once.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 /// A child process.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use conman_shim::{
 };
 
 /// Bound on whatever should happen at once.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 

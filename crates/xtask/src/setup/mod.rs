@@ -1,6 +1,7 @@
 //! Makes a fresh Debian or Ubuntu machine ready: packages, Docker Engine, images.
 
 mod docker;
+mod floor_kernel;
 mod images;
 mod packages;
 mod worker_vm;

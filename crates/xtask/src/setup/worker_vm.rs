@@ -3,17 +3,17 @@
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::packages;
+use super::{floor_kernel, packages};
 use crate::process::{output, target_dir};
 use crate::progress::Step;
 
 /// Raised whenever the way the disk is made changes, so that an older one is made anew.
-const RECIPE: &str = "1";
+const RECIPE: &str = "2";
 /// Sparse; room for a debug build of conman and its images.
 const DISK_SIZE: &str = "6G";
 /// What a worker has beyond the distribution's smallest set.
@@ -28,33 +28,62 @@ const TOOLS: [&str; 4] = [
     "openssh-client",
 ];
 
-/// Makes the disk, its kernel and the key to log in with, unless they are there.
+/// Makes the disk, its kernels and the key to log in with, unless they are there. Where that cannot
+/// be done, the tests that need them are told why instead.
 pub(crate) fn make() -> Result<()> {
     if std::env::consts::ARCH != ARCHITECTURE {
         return Ok(());
     }
-    packages::install(&TOOLS)?;
     let directory = target_dir().join("worker-vm");
-    let recipe = directory.join("recipe");
-    if fs::read_to_string(&recipe).is_ok_and(|made| made == RECIPE) {
-        return Ok(());
+    let is_made = fs::read_to_string(directory.join("recipe")).is_ok_and(|made| made == RECIPE);
+    if !is_made {
+        clear(&directory)?;
     }
-    let step = Step::start("making the disk of a worker machine");
-    match fs::remove_dir_all(&directory) {
+    let Err(error) = make_in(&directory, is_made) else {
+        return Ok(());
+    };
+    let why = format!("{error:#}");
+    eprintln!("warning: tests on a worker machine are skipped: {why}");
+    fs::write(directory.join("none"), why).context("writing down why there is no worker machine")
+}
+
+/// An empty folder, for nobody else: the private key lies there.
+fn clear(directory: &Path) -> Result<()> {
+    match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).context("removing the former worker machine");
         }
         _ => {}
     }
-    // The private key lies there.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(&directory)
-        .with_context(|| format!("making {}", directory.display()))?;
-    let work = tempfile::tempdir_in(&directory).context("making a temporary folder")?;
+        .create(directory)
+        .with_context(|| format!("making {}", directory.display()))
+}
+
+fn make_in(directory: &Path, is_made: bool) -> Result<()> {
+    packages::install(&TOOLS)?;
+    let without_floor = directory.join("no-floor-kernel");
+    if is_made && !without_floor.exists() {
+        return Ok(());
+    }
+    let work = tempfile::tempdir_in(target_dir()).context("making a temporary folder")?;
+    let host = distribution()?;
+    let floor = floor_kernel::fetch(&host, work.path());
+    if is_made && floor.is_err() {
+        return Ok(());
+    }
+    clear(directory)?;
+    let step = Step::start("making the disk of a worker machine");
+    if let Err(error) = &floor {
+        let why = format!("{error:#}");
+        eprintln!("  without Linux {}: {why}", floor_kernel::RELEASE);
+        fs::write(&without_floor, why)
+            .with_context(|| format!("writing {}", without_floor.display()))?;
+    }
     let rootfs = work.path().join("rootfs");
-    install(&step, &rootfs)?;
+    install(&step, &rootfs, &host, floor.ok().as_deref())?;
     let key = directory.join("key");
     step.run(
         Command::new("ssh-keygen")
@@ -62,11 +91,7 @@ pub(crate) fn make() -> Result<()> {
             .arg(&key),
     )?;
     furnish(&rootfs, &key.with_extension("pub"))?;
-    for (name, prefix) in [("kernel", "vmlinuz-"), ("initrd", "initrd.img-")] {
-        let found = in_boot(&rootfs, prefix)?;
-        fs::copy(&found, directory.join(name))
-            .with_context(|| format!("copying {}", found.display()))?;
-    }
+    copy_kernels(&rootfs, directory)?;
     step.note("writing the disk");
     step.run(
         Command::new("mke2fs")
@@ -74,26 +99,46 @@ pub(crate) fn make() -> Result<()> {
             .args([&rootfs, &directory.join("disk")])
             .arg(DISK_SIZE),
     )?;
-    fs::write(&recipe, RECIPE).with_context(|| format!("writing {}", recipe.display()))?;
+    // Last: it says that all the rest is there.
+    fs::write(directory.join("recipe"), RECIPE).context("writing which recipe was followed")?;
     step.done();
     Ok(())
 }
 
-/// The host's own distribution, from where the host has its packages.
-fn install(step: &Step, rootfs: &Path) -> Result<()> {
-    let (codename, archive, kernel) = distribution()?;
+/// The host's own distribution, from where the host has its packages, and a kernel besides.
+fn install(step: &Step, rootfs: &Path, host: &Distribution, kernel: Option<&Path>) -> Result<()> {
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=minbase", "--format=directory"]);
-    command.arg(format!("--include={PACKAGES},{kernel}"));
+    command.arg(format!("--include={PACKAGES},{}", host.kernel));
     for path in ["doc", "man", "locale"] {
         command.arg(format!("--dpkgopt=path-exclude=/usr/share/{path}/*"));
     }
-    command.arg(codename).arg(rootfs).arg(archive);
+    if let Some(package) = kernel {
+        let package = package.display();
+        for hook in [
+            &*format!("cp '{package}' \"$1\"/kernel.deb"),
+            "chroot \"$1\" dpkg --install /kernel.deb",
+            "rm \"$1\"/kernel.deb",
+        ] {
+            command.arg(format!("--customize-hook={hook}"));
+        }
+    }
+    command.arg(&host.codename).arg(rootfs).arg(&host.archive);
     step.run(&mut command)
 }
 
-/// Codename, archive and the name of the kernel package for virtual machines.
-fn distribution() -> Result<(String, String, &'static str)> {
+/// What the host runs.
+#[derive(Debug)]
+pub(super) struct Distribution {
+    pub(super) origin: String,
+    codename: String,
+    /// Where it has its packages.
+    pub(super) archive: String,
+    /// The package of the kernel for virtual machines.
+    kernel: &'static str,
+}
+
+fn distribution() -> Result<Distribution> {
     let targets = output(Command::new("apt-get").args([
         "indextargets",
         "--format",
@@ -108,16 +153,21 @@ fn distribution() -> Result<(String, String, &'static str)> {
         .context("/etc/os-release names no VERSION_CODENAME")?;
     for target in targets.lines() {
         let fields: Vec<&str> = target.split(' ').collect();
-        let (kernel, archive) = match fields[..] {
-            ["Debian", name, archive, "main"] if name == codename => {
-                ("linux-image-cloud-amd64", archive)
+        let (origin, kernel, archive) = match fields[..] {
+            [origin @ "Debian", name, archive, "main"] if name == codename => {
+                (origin, "linux-image-cloud-amd64", archive)
             }
-            ["Ubuntu", name, archive, "main"] if name == codename => {
-                ("linux-image-virtual", archive)
+            [origin @ "Ubuntu", name, archive, "main"] if name == codename => {
+                (origin, "linux-image-virtual", archive)
             }
             _ => continue,
         };
-        return Ok((codename.to_owned(), archive.to_owned(), kernel));
+        return Ok(Distribution {
+            origin: origin.to_owned(),
+            codename: codename.to_owned(),
+            archive: archive.to_owned(),
+            kernel,
+        });
     }
     bail!(
         "apt knows no archive of {codename} with a component `main`; add the distribution's own to \
@@ -155,11 +205,31 @@ fn furnish(rootfs: &Path, public_key: &Path) -> Result<()> {
     .context("enabling systemd-networkd")
 }
 
-fn in_boot(rootfs: &Path, prefix: &str) -> Result<PathBuf> {
-    fs::read_dir(rootfs.join("boot"))
-        .context("listing /boot")?
-        .filter_map(Result::ok)
-        .find(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .with_context(|| format!("the kernel's package left no {prefix}* in /boot"))
+/// Each kernel with its initial file system, under names that tests know.
+fn copy_kernels(rootfs: &Path, directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(rootfs.join("boot")).context("listing /boot")? {
+        let entry = entry.context("listing /boot")?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let (name, release) = match (
+            name.strip_prefix("vmlinuz-"),
+            name.strip_prefix("initrd.img-"),
+        ) {
+            (Some(release), _) => ("kernel", release),
+            (_, Some(release)) => ("initrd", release),
+            _ => continue,
+        };
+        let name = if release.starts_with(floor_kernel::RELEASE) {
+            format!("floor-{name}")
+        } else {
+            name.to_owned()
+        };
+        fs::copy(entry.path(), directory.join(name))
+            .with_context(|| format!("copying {}", entry.path().display()))?;
+    }
+    for name in ["kernel", "initrd"] {
+        if !directory.join(name).exists() {
+            bail!("the kernel's package left no {name} in /boot");
+        }
+    }
+    Ok(())
 }
