@@ -1,4 +1,5 @@
-//! Developer commands of conman: `cargo xtask demo`, `test`, `check`, `sim`, `setup`.
+//! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `check`, `sim`, `overlap`,
+//! `setup`.
 //!
 //! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
@@ -13,6 +14,7 @@
 )]
 
 mod check;
+mod cluster;
 mod demo;
 mod process;
 mod progress;
@@ -36,12 +38,17 @@ struct Arguments {
 enum Command {
     /// Set up this machine, start conman, open a few sessions, show what to try.
     Demo(demo::DemoArguments),
+    /// A fleet on this machine, to play with: nodes and etcd in network namespaces.
+    #[command(disable_help_flag = true)]
+    Cluster(cluster::ClusterArguments),
     /// Set up this machine for the test suite and run all of it.
     Test(suite::TestArguments),
     /// Formatting, lints, documentation, dependency rules.
     Check,
     /// Search simulated fleets for two containers of one session, and all else that must not be.
     Sim(sim::SimArguments),
+    /// Disturb a real fleet at random, and judge whether two containers of one session ever ran.
+    Overlap(cluster::OverlapArguments),
     /// Only the set-up: packages, Docker Engine, images.
     Setup,
 }
@@ -49,6 +56,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Cluster(arguments) => cluster::run(&arguments),
+        Command::Overlap(arguments) => cluster::overlap(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),

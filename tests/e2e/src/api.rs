@@ -1,5 +1,5 @@
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -60,6 +60,18 @@ impl Api {
             endpoint,
             token: None,
         }
+    }
+
+    /// Of a daemon, or whatever else speaks HTTP, at this address.
+    #[must_use]
+    pub fn tcp(address: SocketAddr) -> Self {
+        Self::new(Endpoint::Tcp(address))
+    }
+
+    /// The same at a socket of the file system.
+    #[must_use]
+    pub fn unix(path: &Path) -> Self {
+        Self::new(Endpoint::Unix(path.to_path_buf()))
     }
 
     /// The same, with a bearer token.

@@ -6,6 +6,8 @@ mod images;
 mod packages;
 mod worker_vm;
 
+use std::process::Command;
+
 use anyhow::{Result, bail};
 
 pub(crate) use images::{BUSYBOX_IMAGE, DEMO_IMAGE};
@@ -28,8 +30,38 @@ pub(crate) fn for_demo() -> Result<Machine> {
     prepare(&["curl"])
 }
 
+const ETCD: &str = "etcd-server";
+/// What its package starts.
+const ETCD_UNIT: &str = "etcd.service";
+
+/// What clusters need besides root.
+const CLUSTER: [&str; 6] = [
+    "busybox-static",
+    "curl",
+    ETCD,
+    "iproute2",
+    "nftables",
+    "util-linux",
+];
+
+/// What a fleet on this machine needs; no Docker.
+pub(crate) fn for_clusters() -> Result<()> {
+    require_root()?;
+    let had_etcd = packages::is_installed(ETCD);
+    packages::install(&CLUSTER)?;
+    if !had_etcd {
+        // Only its program is wanted. A machine without systemd has no such unit, and no harm is
+        // done where it runs all the same.
+        let _ = Command::new("systemctl")
+            .args(["disable", "--now", ETCD_UNIT])
+            .output();
+    }
+    Ok(())
+}
+
 /// What the test suite needs.
 pub(crate) fn for_tests() -> Result<Machine> {
+    for_clusters()?;
     let machine = prepare(&[
         "curl",
         "python3",

@@ -55,7 +55,8 @@ fn refresh(step: &Step) -> Result<()> {
     step.run(apt_get().arg("update"))
 }
 
-fn is_installed(package: &str) -> bool {
+/// Whether a package is installed.
+pub(crate) fn is_installed(package: &str) -> bool {
     Command::new("dpkg-query")
         .args(["--show", "--showformat=${db:Status-Status}", package])
         .output()

@@ -1,0 +1,86 @@
+//! `cargo xtask cluster`: a fleet on this machine, by the program of `tests/cluster`.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{cargo, target_dir};
+use crate::progress::Step;
+use crate::setup;
+
+/// Arguments of `cargo xtask cluster`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClusterArguments {
+    /// `up`, `status`, `exec`, `kill`, `start`, `stop`, `continue`, `cut`, `heal`, `down`; each has
+    /// a `--help`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
+    let makes = arguments.words.first().is_some_and(|word| word == "up");
+    if makes {
+        setup::for_clusters()?;
+    }
+    build(makes)?;
+    let status = program()
+        .args(&arguments.words)
+        .status()
+        .context("starting the cluster's program")?;
+    if !status.success() {
+        // It has said why; the code is that of a command on a host.
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    Ok(())
+}
+
+/// Arguments of `cargo xtask overlap`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OverlapArguments {
+    /// Go on until sessions have changed hosts so often.
+    #[arg(long, default_value_t = 300)]
+    handovers: usize,
+    /// What the faults are drawn from; a random one by default, which is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// `cargo xtask overlap`: the long form of the overlap test.
+pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
+    setup::for_clusters()?;
+    build(true)?;
+    let mut command = program();
+    command.args(["overlap", "--handovers", &arguments.handovers.to_string()]);
+    if let Some(seed) = arguments.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    let status = command.status().context("starting the overlap test")?;
+    if !status.success() {
+        bail!("the overlap test failed ({status})");
+    }
+    Ok(())
+}
+
+fn build(conman: bool) -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--locked", "--package", "conman-cluster"]);
+    if conman {
+        build.args(["--package", "conman"]);
+        let step = Step::start("building conman and the cluster's programs");
+        step.run(&mut build)?;
+        step.done();
+        return Ok(());
+    }
+    let status = build.arg("--quiet").status().context("starting cargo")?;
+    if !status.success() {
+        bail!("the cluster's program cannot be built ({status})");
+    }
+    Ok(())
+}
+
+fn program() -> Command {
+    let programs = target_dir().join("debug");
+    let mut command = Command::new(programs.join("conman-cluster"));
+    command.env("CONMAN_E2E_BINARY", programs.join("conman"));
+    command
+}

@@ -1,0 +1,206 @@
+//! What a cluster is to be like, and the files of its nodes.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use conman_e2e::NATIVE_TEMPLATES;
+
+use crate::layout::{Host, Layout};
+use crate::node::config_path;
+use crate::{cluster, command, image, node, overlap};
+
+/// Room that etcd's members may take in memory: each allocates 64 MB segments of its log ahead.
+const ETCD_BYTES: u64 = 1 << 30;
+const MEMORY: &str = "/dev/shm";
+
+/// What a cluster is to be like. Without a word it has three nodes and three members of etcd.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Builder {
+    pub(crate) nodes: u8,
+    pub(crate) members: u8,
+    pub(crate) etcd_arguments: Vec<String>,
+    sections: Vec<(Option<String>, String, String)>,
+    toml: String,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            nodes: 3,
+            members: 3,
+            etcd_arguments: Vec::new(),
+            sections: Vec::new(),
+            toml: String::new(),
+        }
+    }
+}
+
+impl Builder {
+    pub fn nodes(mut self, nodes: u8) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    pub fn members(mut self, members: u8) -> Self {
+        self.members = members;
+        self
+    }
+
+    /// Further arguments of every etcd member.
+    pub fn etcd_arguments(mut self, arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(|&argument| argument.to_owned());
+        self.etcd_arguments.extend(arguments);
+        self
+    }
+
+    /// Adds a line to a table of every node's configuration.
+    pub fn set(mut self, table: &str, line: &str) -> Self {
+        self.sections
+            .push((None, table.to_owned(), line.to_owned()));
+        self
+    }
+
+    /// The same of one node.
+    pub fn set_on(mut self, node: &str, table: &str, line: &str) -> Self {
+        let section = (Some(node.to_owned()), table.to_owned(), line.to_owned());
+        self.sections.push(section);
+        self
+    }
+
+    /// Adds whole tables, for example templates, to every node's configuration.
+    pub fn toml(mut self, text: &str) -> Self {
+        self.toml.push_str(text);
+        self.toml.push('\n');
+        self
+    }
+
+    /// Makes directories and configurations, and the image's archive: its path.
+    pub(crate) fn prepare(
+        &self,
+        layout: &Layout,
+        native: &conman_e2e::Native,
+        witness: &Path,
+    ) -> Result<PathBuf> {
+        for host in layout.hosts() {
+            make_private(&layout.host_directory(&host.name))?;
+        }
+        for host in layout.member_hosts() {
+            // etcd wants its own to itself.
+            make_private(&layout.etcd_directory.join(&host.name))?;
+        }
+        overlap::make_journal(layout)?;
+        for host in layout.node_hosts() {
+            let path = config_path(layout, &host.name);
+            fs::write(&path, self.config(layout, &host))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        image::archive(native, witness, &layout.directory)
+    }
+
+    fn config(&self, layout: &Layout, host: &Host) -> String {
+        let [api, sessions] = Layout::listeners();
+        let mut text = String::new();
+        let tables = [
+            (
+                "node",
+                format!(
+                    "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"native\"\n",
+                    host.name,
+                    layout.state_dir(&host.name).display()
+                ),
+            ),
+            (
+                "listen",
+                format!(
+                    "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n",
+                    layout.socket(&host.name).display()
+                ),
+            ),
+            ("registry", String::new()),
+            ("limits", String::new()),
+            ("preempt", String::new()),
+            (
+                "binds",
+                format!("allow = [\"{}\"]\n", layout.shared().display()),
+            ),
+        ];
+        for (table, own) in tables {
+            let _ = write!(text, "[{table}]\n{own}");
+            for (node, of, line) in &self.sections {
+                if of == table && node.as_ref().is_none_or(|node| *node == host.name) {
+                    let _ = writeln!(text, "{line}");
+                }
+            }
+        }
+        text.push_str(NATIVE_TEMPLATES);
+        text.push_str(&overlap::template(layout, &host.name));
+        text.push_str(&self.toml);
+        text
+    }
+}
+
+/// A cluster's description and its directory, with nothing in it yet.
+pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Layout> {
+    ensure!(
+        (1..=crate::layout::MOST).contains(&builder.nodes)
+            && builder.members <= crate::layout::MOST,
+        "a cluster has 1 to {most} nodes and up to {most} members",
+        most = crate::layout::MOST
+    );
+    let directory = Layout::directory_of(&tag);
+    let memory = Path::new(MEMORY);
+    let roomy = rustix::fs::statvfs(memory)
+        .is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) > ETCD_BYTES);
+    let etcd_directory = match (roomy, directory.file_name()) {
+        (true, Some(name)) => memory.join(name),
+        _ => directory.join("etcd"),
+    };
+    fs::DirBuilder::new()
+        .mode(0o755)
+        .create(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    Ok(Layout {
+        tag,
+        directory,
+        nodes: builder.nodes,
+        members: builder.members,
+        owner: None,
+        binary: binary.to_owned(),
+        first_port: 0,
+        etcd_directory,
+    })
+}
+
+/// Has a node know the image.
+pub(crate) fn import(layout: &Layout, node: &str, archive: &Path) -> Result<()> {
+    let mut import = Command::new(&layout.binary);
+    import.arg("--socket").arg(layout.socket(node));
+    import
+        .args(["image", "import"])
+        .arg(archive)
+        .arg(conman_e2e::ROOT);
+    for variable in cluster::CLIENT_VARIABLES {
+        import.env_remove(variable);
+    }
+    command::run(&mut import).map(drop)
+}
+
+/// The last lines of a node's log.
+pub(crate) fn log_tail(layout: &Layout, node: &str, lines: usize) -> String {
+    let text = fs::read_to_string(node::log_path(layout, node)).unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+fn make_private(directory: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))
+}

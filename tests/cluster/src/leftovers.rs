@@ -1,0 +1,182 @@
+//! Finds and removes everything of a cluster, whoever made it and however that ended.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use conman_linux::{Cgroups, Freezer, PidFd, remove_tree};
+
+use crate::layout::{Layout, PREFIX};
+use crate::{network, process};
+
+/// Bound on the end of what was killed, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Something of a cluster that exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover(pub String);
+
+/// What exists of a cluster: processes, namespaces, cgroups, mounts, directories. Links are in its
+/// namespaces.
+#[must_use]
+pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
+    let mut found = Vec::new();
+    for namespace in network::existing(layout) {
+        let path = Path::new(crate::layout::NAMESPACES).join(&namespace);
+        for one in process::residents(&path) {
+            found.push(format!(
+                "process {} in {namespace}: {:?}",
+                one.pid, one.words
+            ));
+        }
+        found.push(format!("namespace {namespace}"));
+    }
+    for instance in instances(layout) {
+        let cgroup = cgroup(&instance);
+        for one in conman_linux::proc_scan::alive_below(&cgroup) {
+            found.push(format!("process {} in the cgroup {cgroup}", one.pid));
+        }
+        if let Ok(cgroups) = Cgroups::detect()
+            && !cgroups.children(&cgroup).is_empty()
+        {
+            found.push(format!("cgroups below {cgroup}"));
+        }
+        let run = run_directory(&instance);
+        if run.exists() {
+            found.push(format!("directory {}", run.display()));
+        }
+    }
+    let directory = layout.directory.to_string_lossy().into_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let ours = |line: &&str| line.contains(&directory) || line.contains(&layout.namespace(""));
+    found.extend(
+        mounts
+            .lines()
+            .filter(ours)
+            .map(|line| format!("mount {line}")),
+    );
+    for directory in [&layout.directory, &layout.etcd_directory] {
+        if directory.exists() {
+            found.push(format!("directory {}", directory.display()));
+        }
+    }
+    found.into_iter().map(Leftover).collect()
+}
+
+/// Removes all of a cluster.
+///
+/// # Errors
+/// What could not be removed; the rest is.
+pub fn remove(layout: &Layout) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let instances = instances(layout);
+    let mut problems = Vec::new();
+    loop {
+        problems.clear();
+        // Daemons and shims first, since they make what comes next.
+        for namespace in network::existing(layout) {
+            let path = Path::new(crate::layout::NAMESPACES).join(&namespace);
+            let pids = process::residents(&path).into_iter().map(|one| one.pid);
+            if let Err(error) = process::kill(pids) {
+                problems.push(format!("{error:#}"));
+            }
+        }
+        for instance in &instances {
+            end_sessions(instance, &mut problems);
+        }
+        if problems.is_empty() {
+            break;
+        }
+        if Instant::now() > deadline {
+            bail!("cannot end all of a cluster: {}", problems.join("; "));
+        }
+        // The kernel takes a moment to let go of processes that are dead.
+        std::thread::park_timeout(POLL);
+    }
+    for instance in &instances {
+        let run = run_directory(instance);
+        if run.exists() {
+            remove_tree(&run).with_context(|| format!("cannot remove {}", run.display()))?;
+        }
+    }
+    for namespace in network::existing(layout) {
+        network::remove(&namespace)?;
+    }
+    // Last the directory by which the rest is found.
+    for directory in [&layout.etcd_directory, &layout.directory] {
+        if directory.exists() {
+            remove_tree(directory)
+                .with_context(|| format!("cannot remove {}", directory.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the clusters of processes that are dead.
+///
+/// # Errors
+/// When one cannot be removed.
+pub fn sweep() -> Result<()> {
+    let directory = std::env::temp_dir();
+    let entries = fs::read_dir(&directory)
+        .with_context(|| format!("cannot look into {}", directory.display()))?;
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        // One without a file is just being made or removed.
+        let Ok(layout) = Layout::load(&entry.path()) else {
+            continue;
+        };
+        let Some(owner) = &layout.owner else { continue };
+        if layout.directory == entry.path() && PidFd::open_verified(owner).is_err() {
+            remove(&layout)?;
+        }
+    }
+    Ok(())
+}
+
+/// Kills a node's sessions, frozen ones included, and removes their cgroups.
+pub(crate) fn end_sessions(instance: &str, problems: &mut Vec<String>) {
+    let cgroup = cgroup(instance);
+    let Ok(cgroups) = Cgroups::detect() else {
+        return;
+    };
+    if let Ok(freezer) = Freezer::detect() {
+        for name in cgroups.children(&cgroup) {
+            // One that is gone meanwhile is what this is for.
+            let _ = freezer.kill(&format!("{cgroup}/{name}"));
+        }
+    }
+    if let Err(error) = process::kill(cgroups.pids_below(&cgroup)) {
+        problems.push(format!("{error:#}"));
+    }
+    let errors = cgroups.remove_tree(&cgroup);
+    problems.extend(errors.iter().map(ToString::to_string));
+}
+
+/// The ids of the cluster's conman installations that have one yet.
+fn instances(layout: &Layout) -> Vec<String> {
+    let nodes = layout.node_hosts().into_iter();
+    nodes
+        .filter_map(|host| instance(layout, &host.name))
+        .collect()
+}
+
+/// The id of a node's installation.
+pub(crate) fn instance(layout: &Layout, node: &str) -> Option<String> {
+    let text = fs::read_to_string(layout.state_dir(node).join("instance")).ok()?;
+    let id = text.trim();
+    let plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    plain.then(|| id.to_owned())
+}
+
+pub(crate) fn cgroup(instance: &str) -> String {
+    format!("/conman-{instance}")
+}
+
+pub(crate) fn run_directory(instance: &str) -> std::path::PathBuf {
+    Path::new("/run").join(format!("conman-{instance}"))
+}

@@ -1,0 +1,44 @@
+//! Whole fleets on one machine: every host is a network namespace, three real etcd members and any
+//! number of real conman nodes among them, joined by a bridge in a namespace of its own.
+//!
+//! ```text
+//!   n1 eth0 ─┐                    ┌─ eth0 e1        nothing of the machine's own network is touched;
+//!   n2 eth0 ─┼─ bridge (switch) ──┼─ eth0 e2        it reaches a host through a [`Forward`], a
+//!   n3 eth0 ─┘                    └─ eth0 e3        process's sockets on loopback
+//! ```
+//!
+//! A node has a directory, a daemon, a shim and an instance id of its own, hence cgroups of its own:
+//! several share one kernel. Faults are injected from outside: nftables drops in the receiver's
+//! namespace, signals by pid. A [`Layout`] names everything, so that any process can find and remove
+//! all of a cluster, whoever made it: [`remove`] does that on drop, for `down`, and for those whose
+//! maker died ([`sweep`]).
+//!
+//! [`overlap`] judges what sessions wrote about themselves, and drives random faults.
+#![forbid(unsafe_code)]
+
+mod builder;
+mod cluster;
+mod command;
+mod cut;
+mod etcd;
+mod forward;
+mod image;
+mod layout;
+mod leftovers;
+mod network;
+mod node;
+pub mod overlap;
+pub mod people;
+mod process;
+mod requirements;
+mod slots;
+
+pub use builder::Builder;
+pub use cluster::Cluster;
+pub use cut::Cut;
+pub use etcd::Member;
+pub use forward::Forward;
+pub use layout::{Host, Layout};
+pub use leftovers::{Leftover, leftovers, remove, sweep};
+pub use node::Node;
+pub use requirements::{Ready, requirements};

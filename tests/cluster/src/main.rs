@@ -1,0 +1,188 @@
+//! Behind `cargo xtask cluster`: a cluster for people on this machine.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a command's output")]
+#![expect(clippy::print_stderr, reason = "a command's errors and progress")]
+
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Parser, Subcommand};
+use conman_cluster::people::{self, Part};
+use conman_cluster::{Cluster, Layout, requirements};
+
+/// A fleet on this machine: nodes and etcd members in network namespaces.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask cluster", bin_name = "cargo xtask cluster")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make the fleet and start it.
+    Up {
+        #[arg(long, default_value_t = 3)]
+        nodes: u8,
+        /// etcd members; an odd number, so that a minority may fail.
+        #[arg(long, default_value_t = 3)]
+        members: u8,
+    },
+    /// What runs and what it answers.
+    Status,
+    /// Run a command on a host; `conman` there is that node's.
+    Exec {
+        host: String,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<String>,
+    },
+    /// SIGKILL everything of a host, sessions included, as if its power had failed.
+    Kill {
+        host: String,
+        /// Only the daemon; sessions live on.
+        #[arg(long, conflicts_with = "shim")]
+        daemon: bool,
+        /// Only the shim.
+        #[arg(long)]
+        shim: bool,
+    },
+    /// Start a host that was killed.
+    Start { host: String },
+    /// SIGSTOP the daemon and the shim of a host.
+    Stop { host: String },
+    /// SIGCONT them.
+    Continue { host: String },
+    /// Cut a host off all others.
+    Cut {
+        host: String,
+        /// Only off these.
+        #[arg(long)]
+        from: Vec<String>,
+        /// Lose only what it sends.
+        #[arg(long)]
+        one_way: bool,
+    },
+    /// Take every cut back.
+    Heal,
+    /// End and remove everything.
+    Down,
+    /// Forward ports of loopback; `up` runs this.
+    #[command(hide = true)]
+    Forward,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Up { nodes, members } => up(nodes, members),
+        Command::Status => {
+            status(&people::current()?);
+            Ok(())
+        }
+        Command::Exec { host, command } => {
+            let mut command = people::command(&people::current()?, &host, &command)?;
+            Err(command.exec()).with_context(|| format!("cannot run {command:?}"))
+        }
+        Command::Kill { host, daemon, shim } => {
+            let part = match (daemon, shim) {
+                (true, _) => Part::Daemon,
+                (_, true) => Part::Shim,
+                _ => Part::Machine,
+            };
+            people::kill(&people::current()?, &host, part)
+        }
+        Command::Start { host } => people::start(&people::current()?, &host),
+        Command::Stop { host } => people::pause(&people::current()?, &host, true),
+        Command::Continue { host } => people::pause(&people::current()?, &host, false),
+        Command::Cut {
+            host,
+            from,
+            one_way,
+        } => people::cut(&people::current()?, &host, &from, one_way),
+        Command::Heal => people::heal(&people::current()?),
+        Command::Down => {
+            let was = people::down()?;
+            eprintln!(
+                "{}",
+                if was {
+                    "it is gone"
+                } else {
+                    "no cluster is up"
+                }
+            );
+            Ok(())
+        }
+        Command::Forward => people::forward_for_ever(),
+    }
+}
+
+fn up(nodes: u8, members: u8) -> Result<()> {
+    let Some(ready) = requirements() else {
+        bail!("this machine lacks what is named above");
+    };
+    let builder = Cluster::builder().nodes(nodes).members(members);
+    let step = &mut |what: &str| eprintln!("  … {what}");
+    let layout = people::up(&builder, &ready, &witness()?, step)?;
+    status(&layout);
+    suggest(&layout);
+    Ok(())
+}
+
+/// Built beside this program.
+fn witness() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find the own program")?;
+    Ok(own.with_file_name("witness"))
+}
+
+fn status(layout: &Layout) {
+    for one in people::status(layout) {
+        let machine = one.machine.map_or_else(String::new, |[api, sessions]| {
+            format!("  API http://{api}  sessions http://{sessions}")
+        });
+        let processes: Vec<String> = one
+            .processes
+            .iter()
+            .map(|(role, pid)| format!("{role} {pid}"))
+            .collect();
+        println!(
+            "{:4} {:12} {}{machine}  [{}]",
+            one.host.name,
+            one.host.address,
+            one.answer,
+            processes.join(", ")
+        );
+    }
+}
+
+fn suggest(layout: &Layout) {
+    println!("\nTry:");
+    for (index, host) in layout.node_hosts().iter().enumerate() {
+        let [api, sessions] = layout.machine_addresses(index);
+        println!("  # through {}", host.name);
+        println!(
+            "  curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"web\"}}' \\\n       \
+             http://{api}/v1/sessions/alice"
+        );
+        println!("  curl http://{sessions}/s/alice/");
+    }
+    println!(
+        "\n  cargo xtask cluster exec n1 conman ps      # also sh, curl, etcdctl, ip, …\n  \
+         cargo xtask cluster kill n1                # its power fails; `start n1` brings it back\n  \
+         cargo xtask cluster cut n1                 # off all others; `heal` takes it back\n  \
+         cargo xtask cluster status\n  \
+         cargo xtask cluster down                   # nothing is left\n\n\
+         Everything lies in {}, logs included.",
+        layout.directory.display()
+    );
+}

@@ -1,0 +1,65 @@
+//! The namespaces, the bridge and the links.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command::{run, run_with_input};
+use crate::layout::Layout;
+
+/// The host that holds the bridge.
+pub(crate) const SWITCH: &str = "switch";
+
+/// Makes every host and joins them.
+pub(crate) fn make(layout: &Layout) -> Result<()> {
+    let switch = layout.namespace(SWITCH);
+    add(&switch)?;
+    let mut script = String::from("link add bridge type bridge\nlink set bridge up\n");
+    for host in layout.hosts() {
+        let (name, namespace) = (&host.name, layout.namespace(&host.name));
+        add(&namespace)?;
+        let _ = writeln!(
+            script,
+            "link add {name} type veth peer name eth0 netns {namespace}\n\
+             link set {name} master bridge up"
+        );
+    }
+    batch(&switch, &script)?;
+    for host in layout.hosts() {
+        let script = format!(
+            "link set lo up\naddress add {}/24 dev eth0\nlink set eth0 up\n",
+            host.address
+        );
+        batch(&layout.namespace(&host.name), &script)?;
+    }
+    Ok(())
+}
+
+/// Names of the cluster's namespaces that exist.
+pub(crate) fn existing(layout: &Layout) -> Vec<String> {
+    let prefix = layout.namespace("");
+    let Ok(entries) = std::fs::read_dir(crate::layout::NAMESPACES) else {
+        return Vec::new();
+    };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    names
+        .filter_map(|name| name.into_string().ok())
+        .filter(|name| name.starts_with(&prefix))
+        .collect()
+}
+
+/// Removes a namespace's name; it goes, with its links, when its last process has.
+pub(crate) fn remove(namespace: &str) -> Result<()> {
+    run(Command::new("ip").args(["netns", "delete", namespace])).map(drop)
+}
+
+fn add(namespace: &str) -> Result<()> {
+    run(Command::new("ip").args(["netns", "add", namespace])).map(drop)
+}
+
+fn batch(namespace: &str, script: &str) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-netns", namespace, "-batch", "-"]);
+    run_with_input(&mut command, script).map(drop)
+}

@@ -1,0 +1,291 @@
+//! One conman node: its daemon, its shim and what they run.
+
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use conman_e2e::Api;
+use conman_linux::Signal;
+use conman_linux::proc_scan::{ProcEntry, alive_below};
+use http::{Method, StatusCode};
+
+use crate::builder::log_tail;
+use crate::etcd::{detached, log_file};
+use crate::forward::Forward;
+use crate::layout::{Host, Layout};
+use crate::{leftovers, process};
+
+/// Bound on a daemon's way to readiness on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(50);
+/// Lines of a log that tell why it ended.
+const TAIL: usize = 20;
+/// Bound on one look at `/readyz`.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// A conman node on a host of its own.
+#[derive(Debug)]
+pub struct Node {
+    host: Host,
+    layout: Arc<Layout>,
+    forward: Forward,
+    daemon: Mutex<Option<Child>>,
+}
+
+impl Node {
+    pub(crate) fn new(layout: &Arc<Layout>, index: usize, host: Host) -> Result<Self> {
+        let namespace = layout.namespace_path(&host.name);
+        Ok(Self {
+            forward: Forward::open(&namespace, &forwarded(layout, index))?,
+            layout: Arc::clone(layout),
+            host,
+            daemon: Mutex::new(None),
+        })
+    }
+
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.host.name
+    }
+
+    /// The API over TCP.
+    #[must_use]
+    pub fn api(&self) -> Api {
+        Api::tcp(self.forward.addresses()[0])
+    }
+
+    /// Raw HTTP to the sessions' listener.
+    #[must_use]
+    pub fn sessions(&self) -> Api {
+        Api::tcp(self.forward.addresses()[1])
+    }
+
+    /// The API over the admin socket, which no cut concerns.
+    #[must_use]
+    pub fn admin(&self) -> Api {
+        Api::unix(&self.layout.socket(&self.host.name))
+    }
+
+    /// Starts the daemon without waiting for anything.
+    ///
+    /// # Errors
+    /// When it cannot be started or one runs already.
+    pub fn start(&self) -> Result<()> {
+        let mut daemon = self.child();
+        if daemon.is_some() {
+            bail!("the daemon of {} runs already", self.host.name);
+        }
+        *daemon = Some(spawn(&self.layout, &self.host.name)?);
+        Ok(())
+    }
+
+    /// Waits until `/readyz` says yes.
+    ///
+    /// # Errors
+    /// When the daemon ends instead, or is not ready in time.
+    pub async fn wait_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut latest = "no answer".to_owned();
+        while Instant::now() < deadline {
+            if let Some(status) = self.ended()? {
+                bail!(
+                    "the daemon of {} has ended instead ({status}); its log ends with\n{}",
+                    self.host.name,
+                    log_tail(&self.layout, &self.host.name, TAIL)
+                );
+            }
+            match self.readiness().await {
+                Ok(()) => return Ok(()),
+                Err(why) => latest = why,
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        bail!(
+            "{} is not ready after {PATIENCE:?}: {latest}",
+            self.host.name
+        )
+    }
+
+    /// Whether it is ready, and why not.
+    ///
+    /// # Errors
+    /// What it says.
+    pub async fn readiness(&self) -> Result<(), String> {
+        let api = self.admin();
+        let asked = api.try_send(Method::GET, "/readyz", None);
+        match tokio::time::timeout(PROBE, asked).await {
+            Ok(Ok(answer)) if answer.status == StatusCode::OK => Ok(()),
+            Ok(Ok(answer)) => Err(answer.text()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no answer in time".to_owned()),
+        }
+    }
+
+    /// How the daemon has ended, if it has.
+    ///
+    /// # Errors
+    /// When it cannot be looked after.
+    pub fn ended(&self) -> Result<Option<ExitStatus>> {
+        match &mut *self.child() {
+            Some(daemon) => daemon.try_wait().context("cannot look after a daemon"),
+            None => Ok(None),
+        }
+    }
+
+    /// The daemon's process, while it was not killed.
+    #[must_use]
+    pub fn daemon_pid(&self) -> Option<i32> {
+        let daemon = self.child();
+        daemon
+            .as_ref()
+            .and_then(|daemon| i32::try_from(daemon.id()).ok())
+    }
+
+    /// The processes of the shim: itself, its launcher, one that is just being made.
+    #[must_use]
+    pub fn shim_pids(&self) -> Vec<i32> {
+        let residents = process::residents(&self.layout.namespace_path(&self.host.name));
+        let shims = residents.into_iter().filter(|one| one.is_conman("shim"));
+        shims.map(|one| one.pid).collect()
+    }
+
+    /// Sends the daemon a signal.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub fn signal_daemon(&self, signal: Signal) -> Result<()> {
+        let pid = self.daemon_pid();
+        pid.map_or(Ok(()), |pid| process::signal(pid, signal).map(drop))
+    }
+
+    /// Sends the shim's processes a signal.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub fn signal_shim(&self, signal: Signal) -> Result<()> {
+        for pid in self.shim_pids() {
+            process::signal(pid, signal)?;
+        }
+        Ok(())
+    }
+
+    /// SIGKILL to the daemon, and the wait for its end. The shim and the sessions live on.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn kill_daemon(&self) -> Result<()> {
+        if let Some(mut daemon) = self.child().take() {
+            daemon.kill().context("cannot kill a daemon")?;
+            daemon.wait().context("cannot wait for a daemon")?;
+        }
+        Ok(())
+    }
+
+    /// SIGKILL to the shim's processes.
+    ///
+    /// # Errors
+    /// When they do not die.
+    pub fn kill_shim(&self) -> Result<()> {
+        process::kill(self.shim_pids())
+    }
+
+    /// The machine is gone at once: every process of it is killed, and what was in its memory is
+    /// lost. Its disk stays.
+    ///
+    /// # Errors
+    /// When something does not die.
+    pub fn lose(&self) -> Result<()> {
+        self.kill_daemon()?;
+        lose(&self.layout, &self.host.name)
+    }
+
+    /// The processes of its sessions that still run.
+    #[must_use]
+    pub fn session_processes(&self) -> Vec<ProcEntry> {
+        let instance = leftovers::instance(&self.layout, &self.host.name);
+        let below = |instance: String| alive_below(&leftovers::cgroup(&instance));
+        instance.map(below).unwrap_or_default()
+    }
+
+    /// What the node's daemons have logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(log_path(&self.layout, &self.host.name)).unwrap_or_default()
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.kill_daemon();
+    }
+}
+
+/// Which addresses of the machine lead to which of the node's listeners.
+pub(crate) fn forwarded(
+    layout: &Layout,
+    index: usize,
+) -> [(std::net::SocketAddr, std::net::SocketAddr); 2] {
+    let (here, there) = (layout.machine_addresses(index), Layout::listeners());
+    [(here[0], there[0]), (here[1], there[1])]
+}
+
+/// Starts a daemon; the process is `conman` itself.
+pub(crate) fn spawn(layout: &Layout, node: &str) -> Result<Child> {
+    let log = log_file(&log_path(layout, node))?;
+    let mut command = detached(&layout.namespace_path(node), &layout.binary);
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(config_path(layout, node))
+        .env_remove("RUST_LOG")
+        .stdout(log.try_clone().context("cannot share a log")?)
+        .stderr(log);
+    let spawned = command.spawn();
+    spawned.with_context(|| format!("cannot start conman on {node}"))
+}
+
+/// Kills what a node runs besides a daemon that is somebody's child, and all of its memory.
+pub(crate) fn lose(layout: &Layout, node: &str) -> Result<()> {
+    let residents = process::residents(&layout.namespace_path(node));
+    process::kill(residents.into_iter().map(|one| one.pid))?;
+    let Some(instance) = leftovers::instance(layout, node) else {
+        return Ok(());
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut problems = Vec::new();
+        leftovers::end_sessions(&instance, &mut problems);
+        if problems.is_empty() {
+            break;
+        }
+        if Instant::now() > deadline {
+            bail!("sessions of {node} do not end: {}", problems.join("; "));
+        }
+        std::thread::park_timeout(POLL);
+    }
+    let run = leftovers::run_directory(&instance);
+    if run.exists() {
+        conman_linux::remove_tree(&run)
+            .with_context(|| format!("cannot remove {}", run.display()))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn log_path(layout: &Layout, node: &str) -> PathBuf {
+    layout.host_directory(node).join("conman.log")
+}
+
+pub(crate) fn config_path(layout: &Layout, node: &str) -> PathBuf {
+    layout.host_directory(node).join("conman.toml")
+}

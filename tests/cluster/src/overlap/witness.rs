@@ -1,0 +1,111 @@
+//! The program of every session, and the file that it writes to.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Line;
+use crate::layout::Layout;
+
+/// The name of the template.
+pub const TEMPLATE: &str = "witness";
+
+/// Between two lines of a witness.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Where it finds the shared directory.
+const MOUNT: &str = "/shared";
+const FILE: &str = "journal";
+/// What it is told its host by.
+const HOST_VARIABLE: &str = "WITNESS_HOST";
+
+/// The file that all witnesses of a cluster write to.
+#[must_use]
+pub fn journal(layout: &Layout) -> PathBuf {
+    folder(layout).join(FILE)
+}
+
+/// All that its sessions bind.
+fn folder(layout: &Layout) -> PathBuf {
+    layout.shared().join(TEMPLATE)
+}
+
+/// Makes it, for every user: what is root in a session is nobody outside.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_journal(layout: &Layout) -> Result<()> {
+    let (folder, path) = (folder(layout), journal(layout));
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot make {}", folder.display()))?;
+    let made = File::create(&path);
+    made.and_then(|file| file.set_permissions(Permissions::from_mode(0o666)))
+        .with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// The template of sessions that witness, on a node of this name.
+#[must_use]
+pub fn template(layout: &Layout, node: &str) -> String {
+    format!(
+        "[templates.{TEMPLATE}]\n\
+         image = \"{}\"\n\
+         command = [\"{}\", \"{MOUNT}/{FILE}\"]\n\
+         env = {{ {HOST_VARIABLE} = \"{node}\" }}\n\
+         binds = [\"{}:{MOUNT}\"]\n\
+         memory_bytes = 67108864\n",
+        conman_e2e::ROOT,
+        crate::image::WITNESS,
+        folder(layout).display()
+    )
+}
+
+/// What a witness does: appends a line to the file at `path` for as long as it lives.
+///
+/// # Errors
+/// When it lacks what it needs or cannot write any more.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program with nothing else to do"
+)]
+pub fn write(path: &Path) -> io::Result<()> {
+    let variable = |name| {
+        std::env::var(name).map_err(|error| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: {error}"))
+        })
+    };
+    let generation = variable("CONMAN_GENERATION")?;
+    let generation = generation.parse().map_err(io::Error::other)?;
+    let mut line = Line {
+        session: variable("CONMAN_SESSION_ID")?,
+        generation,
+        host: variable(HOST_VARIABLE)?,
+        life: random()?,
+        monotonic_ns: 0,
+    };
+    // One write a line, at the end as it is then: lines of several writers do not mix.
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    loop {
+        line.monotonic_ns = monotonic_ns();
+        let mut text = serde_json::to_string(&line).map_err(io::Error::other)?;
+        text.push('\n');
+        file.write_all(text.as_bytes())?;
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn random() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.map(|byte| format!("{byte:02x}")).concat())
+}
+
+/// CLOCK_MONOTONIC.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither is ever negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

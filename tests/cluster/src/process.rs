@@ -1,0 +1,90 @@
+//! Processes by the namespaces and programs that they are in.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use conman_linux::{PidFd, Signal};
+
+/// Bound on the death of a process that was killed, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A process in a host's namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resident {
+    pub(crate) pid: i32,
+    /// Its command line.
+    pub(crate) words: Vec<String>,
+}
+
+impl Resident {
+    /// Whether it is `conman` with this command.
+    pub(crate) fn is_conman(&self, command: &str) -> bool {
+        let program = self.words.first().map(Path::new);
+        program
+            .and_then(Path::file_name)
+            .is_some_and(|name| name == "conman")
+            && self.words.get(1).is_some_and(|word| word == command)
+    }
+}
+
+/// The processes in a network namespace, zombies excluded. Sessions are not among them: they have
+/// namespaces of their own.
+pub(crate) fn residents(namespace: &Path) -> Vec<Resident> {
+    let Ok(inode) = fs::metadata(namespace).map(|data| data.ino()) else {
+        return Vec::new();
+    };
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|data| data.ino() == inode)
+    })
+    .filter_map(|pid| {
+        let text = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words = text
+            .split(|byte| *byte == 0)
+            .filter(|word| !word.is_empty());
+        let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
+        Some(Resident {
+            pid,
+            words: words.collect(),
+        })
+    })
+    .collect()
+}
+
+/// Sends a signal; `false` when the process is gone.
+pub(crate) fn signal(pid: i32, signal: Signal) -> Result<bool> {
+    let Ok(process) = PidFd::open(pid) else {
+        return Ok(false);
+    };
+    process
+        .signal(signal)
+        .with_context(|| format!("cannot send {signal:?} to process {pid}"))
+}
+
+/// Kills processes and waits until they are dead, their parents having reaped them or not.
+pub(crate) fn kill(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+    let mut held = Vec::new();
+    for pid in pids {
+        if let Ok(process) = PidFd::open(pid) {
+            process
+                .kill()
+                .with_context(|| format!("cannot kill process {pid}"))?;
+            held.push(process);
+        }
+    }
+    for process in held {
+        let dead = process
+            .wait_dead(PATIENCE)
+            .context("cannot wait for a death")?;
+        anyhow::ensure!(dead, "process {} does not die", process.pid());
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! What a machine must have.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// A machine that can hold clusters.
+#[derive(Debug)]
+pub struct Ready {
+    pub(crate) native: conman_e2e::Native,
+}
+
+/// `None`, with a line that says why, when the machine cannot hold clusters.
+#[must_use]
+pub fn requirements() -> Option<Ready> {
+    // Tells by itself what it lacks.
+    let native = conman_e2e::native()?;
+    match missing() {
+        None => Some(Ready { native }),
+        Some(why) => {
+            // Not by `println!`, which the test harness keeps to itself where a test passes.
+            let _ = writeln!(std::io::stderr(), "skipped: {why}");
+            None
+        }
+    }
+}
+
+fn missing() -> Option<String> {
+    let programs = [
+        ("etcd", "etcd-server"),
+        ("ip", "iproute2"),
+        ("nft", "nftables"),
+        ("nsenter", "util-linux"),
+    ];
+    programs.into_iter().find_map(|(program, package)| {
+        let found = find(program).is_some();
+        (!found).then(|| format!("{program} is missing (package {package})"))
+    })
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&paths)
+        .chain(system)
+        .map(|directory| directory.join(program))
+        .find(|path| Path::is_file(path))
+}

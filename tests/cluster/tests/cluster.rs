@@ -1,0 +1,104 @@
+//! The clusters themselves: what they consist of, that faults are faults, and that nothing is left.
+
+use std::path::Path;
+use std::time::Duration;
+
+use conman_cluster::{Cluster, Cut, leftovers, requirements, sweep};
+use conman_e2e::eventually;
+use serde_json::json;
+
+const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(2);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    for node in cluster.nodes() {
+        let id = format!("on-{}", node.name());
+        node.api().ensure(&id, &json!({"template": "web"})).await;
+        let page = node.sessions().get(&format!("/s/{id}/")).await;
+        assert_eq!(page.text(), "hello\n");
+    }
+    let leader = cluster.leader().await.expect("one leads");
+    cluster.members()[leader].kill().expect("killed");
+    let next = cluster.leader().await.expect("another leads");
+    assert_ne!(next, leader);
+    cluster.members()[leader].start().expect("started");
+
+    let layout = cluster.layout().clone();
+    assert_ne!(leftovers(&layout), []);
+    drop(cluster);
+    assert_eq!(leftovers(&layout), []);
+}
+
+#[tokio::test]
+async fn a_cut_loses_what_one_host_sends_to_another_until_it_is_healed() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(1);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    let leader = cluster.leader().await.expect("one leads");
+    // Votes are lost on the way to it, so that it steps down.
+    for (index, member) in cluster.members().iter().enumerate() {
+        if index != leader {
+            let cut = Cut::OneWay {
+                from: member.host().clone(),
+                to: cluster.members()[leader].host().clone(),
+            };
+            cluster.cut(&cut).expect("cut");
+        }
+    }
+    eventually("another one leads", PATIENCE, async || {
+        cluster.leader().await.expect("one leads") != leader
+    })
+    .await;
+    cluster.heal().expect("healed");
+    let member = &cluster.members()[leader];
+    eventually("the old leader follows", PATIENCE, async || {
+        member.leads().await == Some(false)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(1);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    let node = &cluster.nodes()[0];
+    node.api().ensure("s", &json!({"template": "idle"})).await;
+    assert_ne!(node.session_processes(), []);
+    node.lose().expect("lost");
+    assert_eq!(
+        (node.session_processes(), node.shim_pids()),
+        (vec![], vec![])
+    );
+    node.start().expect("started");
+    node.wait_ready().await.expect("ready");
+    node.api().ensure("t", &json!({"template": "idle"})).await;
+}
+
+#[tokio::test]
+async fn the_cluster_of_a_dead_process_is_swept() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(1).members(1);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    cluster.nodes()[0]
+        .api()
+        .ensure("s", &json!({"template": "idle"}))
+        .await;
+    let mut layout = cluster.layout().clone();
+    sweep().expect("swept");
+    assert_ne!(leftovers(&layout), []);
+    // As if another process had made it that is no more.
+    let owner = layout.owner.as_mut().expect("a test's has an owner");
+    owner.start_time_ticks -= 1;
+    layout.save().expect("saved");
+    sweep().expect("swept");
+    assert_eq!(leftovers(&layout), []);
+}
