@@ -1,6 +1,6 @@
 //! Pure decisions: how a request becomes a spec, what things are called, how a session's life
-//! goes on, what a preemption will do, which sessions a listing shows, and which node of a fleet
-//! may run what ([`ownership`]).
+//! goes on, what a preemption will do, which sessions a listing shows, which node of a fleet may
+//! run what ([`ownership`]) and which one shall ([`placement`]).
 //!
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
 //! in, and destructive work comes out as data for somebody else to execute. No task runs here;
@@ -16,6 +16,7 @@ pub mod listing;
 pub mod naming;
 mod nearest;
 pub mod ownership;
+pub mod placement;
 pub mod preempt;
 mod preempt_signal;
 mod resolve;

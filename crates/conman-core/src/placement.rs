@@ -1,0 +1,349 @@
+//! Which node of a fleet shall start a session.
+//!
+//! ```text
+//! nodes ─ refused, each with its reason
+//!       └ fit ─ put in an order of the session's own (a hash of its id and the node's name)
+//!             └ of the first two, the one with less to do; then again among the rest
+//! ```
+//!
+//! What is known of the nodes is always a little old, and all nodes know the same. Were the one
+//! with the least to do chosen, every node would choose that one until the next announcement. Two
+//! candidates that depend on the session spread the choice, and the better of two random ones is
+//! nearly as good as the best (M. Mitzenmacher, "The power of two choices in randomized load
+//! balancing"). Nodes that know the same choose the same for one session, so that two of them that
+//! are asked for it at once do not claim it for different nodes.
+//!
+//! It decides nothing about ownership: whoever is chosen still has to claim.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use conman_proto::SessionId;
+
+/// How much more a node may have to do than the chosen one and still be preferred because it is
+/// the one that was asked, which saves every byte of the session a hop. A part of a whole node.
+const NEAR_TIE: f64 = 0.1;
+
+/// What each start under way weighs beside the share of sessions: starting costs processor time
+/// that the pressure of the last ten seconds does not show yet.
+const STARTING_WEIGHT: f64 = 0.02;
+
+/// A node as placement sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeView {
+    pub name: String,
+    pub standing: NodeStanding,
+    /// Takes no new sessions.
+    pub draining: bool,
+    /// Whether it has told where its peers' listener is; of no matter for the node that asks.
+    pub reachable: bool,
+    /// Age of what is known of it.
+    pub told_ago_ms: u64,
+    pub labels: BTreeMap<String, String>,
+    /// Names of its templates.
+    pub templates: Vec<String>,
+    pub max_sessions: u32,
+    pub load: NodeBusy,
+}
+
+/// Whether a node owns what it owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeStanding {
+    Live,
+    /// Has told nothing of itself yet, or has not joined.
+    Joining,
+    /// Its renewal is late.
+    Late,
+    /// Not heard of for longer than its fence takes.
+    Silent,
+    /// Frozen, or declared dead.
+    Fenced,
+}
+
+/// How much a node has to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct NodeBusy {
+    /// Lives that have not ended, those that are starting included.
+    pub sessions: u32,
+    pub starting: u32,
+    /// Share of the last 10 s in which some task waited for a processor, in percent.
+    pub cpu_pressure_percent: f64,
+    pub memory_available_bytes: u64,
+    /// 0 for unknown, of which nothing is concluded.
+    pub memory_total_bytes: u64,
+}
+
+/// What is to be placed.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand<'a> {
+    pub session: &'a SessionId,
+    pub template: Option<&'a str>,
+    /// Labels that the node must have, each with this value.
+    pub labels: &'a BTreeMap<String, String>,
+    /// What the session may use.
+    pub memory_bytes: u64,
+}
+
+/// From when on a node takes no more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlacementLimits {
+    /// News older than this count as none. Announcements come every few seconds.
+    pub stale_after_ms: u64,
+    /// Pressure from which on further sessions would slow all of a node's down.
+    pub max_cpu_pressure_percent: f64,
+    /// Part of the memory that stays free for the sessions that run already.
+    pub min_memory_free: f64,
+}
+
+impl Default for PlacementLimits {
+    fn default() -> Self {
+        Self {
+            stale_after_ms: 15_000,
+            max_cpu_pressure_percent: 80.0,
+            min_memory_free: 0.05,
+        }
+    }
+}
+
+/// Where a session may go.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Names of nodes, the best first. Those that only press for processor time are here when
+    /// nothing else is.
+    pub candidates: Vec<String>,
+    /// In the order of the nodes.
+    pub refused: Vec<Refused>,
+}
+
+/// A node that is not asked, or only for want of another.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    pub node: String,
+    pub why: Unfit,
+}
+
+/// Why a node takes no session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Unfit {
+    Draining,
+    Joining,
+    Late,
+    Silent,
+    Fenced,
+    Unreachable,
+    Stale {
+        told_ago_ms: u64,
+    },
+    Full {
+        max_sessions: u32,
+    },
+    NoTemplate {
+        template: String,
+    },
+    Label {
+        name: String,
+        wanted: String,
+        found: Option<String>,
+    },
+    Memory {
+        available_bytes: u64,
+    },
+    Pressure {
+        percent: f64,
+    },
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Draining => formatter.write_str("is draining"),
+            Self::Joining => formatter.write_str("has not joined the fleet yet"),
+            Self::Late => formatter.write_str("is late to renew its ownership"),
+            Self::Silent => formatter.write_str("has not been heard of for a while"),
+            Self::Fenced => formatter.write_str("is fenced"),
+            Self::Unreachable => formatter.write_str("has announced no `listen.peers`"),
+            Self::Stale { told_ago_ms } => {
+                write!(formatter, "announced itself {} s ago", told_ago_ms / 1_000)
+            }
+            Self::Full { max_sessions } => {
+                write!(
+                    formatter,
+                    "has its {max_sessions} sessions (limits.max_sessions)"
+                )
+            }
+            Self::NoTemplate { template } => write!(formatter, "has no template `{template}`"),
+            Self::Label {
+                name,
+                wanted,
+                found,
+            } => match found {
+                Some(found) => write!(formatter, "has `{name} = {found}`, not `{wanted}`"),
+                None => write!(formatter, "has no label `{name} = {wanted}`"),
+            },
+            Self::Memory { available_bytes } => {
+                write!(
+                    formatter,
+                    "has only {} MiB of memory left",
+                    available_bytes >> 20
+                )
+            }
+            Self::Pressure { percent } => {
+                write!(formatter, "waits for processors {percent:.0} % of the time")
+            }
+        }
+    }
+}
+
+/// Orders the nodes for a session that nobody owns. `me` is the node that is asked, and the only
+/// one whose news are not news to it.
+#[must_use]
+pub fn place(
+    me: &str,
+    nodes: &[NodeView],
+    demand: Demand<'_>,
+    limits: &PlacementLimits,
+) -> Placement {
+    let mut refused = Vec::new();
+    let (mut fit, mut pressed) = (Vec::new(), Vec::new());
+    for node in nodes {
+        match unfit(node, node.name == me, &demand, limits) {
+            None => fit.push(node),
+            Some(why) => {
+                if matches!(why, Unfit::Pressure { .. }) {
+                    pressed.push(node);
+                }
+                let node = node.name.clone();
+                refused.push(Refused { node, why });
+            }
+        }
+    }
+    let chosen = if fit.is_empty() { pressed } else { fit };
+    Placement {
+        candidates: in_order(me, chosen, demand.session),
+        refused,
+    }
+}
+
+fn unfit(
+    node: &NodeView,
+    is_me: bool,
+    demand: &Demand<'_>,
+    limits: &PlacementLimits,
+) -> Option<Unfit> {
+    match node.standing {
+        NodeStanding::Live => {}
+        NodeStanding::Joining => return Some(Unfit::Joining),
+        NodeStanding::Late => return Some(Unfit::Late),
+        NodeStanding::Silent => return Some(Unfit::Silent),
+        NodeStanding::Fenced => return Some(Unfit::Fenced),
+    }
+    if node.draining {
+        return Some(Unfit::Draining);
+    }
+    if !is_me && !node.reachable {
+        return Some(Unfit::Unreachable);
+    }
+    if !is_me && node.told_ago_ms > limits.stale_after_ms {
+        let told_ago_ms = node.told_ago_ms;
+        return Some(Unfit::Stale { told_ago_ms });
+    }
+    if let Some(template) = demand.template
+        && !node.templates.iter().any(|known| known == template)
+    {
+        let template = template.to_owned();
+        return Some(Unfit::NoTemplate { template });
+    }
+    let missing = demand
+        .labels
+        .iter()
+        .find(|(name, wanted)| node.labels.get(*name) != Some(wanted));
+    if let Some((name, wanted)) = missing {
+        return Some(Unfit::Label {
+            name: name.clone(),
+            wanted: wanted.clone(),
+            found: node.labels.get(name).cloned(),
+        });
+    }
+    if node.load.sessions >= node.max_sessions {
+        let max_sessions = node.max_sessions;
+        return Some(Unfit::Full { max_sessions });
+    }
+    let load = &node.load;
+    let kept = load.memory_total_bytes as f64 * limits.min_memory_free;
+    let left = load.memory_available_bytes as f64 - demand.memory_bytes as f64;
+    if load.memory_total_bytes > 0 && left < kept {
+        let available_bytes = load.memory_available_bytes;
+        return Some(Unfit::Memory { available_bytes });
+    }
+    let percent = load.cpu_pressure_percent;
+    (percent >= limits.max_cpu_pressure_percent).then_some(Unfit::Pressure { percent })
+}
+
+fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String> {
+    // The last is the next.
+    let mut hashed: Vec<(u64, &NodeView)> = nodes
+        .into_iter()
+        .map(|node| (rank(session, &node.name), node))
+        .collect();
+    hashed.sort_unstable_by(|(one, a), (other, b)| other.cmp(one).then(b.name.cmp(&a.name)));
+    let mut rest: Vec<&NodeView> = hashed.into_iter().map(|(_, node)| node).collect();
+    let mut order = Vec::with_capacity(rest.len());
+    while let Some(first) = rest.pop() {
+        let Some(second) = rest.pop() else {
+            order.push(first);
+            break;
+        };
+        if less(second, first) == Ordering::Less {
+            rest.push(first);
+            order.push(second);
+        } else {
+            rest.push(second);
+            order.push(first);
+        }
+    }
+    prefer_me(me, &mut order);
+    order.into_iter().map(|node| node.name.clone()).collect()
+}
+
+/// Puts the node that is asked first where it has hardly more to do than the first.
+fn prefer_me(me: &str, order: &mut [&NodeView]) {
+    let Some(at) = order.iter().position(|node| node.name == me) else {
+        return;
+    };
+    if busyness(order[at]) <= busyness(order[0]) + NEAR_TIE {
+        order[..=at].rotate_right(1);
+    }
+}
+
+fn less(one: &NodeView, other: &NodeView) -> Ordering {
+    busyness(one).total_cmp(&busyness(other))
+}
+
+/// How near a node is to its nearest bound: 0 for idle, 1 for full.
+fn busyness(node: &NodeView) -> f64 {
+    let load = &node.load;
+    let sessions = f64::from(load.sessions) / f64::from(node.max_sessions.max(1));
+    let memory = if load.memory_total_bytes == 0 {
+        0.0
+    } else {
+        1.0 - load.memory_available_bytes as f64 / load.memory_total_bytes as f64
+    };
+    let pressure = load.cpu_pressure_percent / 100.0;
+    sessions.max(memory).max(pressure) + f64::from(load.starting) * STARTING_WEIGHT
+}
+
+/// A number that depends on both names and looks random: FNV-1a, then the finalizer of
+/// splitmix64, for FNV's upper bits hardly depend on the last letters.
+fn rank(session: &SessionId, node: &str) -> u64 {
+    let bytes = session.as_str().bytes().chain([0]).chain(node.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+mod tests;

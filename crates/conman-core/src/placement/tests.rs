@@ -1,0 +1,267 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn node(name: &str) -> NodeView {
+    NodeView {
+        name: name.to_owned(),
+        standing: NodeStanding::Live,
+        draining: false,
+        reachable: true,
+        told_ago_ms: 1_000,
+        labels: [("pool".to_owned(), "cpu".to_owned())].into(),
+        templates: vec!["python".to_owned()],
+        max_sessions: 100,
+        load: NodeBusy {
+            sessions: 10,
+            starting: 0,
+            cpu_pressure_percent: 5.0,
+            memory_available_bytes: 90 << 30,
+            memory_total_bytes: 100 << 30,
+        },
+    }
+}
+
+fn id(text: &str) -> SessionId {
+    text.parse().expect(text)
+}
+
+fn placed(me: &str, nodes: &[NodeView], session: &str) -> Placement {
+    let demand = Demand {
+        session: &id(session),
+        template: Some("python"),
+        labels: &BTreeMap::new(),
+        memory_bytes: 1 << 30,
+    };
+    place(me, nodes, demand, &PlacementLimits::default())
+}
+
+fn fleet(size: usize) -> Vec<NodeView> {
+    (0..size)
+        .map(|number| node(&format!("n{number}")))
+        .collect()
+}
+
+#[test]
+fn every_reason_against_a_node_is_told_in_words() {
+    let change = |name: &str, change: &dyn Fn(&mut NodeView)| {
+        let mut node = node(name);
+        change(&mut node);
+        node
+    };
+    let nodes = [
+        change("draining", &|node| node.draining = true),
+        change("joining", &|node| node.standing = NodeStanding::Joining),
+        change("late", &|node| node.standing = NodeStanding::Late),
+        change("silent", &|node| node.standing = NodeStanding::Silent),
+        change("fenced", &|node| node.standing = NodeStanding::Fenced),
+        change("hidden", &|node| node.reachable = false),
+        change("stale", &|node| node.told_ago_ms = 20_000),
+        change("full", &|node| node.load.sessions = 100),
+        change("bare", &|node| node.templates.clear()),
+        change("tight", &|node| node.load.memory_available_bytes = 5 << 30),
+        change("busy", &|node| node.load.cpu_pressure_percent = 95.0),
+        change("good", &|_| {}),
+    ];
+    let placement = placed("other", &nodes, "alice");
+    assert_eq!(placement.candidates, ["good"]);
+    let told: Vec<String> = placement
+        .refused
+        .iter()
+        .map(|refused| format!("{} {}", refused.node, refused.why))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "draining is draining",
+            "joining has not joined the fleet yet",
+            "late is late to renew its ownership",
+            "silent has not been heard of for a while",
+            "fenced is fenced",
+            "hidden has announced no `listen.peers`",
+            "stale announced itself 20 s ago",
+            "full has its 100 sessions (limits.max_sessions)",
+            "bare has no template `python`",
+            "tight has only 5120 MiB of memory left",
+            "busy waits for processors 95 % of the time",
+        ]
+    );
+}
+
+#[test]
+fn a_node_must_have_every_label_that_is_asked_for() {
+    let mut gpu = node("gpu");
+    gpu.labels.insert("pool".to_owned(), "gpu".to_owned());
+    gpu.labels.insert("zone".to_owned(), "a".to_owned());
+    let labels = [("pool", "gpu"), ("zone", "a")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    let demand = Demand {
+        session: &id("alice"),
+        template: None,
+        labels: &labels,
+        memory_bytes: 0,
+    };
+    let placement = place(
+        "cpu",
+        &[node("cpu"), gpu],
+        demand,
+        &PlacementLimits::default(),
+    );
+    assert_eq!(placement.candidates, ["gpu"]);
+    assert_eq!(
+        placement.refused[0].why.to_string(),
+        "has `pool = cpu`, not `gpu`"
+    );
+}
+
+#[test]
+fn what_a_node_knows_of_itself_is_never_old_and_needs_no_listener() {
+    let mut me = node("me");
+    me.told_ago_ms = u64::MAX;
+    me.reachable = false;
+    assert_eq!(placed("me", &[me], "alice").candidates, ["me"]);
+}
+
+#[test]
+fn a_node_under_pressure_is_better_than_none() {
+    let mut nodes = fleet(2);
+    for node in &mut nodes {
+        node.load.cpu_pressure_percent = 99.0;
+    }
+    nodes[1].draining = true;
+    let placement = placed("n1", &nodes, "alice");
+    assert_eq!(placement.candidates, ["n0"]);
+    assert_eq!(placement.refused.len(), 2);
+}
+
+#[test]
+fn a_node_of_unknown_memory_is_not_refused_for_it() {
+    let mut nodes = fleet(1);
+    nodes[0].load.memory_available_bytes = 0;
+    nodes[0].load.memory_total_bytes = 0;
+    assert_eq!(placed("n1", &nodes, "alice").candidates, ["n0"]);
+}
+
+#[test]
+fn the_node_that_is_asked_is_preferred_until_it_has_clearly_more_to_do() {
+    let mut nodes = fleet(8);
+    nodes[3].load.sessions = 15;
+    for number in 0..100 {
+        let placement = placed("n3", &nodes, &format!("s{number}"));
+        assert_eq!(placement.candidates[0], "n3");
+    }
+    nodes[3].load.sessions = 60;
+    for number in 0..100 {
+        let placement = placed("n3", &nodes, &format!("s{number}"));
+        assert_ne!(placement.candidates[0], "n3");
+    }
+}
+
+/// Three entry nodes that are full themselves send 3,000 sessions by one and the same picture.
+#[test]
+fn nodes_that_know_the_same_do_not_all_choose_the_one_with_the_least_to_do() {
+    let mut nodes = fleet(8);
+    nodes[0].load.sessions = 5;
+    let mut chosen = BTreeMap::<String, u32>::new();
+    for number in 0..3_000 {
+        let placement = placed("entry", &nodes, &format!("s{number}"));
+        *chosen.entry(placement.candidates[0].clone()).or_default() += 1;
+    }
+    // The better of two among eight: the least busy one wins a quarter, the others share the rest.
+    assert_eq!(chosen.len(), 8);
+    assert!((600..=900).contains(&chosen["n0"]), "{chosen:?}");
+    for (node, count) in chosen.iter().filter(|(node, _)| *node != "n0") {
+        assert!((200..=450).contains(count), "{node}: {chosen:?}");
+    }
+}
+
+#[test]
+fn entry_nodes_that_know_the_same_choose_the_same_for_one_session() {
+    let nodes = fleet(5);
+    for number in 0..100 {
+        let session = format!("s{number}");
+        let one = placed("entry-1", &nodes, &session);
+        assert_eq!(one, placed("entry-2", &nodes, &session));
+        let mut turned = nodes.clone();
+        turned.reverse();
+        assert_eq!(
+            one.candidates,
+            placed("entry-1", &turned, &session).candidates
+        );
+    }
+}
+
+prop_compose! {
+    fn any_node(number: usize)(
+        standing in prop_oneof![
+            4 => Just(NodeStanding::Live),
+            1 => Just(NodeStanding::Late),
+            1 => Just(NodeStanding::Fenced),
+        ],
+        draining in prop::bool::weighted(0.2),
+        told_ago_ms in 0_u64..20_000,
+        sessions in 0_u32..120,
+        starting in 0_u32..10,
+        cpu_pressure_percent in 0.0..100.0_f64,
+        memory_available_bytes in 0_u64..100,
+        memory_total_bytes in prop_oneof![Just(0_u64), Just(100)],
+    ) -> NodeView {
+        NodeView {
+            standing,
+            draining,
+            told_ago_ms,
+            load: NodeBusy {
+                sessions,
+                starting,
+                cpu_pressure_percent,
+                memory_available_bytes: memory_available_bytes << 30,
+                memory_total_bytes: memory_total_bytes << 30,
+            },
+            ..node(&format!("n{number}"))
+        }
+    }
+}
+
+fn any_fleet() -> impl Strategy<Value = Vec<NodeView>> {
+    (0_usize..9).prop_flat_map(|size| (0..size).map(any_node).collect::<Vec<_>>())
+}
+
+proptest! {
+    #[test]
+    fn every_node_is_a_candidate_or_refused_and_no_unfit_one_is_a_candidate(
+        nodes in any_fleet(),
+        session in "[a-z][a-z0-9]{0,20}",
+    ) {
+        let placement = placed("n0", &nodes, &session);
+        let only_pressed = nodes.iter().all(|node| {
+            placement.refused.iter().any(|refused| refused.node == node.name)
+        });
+        for node in &nodes {
+            let times = placement.candidates.iter().filter(|name| **name == node.name).count();
+            let refused = placement.refused.iter().find(|refused| refused.node == node.name);
+            match refused.map(|refused| &refused.why) {
+                None => prop_assert_eq!(times, 1),
+                Some(Unfit::Pressure { .. }) => prop_assert_eq!(times, usize::from(only_pressed)),
+                Some(_) => prop_assert_eq!(times, 0),
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_candidate_never_has_the_most_to_do(
+        nodes in any_fleet(),
+        session in "[a-z][a-z0-9]{0,20}",
+    ) {
+        let placement = placed("entry", &nodes, &session);
+        let busy = |name: &String| {
+            let node = nodes.iter().find(|node| node.name == *name);
+            node.map(busyness).unwrap_or_default()
+        };
+        if placement.candidates.len() >= 2 {
+            let first = busy(&placement.candidates[0]);
+            let most = placement.candidates[1..].iter().map(busy).fold(0.0, f64::max);
+            prop_assert!(first <= most);
+        }
+    }
+}
