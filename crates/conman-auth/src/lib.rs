@@ -1,10 +1,12 @@
-//! Who may do what: bearer tokens with scopes, connect tokens for one session, and the rules for
-//! `Host` and `Origin` that keep a browser's other pages out.
+//! Who may do what: bearer tokens with scopes, connect tokens for one session, the rules for
+//! `Host` and `Origin` that keep a browser's other pages out, and how the nodes of a fleet know
+//! each other.
 //!
-//! [`ApiGuard`] judges requests to the API, [`SessionGuard`] those to the sessions themselves.
-//! Both are plain functions of a request's head: no task runs here and no channel exists. What
-//! changes while the daemon runs is the set of tokens alone, swapped whole by
-//! [`TokenFile::reload`].
+//! [`ApiGuard`] judges requests to the API, [`SessionGuard`] those to the sessions themselves,
+//! [`PeerGuard`] those of other nodes. All are plain functions of a request's head, the last one
+//! with a memory of what it saw: no task runs here and no channel exists. What changes while the
+//! daemon runs are the tokens, the fleet's secret and its certificates, swapped whole by
+//! [`TokenFile::reload`], [`ClusterSecret::reload`] and [`FleetTls::reload`].
 //!
 //! What holds throughout:
 //! * A credential of conman's own never reaches a session, whether it was good or not.
@@ -29,6 +31,7 @@ mod credentials;
 mod host_rules;
 mod key_file;
 mod origin_rules;
+mod peer;
 mod problems;
 mod session_guard;
 mod token_file;
@@ -43,6 +46,10 @@ pub use connect_tokens::{
 pub use host_rules::{HostMistake, HostRules};
 pub use key_file::KeyFileError;
 pub use origin_rules::{OriginMistake, OriginRules};
+pub use peer::{
+    ClusterSecret, ClusterSecretError, FleetTls, FleetTlsError, FleetTlsFiles, MAX_SKEW_MS,
+    PeerConnection, PeerGuard, Sealer, X_CONMAN_HOP, X_CONMAN_PEER, X_CONMAN_SEAL,
+};
 pub use session_guard::{SessionGuard, SessionGuardOptions, SessionVerdict};
 pub use token_file::{TokenFile, TokenFileError};
 pub use token_set::TokenMistake;

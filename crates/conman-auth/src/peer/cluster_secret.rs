@@ -1,0 +1,230 @@
+//! The secret that the nodes of a fleet share.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use ring::hmac;
+use rustix::fs::OFlags;
+use thiserror::Error;
+
+/// Largest secret file.
+const MAX_FILE_BYTES: u64 = 4 * 1024;
+/// Secrets in a file: the present one, and those before and after it while they are replaced.
+const MAX_SECRETS: usize = 4;
+/// Shortest secret, in bytes of text: 16 random bytes in hexadecimal.
+const MIN_SECRET_BYTES: usize = 32;
+/// Permission bits of everybody but the owner.
+const OTHERS: u32 = 0o077;
+
+/// The secret of a fleet, from a file with one secret a line. The first seals; a seal by any of
+/// them is valid, so that a secret can be replaced without a moment at which nodes do not know
+/// each other: first add the new one behind the old everywhere, then put it first, then remove the
+/// old one.
+pub struct ClusterSecret {
+    path: PathBuf,
+    keys: ArcSwap<Vec<hmac::Key>>,
+}
+
+/// Why a secret file cannot be used.
+#[derive(Debug, Error)]
+pub enum ClusterSecretError {
+    #[error("cannot read the secret file {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the secret file {path} is not safe to use: {why}")]
+    Unsafe { path: PathBuf, why: &'static str },
+    #[error(
+        "line {line} of the secret file {path} has fewer than {MIN_SECRET_BYTES} characters; make \
+         a secret with: head -c 32 /dev/urandom | base64"
+    )]
+    Short { path: PathBuf, line: usize },
+    #[error(
+        "the secret file {path} holds {count} secrets; it must hold one, and at most {MAX_SECRETS} \
+         while the secret is replaced"
+    )]
+    Count { path: PathBuf, count: usize },
+}
+
+impl ClusterSecret {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// A file that others can read or write, that is none, or that holds no good secret.
+    pub fn load(path: impl Into<PathBuf>) -> Result<Self, ClusterSecretError> {
+        let path = path.into();
+        let keys = ArcSwap::from_pointee(read(&path)?);
+        Ok(Self { path, keys })
+    }
+
+    /// Reads the file again.
+    ///
+    /// # Errors
+    /// As for [`ClusterSecret::load`]; the secret stays as it was.
+    pub fn reload(&self) -> Result<(), ClusterSecretError> {
+        self.keys.store(Arc::new(read(&self.path)?));
+        Ok(())
+    }
+
+    /// Where the secret comes from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn sign(&self, message: &[u8]) -> hmac::Tag {
+        // A file without a secret is refused.
+        hmac::sign(&self.keys.load()[0], message)
+    }
+
+    /// Takes the same time wherever a difference is.
+    pub(super) fn verify(&self, message: &[u8], tag: &[u8]) -> bool {
+        let keys = self.keys.load();
+        keys.iter()
+            .any(|key| hmac::verify(key, message, tag).is_ok())
+    }
+}
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ClusterSecret")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
+    let failed = |source| ClusterSecretError::Read {
+        path: path.to_path_buf(),
+        source,
+    };
+    // Without O_NONBLOCK the open of a FIFO would wait for its writer.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags);
+    let mut file = options.open(path).map_err(failed)?;
+    check(&file, path, failed)?;
+    let mut text = String::new();
+    let read = (&mut file).take(MAX_FILE_BYTES + 1);
+    let mut read = io::BufReader::new(read);
+    let bytes = read.read_to_string(&mut text).map_err(failed)?;
+    let refused = |why| ClusterSecretError::Unsafe {
+        path: path.to_path_buf(),
+        why,
+    };
+    if bytes as u64 > MAX_FILE_BYTES {
+        return Err(refused("it is larger than a few secrets are"));
+    }
+    let mut keys = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let secret = line.trim();
+        if secret.is_empty() || secret.starts_with('#') {
+            continue;
+        }
+        if secret.len() < MIN_SECRET_BYTES {
+            return Err(ClusterSecretError::Short {
+                path: path.to_path_buf(),
+                line: index + 1,
+            });
+        }
+        keys.push(hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()));
+    }
+    if !(1..=MAX_SECRETS).contains(&keys.len()) {
+        return Err(ClusterSecretError::Count {
+            path: path.to_path_buf(),
+            count: keys.len(),
+        });
+    }
+    Ok(keys)
+}
+
+fn check(
+    file: &File,
+    path: &Path,
+    failed: impl Fn(io::Error) -> ClusterSecretError,
+) -> Result<(), ClusterSecretError> {
+    let refused = |why| ClusterSecretError::Unsafe {
+        path: path.to_path_buf(),
+        why,
+    };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(refused("it is not a regular file"));
+    }
+    if metadata.mode() & OTHERS != 0 {
+        return Err(refused("other users may read or change it; run chmod 600"));
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if metadata.uid() != own && metadata.uid() != 0 {
+        return Err(refused("it belongs to another user"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    const OLD: &str = "0123456789abcdef0123456789abcdef";
+    const NEW: &str = "fedcba9876543210fedcba9876543210";
+
+    fn file(text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fleet.key");
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
+        (folder, path)
+    }
+
+    #[test]
+    fn a_secret_is_replaced_without_a_moment_at_which_nodes_differ() {
+        let (_one, old_path) = file(&format!("{OLD}\n{NEW}\n"), 0o600);
+        let (_other, new_path) = file(&format!("# two\n\n{NEW}\n{OLD}\n"), 0o600);
+        let old = ClusterSecret::load(old_path).expect("valid");
+        let new = ClusterSecret::load(&new_path).expect("valid");
+        assert!(new.verify(b"x", old.sign(b"x").as_ref()));
+        assert!(old.verify(b"x", new.sign(b"x").as_ref()));
+        fs::write(&new_path, NEW).expect("written");
+        new.reload().expect("valid");
+        assert!(!new.verify(b"x", old.sign(b"x").as_ref()));
+        fs::write(&new_path, "short").expect("written");
+        new.reload().expect_err("too short");
+        assert!(
+            old.verify(b"x", new.sign(b"x").as_ref()),
+            "it stays as it was"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_secret_is_refused_with_its_reason() {
+        for (text, mode, reason) in [
+            (OLD, 0o640, "chmod 600"),
+            ("", 0o600, "holds 0 secrets"),
+            ("\n\nsecret\n", 0o600, "line 3"),
+            (&format!("{OLD}\n").repeat(5), 0o600, "holds 5 secrets"),
+            (&"x".repeat(5_000), 0o600, "larger"),
+        ] {
+            let (_folder, path) = file(text, mode);
+            let error = ClusterSecret::load(path).expect_err(reason);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_secret_is_not_shown_by_debug() {
+        let (_folder, path) = file(OLD, 0o600);
+        let secret = ClusterSecret::load(path).expect("valid");
+        assert!(!format!("{secret:?}").contains(OLD));
+    }
+}
