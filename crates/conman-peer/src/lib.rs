@@ -1,0 +1,24 @@
+//! Connections between the nodes of a fleet.
+//!
+//! [`Dialer`] opens them and [`PeerAcceptor`] takes them, both over TLS where the fleet has
+//! certificates; who is at the other end is judged by `conman-auth`, whose seals and verdicts
+//! belong to one connection each. [`PeerClient`] asks another node on behalf of a caller.
+//!
+//! One task a connection that is asked on, which ends with it. No channel, no pool: those who send
+//! much to a node keep its connections themselves.
+//!
+//! What holds throughout: a node that has certificates never speaks to another without TLS,
+//! whatever that other one announces.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod address;
+mod client;
+mod dial;
+mod stream;
+
+pub use accept::PeerAcceptor;
+pub use address::{BadPeerUrl, PeerAddress};
+pub use client::{AskError, PeerClient};
+pub use dial::{DialError, Dialed, Dialer};
+pub use stream::PeerStream;

@@ -1,0 +1,135 @@
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::CommonState;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A node that is gone without a word is noticed within this and three probes: sooner than a
+/// client would be, because its sessions may have moved.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_PROBES: u32 = 3;
+/// Longest time that sent bytes stay unacknowledged; probes do not run meanwhile.
+const USER_TIMEOUT: Duration = Duration::from_secs(11);
+
+/// What names a connection in the seals of its requests.
+const BINDING_LABEL: &[u8] = b"EXPORTER-conman-peer-seal";
+const BINDING_BYTES: usize = 32;
+
+/// A connection between two nodes.
+#[derive(Debug)]
+pub enum PeerStream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// No delay for small writes, and probes that find a node which is gone. Best effort: a socket
+/// that is closed already shows that at its first use.
+pub(crate) fn tune(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
+    let tuned = socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| socket.set_tcp_keepalive(&probes))
+        .and_then(|()| socket.set_tcp_user_timeout(Some(USER_TIMEOUT)));
+    if let Err(error) = tuned {
+        tracing::debug!(%error, "a connection between nodes could not be tuned");
+    }
+}
+
+/// Key material of a TLS connection, the same at both ends and on no other connection.
+pub(crate) fn binding(connection: &TlsStream<TcpStream>) -> io::Result<Vec<u8>> {
+    let output = vec![0; BINDING_BYTES];
+    let material = match connection {
+        TlsStream::Client(stream) => {
+            stream
+                .get_ref()
+                .1
+                .export_keying_material(output, BINDING_LABEL, None)
+        }
+        TlsStream::Server(stream) => {
+            stream
+                .get_ref()
+                .1
+                .export_keying_material(output, BINDING_LABEL, None)
+        }
+    };
+    material.map_err(io::Error::other)
+}
+
+impl PeerStream {
+    /// Of a connection over TLS, what it has agreed on.
+    #[must_use]
+    pub fn tls(&self) -> Option<&CommonState> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tls(stream) => Some(stream.get_ref().1),
+        }
+    }
+}
+
+impl AsyncRead for PeerStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for PeerStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Nodes that ask each other over real connections.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
+use conman_peer::{AskError, DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+/// Signs the certificates of one fleet.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("signed").pem();
+        let issuer = Issuer::new(params, key);
+        Self { pem, issuer }
+    }
+
+    /// The certificate of a node at `name`.
+    fn tls(&self, folder: &TempDir, name: &str) -> Arc<FleetTls> {
+        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        let key = KeyPair::generate().expect("a key");
+        let cert = params.signed_by(&key, &self.issuer).expect("signed");
+        let write = |file: String, text: String| {
+            let path = folder.path().join(file);
+            fs::write(&path, text).expect("written");
+            path
+        };
+        let number = fs::read_dir(folder.path()).expect("a folder").count();
+        let files = FleetTlsFiles {
+            ca: write(format!("{number}.ca"), self.pem.clone()),
+            cert: write(format!("{number}.cert"), cert.pem()),
+            key: write(format!("{number}.key"), key.serialize_pem()),
+        };
+        Arc::new(FleetTls::load(files).expect("valid"))
+    }
+}
+
+fn secret(folder: &TempDir, text: &str) -> Arc<ClusterSecret> {
+    let path = folder.path().join(text);
+    fs::write(&path, text.repeat(10)).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("chmod");
+    Arc::new(ClusterSecret::load(path).expect("valid"))
+}
+
+/// A node `b` that answers with who asked.
+async fn node(secret: Option<Arc<ClusterSecret>>, tls: Option<Arc<FleetTls>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    let acceptor = PeerAcceptor::new(Arc::new(PeerGuard::new("b", secret)), tls);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok((stream, connection)) = acceptor.accept(socket).await else {
+                    return;
+                };
+                let connection = Arc::new(connection);
+                let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                    let connection = Arc::clone(&connection);
+                    async move {
+                        let (parts, body) = request.into_parts();
+                        let (status, told) = match connection.admit(&parts) {
+                            Ok(name) => {
+                                let body = body.collect().await.expect("a body").to_bytes();
+                                (StatusCode::OK, format!("{name}: {} bytes", body.len()))
+                            }
+                            Err(problem) => (StatusCode::UNAUTHORIZED, problem.detail),
+                        };
+                        let mut response = Response::new(Full::new(Bytes::from(told)));
+                        *response.status_mut() = status;
+                        Ok::<_, std::convert::Infallible>(response)
+                    }
+                });
+                // Who hangs up early is the test's own client.
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    address
+}
+
+async fn ask(
+    at: SocketAddr,
+    scheme: &str,
+    secret: Option<Arc<ClusterSecret>>,
+    tls: Option<Arc<FleetTls>>,
+) -> Result<String, AskError> {
+    let to = PeerAddress::new("b", &format!("{scheme}://{at}")).expect("an address");
+    let client = PeerClient::new(Dialer::new("a", secret, tls));
+    let body = Full::new(Bytes::from(vec![b'x'; 1 << 20]));
+    let request = Request::put("/v1/x?y=z").body(body).expect("a request");
+    let response = client.ask(&to, request).await?;
+    let body = response.into_body().collect().await.expect("a body");
+    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
+#[tokio::test]
+async fn nodes_with_one_secret_know_each_other_and_others_are_told_why_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ours = secret(&folder, "ours");
+    let at = node(Some(Arc::clone(&ours)), None).await;
+    let answer = ask(at, "http", Some(ours), None).await.expect("an answer");
+    assert_eq!(answer, "a: 1048576 bytes");
+    let theirs = Some(secret(&folder, "theirs"));
+    let answer = ask(at, "http", theirs, None).await.expect("an answer");
+    assert!(answer.contains("fleet.secret_file"), "{answer}");
+    let answer = ask(at, "http", None, None).await.expect("an answer");
+    assert!(answer.contains("no seal"), "{answer}");
+}
+
+#[tokio::test]
+async fn nodes_with_certificates_of_one_authority_know_each_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ours = Authority::new();
+    let at = node(None, Some(ours.tls(&folder, "127.0.0.1"))).await;
+    let mine = Some(ours.tls(&folder, "10.0.0.1"));
+    let answer = ask(at, "https", None, mine).await.expect("an answer");
+    assert_eq!(answer, "a: 1048576 bytes");
+    let theirs = Authority::new();
+    let error = ask(at, "https", None, Some(theirs.tls(&folder, "10.0.0.1")))
+        .await
+        .expect_err("another authority");
+    assert!(
+        matches!(error, AskError::Dial(DialError::Tls { .. })),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let at = node(None, Some(ours.tls(&folder, "127.0.0.1"))).await;
+    // It trusts the node, but its own certificate is somebody else's.
+    let stolen = Authority {
+        pem: ours.pem.clone(),
+        issuer: theirs.issuer,
+    };
+    let result = ask(at, "https", None, Some(stolen.tls(&folder, "10.0.0.1"))).await;
+    assert!(result.is_err(), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_address_is_no_proof() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ours = Authority::new();
+    let at = node(None, Some(ours.tls(&folder, "10.9.9.9"))).await;
+    let error = ask(at, "https", None, Some(ours.tls(&folder, "10.0.0.1")))
+        .await
+        .expect_err("another address");
+    assert!(error.to_string().contains("name that address"), "{error}");
+}
+
+#[tokio::test]
+async fn with_both_a_seal_is_bound_to_its_tls_connection() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ours, key) = (Authority::new(), secret(&folder, "ours"));
+    let at = node(Some(Arc::clone(&key)), Some(ours.tls(&folder, "127.0.0.1"))).await;
+    let tls = Some(ours.tls(&folder, "10.0.0.1"));
+    let answer = ask(at, "https", Some(key), tls.clone())
+        .await
+        .expect("an answer");
+    assert_eq!(answer, "a: 1048576 bytes");
+    let answer = ask(at, "https", None, tls).await.expect("an answer");
+    assert!(answer.contains("no seal"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_node_with_certificates_never_speaks_without_tls() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = node(None, None).await;
+    let tls = Some(Authority::new().tls(&folder, "127.0.0.1"));
+    for (scheme, tls) in [("http", tls), ("https", None)] {
+        let error = ask(at, scheme, None, tls).await.expect_err(scheme);
+        assert!(
+            matches!(error, AskError::Dial(DialError::Mismatch { .. })),
+            "{error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_there_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let at = listener.local_addr().expect("bound");
+    drop(listener);
+    let error = ask(at, "http", None, None).await.expect_err("nobody there");
+    assert!(
+        error.to_string().contains("node `b` at 127.0.0.1:"),
+        "{error}"
+    );
+}
