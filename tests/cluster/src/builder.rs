@@ -1,21 +1,25 @@
 //! What a cluster is to be like, and the files of its nodes.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use conman_core::ownership::Timing;
 use conman_e2e::NATIVE_TEMPLATES;
 
 use crate::layout::{Host, Layout};
 use crate::node::config_path;
-use crate::{cluster, command, image, node, overlap};
+use crate::{cluster, command, image, node, overlap, timing};
 
 /// Room that etcd's members may take in memory: each allocates 64 MB segments of its log ahead.
 const ETCD_BYTES: u64 = 1 << 30;
 const MEMORY: &str = "/dev/shm";
+/// What nodes of a cluster know each other by.
+const SECRET: &str = "fleet.key";
 
 /// What a cluster is to be like. Without a word it has three nodes and three members of etcd.
 #[derive(Debug, Clone)]
@@ -24,6 +28,9 @@ pub struct Builder {
     pub(crate) nodes: u8,
     pub(crate) members: u8,
     pub(crate) etcd_arguments: Vec<String>,
+    timing: Timing,
+    /// Whether the nodes share etcd, or each has a registry of its own.
+    joined: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
 }
@@ -34,6 +41,8 @@ impl Default for Builder {
             nodes: 3,
             members: 3,
             etcd_arguments: Vec::new(),
+            timing: Timing::default(),
+            joined: false,
             sections: Vec::new(),
             toml: String::new(),
         }
@@ -49,6 +58,24 @@ impl Builder {
     pub fn members(mut self, members: u8) -> Self {
         self.members = members;
         self
+    }
+
+    /// With time-outs that tests can wait for.
+    pub fn short(mut self) -> Self {
+        self.timing = timing::SHORT;
+        self
+    }
+
+    /// Nodes that know nothing of each other, each with a registry of its own.
+    pub fn apart(mut self) -> Self {
+        self.joined = false;
+        self
+    }
+
+    /// The fleet's time-outs.
+    #[must_use]
+    pub fn timing(&self) -> &Timing {
+        &self.timing
     }
 
     /// Further arguments of every etcd member.
@@ -94,12 +121,30 @@ impl Builder {
             make_private(&layout.etcd_directory.join(&host.name))?;
         }
         overlap::make_journal(layout)?;
+        make_secret(&layout.directory.join(SECRET))?;
         for host in layout.node_hosts() {
             let path = config_path(layout, &host.name);
             fs::write(&path, self.config(layout, &host))
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
         image::archive(native, witness, &layout.directory)
+    }
+
+    fn registry(&self, layout: &Layout) -> String {
+        if !self.joined {
+            return String::new();
+        }
+        let endpoints = layout.endpoints();
+        format!("kind = \"etcd\"\nendpoints = {endpoints:?}\n")
+    }
+
+    fn fleet(&self, layout: &Layout) -> String {
+        if !self.joined {
+            return String::new();
+        }
+        let secret = layout.directory.join(SECRET);
+        let timing = timing::lines(&self.timing);
+        format!("secret_file = \"{}\"\n{timing}", secret.display())
     }
 
     fn config(&self, layout: &Layout, host: &Host) -> String {
@@ -117,11 +162,13 @@ impl Builder {
             (
                 "listen",
                 format!(
-                    "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n",
-                    layout.socket(&host.name).display()
+                    "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n{}",
+                    layout.socket(&host.name).display(),
+                    url(layout, host)
                 ),
             ),
-            ("registry", String::new()),
+            ("registry", self.registry(layout)),
+            ("fleet", self.fleet(layout)),
             ("limits", String::new()),
             ("preempt", String::new()),
             (
@@ -130,17 +177,30 @@ impl Builder {
             ),
         ];
         for (table, own) in tables {
-            let _ = write!(text, "[{table}]\n{own}");
-            for (node, of, line) in &self.sections {
-                if of == table && node.as_ref().is_none_or(|node| *node == host.name) {
-                    let _ = writeln!(text, "{line}");
-                }
+            let added = self.sections.iter().filter(|(node, of, _)| {
+                of == table && node.as_ref().is_none_or(|node| *node == host.name)
+            });
+            let added: String = added.map(|(_, _, line)| format!("{line}\n")).collect();
+            if !own.is_empty() || !added.is_empty() {
+                let _ = write!(text, "[{table}]\n{own}{added}");
             }
         }
         text.push_str(NATIVE_TEMPLATES);
         text.push_str(&overlap::template(layout, &host.name));
         text.push_str(&self.toml);
         text
+    }
+}
+
+/// How a node shows its sessions' addresses: as the machine reaches them, where that is settled.
+fn url(layout: &Layout, host: &Host) -> String {
+    let hosts = layout.node_hosts();
+    let index = hosts.iter().position(|other| other == host);
+    match index.map(|index| layout.machine_addresses(index)) {
+        Some([_, sessions]) if sessions.port() != 0 => {
+            format!("url = \"http://{sessions}/s/{{id}}/\"\n")
+        }
+        _ => String::new(),
     }
 }
 
@@ -195,6 +255,21 @@ pub(crate) fn log_tail(layout: &Layout, node: &str, lines: usize) -> String {
     let text = fs::read_to_string(node::log_path(layout, node)).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+fn make_secret(path: &Path) -> Result<()> {
+    let mut random = [0; 32];
+    File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut random))
+        .context("cannot get random numbers")?;
+    let text = random.map(|byte| format!("{byte:02x}")).concat();
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn make_private(directory: &Path) -> Result<()> {

@@ -20,7 +20,8 @@ const FIRST_MEMBER: u8 = 101;
 const API_PORT: u16 = 7700;
 const SESSIONS_PORT: u16 = 7701;
 const PEERS_PORT: u16 = 7702;
-const ETCD_PORT: u16 = 2379;
+/// Where members answer clients.
+pub(crate) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
 
 /// Most nodes, and most members.

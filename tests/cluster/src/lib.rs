@@ -32,6 +32,7 @@ pub mod people;
 mod process;
 mod requirements;
 mod slots;
+mod timing;
 
 pub use builder::Builder;
 pub use cluster::Cluster;

@@ -6,9 +6,11 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use conman_cluster::overlap::{Drive, Scale};
 use conman_cluster::people::{self, Part};
 use conman_cluster::{Cluster, Layout, requirements};
 
@@ -68,6 +70,14 @@ enum Command {
     Heal,
     /// End and remove everything.
     Down,
+    /// The long form of the overlap test, on a cluster of its own.
+    #[command(hide = true)]
+    Overlap {
+        #[arg(long)]
+        handovers: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Forward ports of loopback; `up` runs this.
     #[command(hide = true)]
     Forward,
@@ -123,6 +133,10 @@ fn run(command: Command) -> Result<()> {
             );
             Ok(())
         }
+        Command::Overlap { handovers, seed } => overlap(
+            handovers,
+            seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
+        ),
         Command::Forward => people::forward_for_ever(),
     }
 }
@@ -136,6 +150,46 @@ fn up(nodes: u8, members: u8) -> Result<()> {
     let layout = people::up(&builder, &ready, &witness()?, step)?;
     status(&layout);
     suggest(&layout);
+    Ok(())
+}
+
+/// Bound on the long form: a handover may take a takeover time and more.
+const A_HANDOVER: Duration = Duration::from_secs(60);
+/// Sessions of the overlap test.
+const SESSIONS: usize = 9;
+
+fn overlap(handovers: usize, seed: u64) -> Result<()> {
+    let Some(ready) = requirements() else {
+        bail!("this machine lacks what is named above");
+    };
+    let witness = witness()?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start a runtime")?;
+    eprintln!("seed {seed}");
+    let driven = runtime.block_on(async {
+        let builder = Cluster::builder().short();
+        let cluster = Cluster::start(&builder, &ready, &witness).await?;
+        let drive = Drive {
+            seed,
+            sessions: SESSIONS,
+            handovers,
+            most: A_HANDOVER * u32::try_from(handovers).unwrap_or(u32::MAX),
+            scale: Scale::of(builder.timing()),
+        };
+        let tell = &mut |what: &str| eprintln!("{what}");
+        // Dropping the cluster half-way is what its end is made for.
+        tokio::select! {
+            report = drive.run(&cluster, tell) => report,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    });
+    let report = driven.with_context(|| format!("seed {seed}"))?;
+    println!("seed {seed}: {report}");
+    for violation in &report.violations {
+        println!("  {violation}");
+    }
+    if !report.violations.is_empty() || report.handovers < handovers {
+        bail!("failed with seed {seed}");
+    }
     Ok(())
 }
 

@@ -2,11 +2,18 @@
 //!
 //! Every session is a [witness](write) that appends a [`Line`] about itself to one shared file, again
 //! and again. [`Checker`] judges that file alone: it knows nothing of nodes, registries and fences.
+//! [`Drive`] has clients ask for the sessions while it injects faults that [`draw`] plans from a seed.
 
 mod checker;
+mod drive;
+mod faults;
 mod line;
+mod tail;
 mod witness;
 
 pub use checker::{Checker, Life, Report, Violation};
+pub use drive::Drive;
+pub use faults::{Event, Fault, Scale, draw};
 pub use line::Line;
+pub use tail::Tail;
 pub use witness::{TEMPLATE, journal, make_journal, template, write};

@@ -1,0 +1,290 @@
+//! Disturbs a fleet at random while clients keep asking for its sessions.
+//!
+//! One task a session asks any node for it, again and again, and gives it up now and then; the
+//! caller's task injects faults one after the other. They share nothing but the fleet.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use conman_e2e::Api;
+use conman_linux::Signal;
+use fastrand::Rng;
+use http::Method;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Report;
+use super::faults::{Event, Fault, Scale, draw};
+use super::tail::Tail;
+use super::witness::{TEMPLATE, journal, monotonic_ns};
+use crate::cluster::Cluster;
+use crate::cut::Cut;
+use crate::layout::ETCD_PORT;
+
+/// A client asks again after at most this long.
+const ASK_MS: std::ops::Range<u64> = 50..400;
+/// A client's patience with one answer: nodes stand still and are cut off here.
+const ANSWER: Duration = Duration::from_secs(5);
+/// One in so many questions is to end the session.
+const END_ONE_IN: u32 = 40;
+/// Bound on a fleet's way back to where every node is ready and every session served, on a loaded
+/// machine.
+const RECOVERY: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(100);
+
+/// How a fleet is to be disturbed.
+#[derive(Debug, Clone)]
+pub struct Drive {
+    pub seed: u64,
+    pub sessions: usize,
+    /// It ends after so many handovers …
+    pub handovers: usize,
+    /// … or after this time, whatever has happened.
+    pub most: Duration,
+    pub scale: Scale,
+}
+
+impl Drive {
+    /// Disturbs the fleet and heals it; `tell` hears of every fault.
+    ///
+    /// The report is that of the whole time, with the first violation at the latest. With none,
+    /// every session was served again in the end.
+    ///
+    /// # Errors
+    /// When the fleet does not recover, or cannot be disturbed.
+    pub async fn run(&self, cluster: &Cluster, tell: &mut dyn FnMut(&str)) -> Result<Report> {
+        let mut tail = Tail::open(&journal(cluster.layout()))?;
+        let mut clients = JoinSet::new();
+        for number in 0..self.sessions {
+            let apis = cluster.nodes().iter().map(crate::Node::api).collect();
+            let random = Rng::with_seed(self.seed.wrapping_add(number as u64 + 1));
+            clients.spawn(ask_for_ever(session(number), apis, random));
+        }
+        let mut random = Rng::with_seed(self.seed);
+        let begun = Instant::now();
+        let mut report = tail.catch_up()?;
+        while report.handovers < self.handovers && begun.elapsed() < self.most {
+            let event = draw(&mut random, cluster.nodes().len(), self.scale);
+            tell(&format!(
+                "{:4} s, {} handovers: {event}",
+                begun.elapsed().as_secs(),
+                report.handovers
+            ));
+            suffer(cluster, &event)
+                .await
+                .with_context(|| event.to_string())?;
+            match event.pause {
+                Some(pause) => sleep(pause).await,
+                None => recovered(cluster)
+                    .await
+                    .with_context(|| format!("after: {event}"))?,
+            }
+            report = tail.catch_up()?;
+            if !report.violations.is_empty() {
+                return Ok(report);
+            }
+        }
+        recovered(cluster).await?;
+        // With nobody who ends sessions, but with those that ask for them.
+        clients.abort_all();
+        self.served(cluster, &mut tail).await
+    }
+
+    /// Asks for every session until each has written anew.
+    async fn served(&self, cluster: &Cluster, tail: &mut Tail) -> Result<Report> {
+        let healed = monotonic_ns();
+        let deadline = Instant::now() + RECOVERY;
+        let mut waiting: Vec<String> = (0..self.sessions).map(session).collect();
+        loop {
+            let report = tail.catch_up()?;
+            let writes = |id: &String| {
+                let lives = tail.checker().lives(id);
+                lives.iter().any(|life| life.last_ns > healed)
+            };
+            waiting.retain(|id| !writes(id));
+            if waiting.is_empty() || !report.violations.is_empty() {
+                return Ok(report);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "not served {RECOVERY:?} after everything was healed: {waiting:?}"
+            );
+            for (number, id) in waiting.iter().enumerate() {
+                let node = &cluster.nodes()[number % cluster.nodes().len()];
+                ensure_session(&node.api(), id).await;
+            }
+            sleep(POLL).await;
+        }
+    }
+}
+
+fn session(number: usize) -> String {
+    format!("w{number}")
+}
+
+async fn ask_for_ever(id: String, apis: Vec<Api>, mut random: Rng) {
+    loop {
+        let api = &apis[random.usize(..apis.len())];
+        if random.u32(..END_ONE_IN) == 0 {
+            let path = format!("/v1/sessions/{id}");
+            // Any answer and none will do: the journal tells what came of it.
+            let _ = timeout(ANSWER, api.try_send(Method::DELETE, &path, None)).await;
+        } else {
+            ensure_session(api, &id).await;
+        }
+        sleep(Duration::from_millis(random.u64(ASK_MS))).await;
+    }
+}
+
+async fn ensure_session(api: &Api, id: &str) {
+    let path = format!("/v1/sessions/{id}");
+    let body = json!({"template": TEMPLATE});
+    // As above.
+    let _ = timeout(ANSWER, api.try_send(Method::PUT, &path, Some(&body))).await;
+}
+
+/// Waits until every node is ready.
+async fn recovered(cluster: &Cluster) -> Result<()> {
+    let deadline = Instant::now() + RECOVERY;
+    for node in cluster.nodes() {
+        loop {
+            if let Some(status) = node.ended()? {
+                bail!(
+                    "the daemon of {} has ended by itself ({status})",
+                    node.name()
+                );
+            }
+            let Err(why) = node.readiness().await else {
+                break;
+            };
+            ensure!(
+                Instant::now() < deadline,
+                "{} is not ready {RECOVERY:?} after everything was healed: {why}",
+                node.name()
+            );
+            sleep(POLL).await;
+        }
+    }
+    Ok(())
+}
+
+/// Injects a fault, lets it last, and takes it back.
+async fn suffer(cluster: &Cluster, event: &Event) -> Result<()> {
+    let nodes = cluster.nodes();
+    match &event.fault {
+        Fault::KillDaemon(node) => {
+            nodes[*node].kill_daemon()?;
+            sleep(event.lasts).await;
+            nodes[*node].start()
+        }
+        Fault::KillShim(node) => {
+            nodes[*node].kill_shim()?;
+            sleep(event.lasts).await;
+            Ok(())
+        }
+        Fault::KillBoth(node) => {
+            // The daemon first, or it would start another shim meanwhile.
+            nodes[*node].kill_daemon()?;
+            nodes[*node].kill_shim()?;
+            nodes[*node].start()
+        }
+        Fault::PauseDaemon(node) => {
+            nodes[*node].signal_daemon(Signal::STOP)?;
+            sleep(event.lasts).await;
+            nodes[*node].signal_daemon(Signal::CONT)
+        }
+        Fault::PauseShim(node) => {
+            nodes[*node].signal_shim(Signal::STOP)?;
+            sleep(event.lasts).await;
+            nodes[*node].signal_shim(Signal::CONT)
+        }
+        Fault::LoseMachine(node) => {
+            nodes[*node].lose()?;
+            sleep(event.lasts).await;
+            nodes[*node].start()
+        }
+        Fault::KillLeader => {
+            let leader = &cluster.members()[cluster.leader().await?];
+            leader.kill()?;
+            sleep(event.lasts).await;
+            leader.start()
+        }
+        Fault::PauseQuorum => {
+            let most = cluster.members().len() / 2 + 1;
+            for member in &cluster.members()[..most] {
+                member.signal(Signal::STOP)?;
+            }
+            sleep(event.lasts).await;
+            for member in &cluster.members()[..most] {
+                member.signal(Signal::CONT)?;
+            }
+            Ok(())
+        }
+        Fault::Preempt(node) => {
+            let admin = nodes[*node].admin();
+            let body = json!({"reason": "a test"});
+            let path = "/v1/nodes/self/preempt";
+            // It may just have started, or be fenced.
+            let _ = timeout(ANSWER, admin.try_send(Method::POST, path, Some(&body))).await;
+            sleep(event.lasts).await;
+            let path = "/v1/nodes/self/readmit";
+            let readmitted = admin.try_send(Method::POST, path, None);
+            let answer = timeout(RECOVERY, readmitted).await;
+            let answer = answer.context("no answer to a readmission")?;
+            let answer = answer.map_err(|error| anyhow::anyhow!("{error}"));
+            let answer = answer.context("cannot readmit a node")?;
+            ensure!(
+                answer.status.is_success(),
+                "not readmitted: {}",
+                answer.text()
+            );
+            Ok(())
+        }
+        Fault::CutFromAll(_)
+        | Fault::CutFromEtcd(_)
+        | Fault::LoseRequests(_)
+        | Fault::LoseReplies(_)
+        | Fault::CutPeers(..) => {
+            for cut in cuts(cluster, &event.fault) {
+                cluster.cut(&cut)?;
+            }
+            sleep(event.lasts).await;
+            cluster.heal()
+        }
+    }
+}
+
+/// The packets that a fault of the network loses.
+fn cuts(cluster: &Cluster, fault: &Fault) -> Vec<Cut> {
+    let host = |node: &usize| cluster.nodes()[*node].host().clone();
+    let members = || cluster.members().iter().map(|member| member.host().clone());
+    match fault {
+        Fault::CutFromAll(node) => {
+            let own = host(node);
+            let all = cluster.layout().hosts().into_iter();
+            let others = all.filter(|other| *other != own);
+            others
+                .map(|other| Cut::Between(own.clone(), other))
+                .collect()
+        }
+        Fault::CutFromEtcd(node) => members()
+            .map(|member| Cut::Between(host(node), member))
+            .collect(),
+        Fault::LoseRequests(node) => members()
+            .map(|to| Cut::OneWay {
+                from: host(node),
+                to,
+            })
+            .collect(),
+        Fault::LoseReplies(node) => members()
+            .map(|from| Cut::Replies {
+                from,
+                to: host(node),
+                port: ETCD_PORT,
+            })
+            .collect(),
+        Fault::CutPeers(one, other) => vec![Cut::Between(host(one), host(other))],
+        _ => Vec::new(),
+    }
+}
