@@ -6,7 +6,9 @@ use anyhow::{Context, Result, anyhow};
 use async_trait::async_trait;
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, SessionId};
-use conman_proxy::{Backend, Directory, Gate, Proxy, ProxyOptions, Refusal, Route, Verdict};
+use conman_proxy::{
+    Backend, Directory, Gate, Link, Proxy, ProxyOptions, Refusal, Route, Verdict, Way,
+};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -55,6 +57,7 @@ impl Directory for Everywhere {
             generation: Generation::FIRST,
             activity: Arc::clone(&self.activity),
             closing: self.closing.clone(),
+            way: Way::Session,
             backend: Arc::<Address>::clone(&self.backend),
         })
     }
@@ -64,8 +67,8 @@ struct Address(SocketAddr);
 
 #[async_trait]
 impl Backend for Address {
-    async fn connect(&self) -> io::Result<TcpStream> {
-        TcpStream::connect(self.0).await
+    async fn connect(&self) -> io::Result<Link> {
+        TcpStream::connect(self.0).await.map(Link::from)
     }
 }
 

@@ -9,9 +9,10 @@ use http::header::{
 use http::{Response, StatusCode};
 use thiserror::Error;
 
-use crate::Refusal;
 use crate::address::AddressError;
 use crate::body::ResponseBody;
+use crate::peers::X_CONMAN_TURNED;
+use crate::{Refusal, Turned};
 
 /// Seconds after which a client that found no place may try again.
 const RETRY_AFTER_S: u32 = 1;
@@ -70,6 +71,12 @@ pub(crate) enum Unforwarded {
         session: SessionId,
         why: &'static str,
     },
+    #[error("the session's node does not take the request: {why}")]
+    TurnedAway { session: SessionId, why: String },
+    #[error("turned away from this node: {0}")]
+    NotHere(Turned),
+    #[error("not a node of this fleet")]
+    NoPeer(Box<Problem>),
     #[error("the request's body stopped coming")]
     BodyStalled { waited: Duration },
     #[error("the request's body is malformed or was cut short")]
@@ -90,6 +97,15 @@ impl Unforwarded {
                 headers.insert(SET_COOKIE, set_cookie);
                 headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
                 headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+                response
+            }
+            Self::NotHere(turned) => not_here(&turned),
+            Self::NoPeer(problem) => {
+                let turned = Turned::Refused(problem.detail.clone());
+                let mut response = problem_response(&problem, None);
+                let headers = response.headers_mut();
+                headers.insert(&X_CONMAN_TURNED, turned.header());
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
                 response
             }
             other => {
@@ -125,6 +141,9 @@ impl Unforwarded {
             | Self::ConnectFailed { .. }
             | Self::Unanswered { .. }
             | Self::AnswerTimeout { .. }
+            | Self::TurnedAway { .. }
+            | Self::NotHere(_)
+            | Self::NoPeer(_)
             | Self::BadAnswer { .. } => false,
         }
     }
@@ -175,6 +194,23 @@ impl Unforwarded {
             ),
             Self::AddSlash { .. } | Self::TokenExchanged { .. } => (
                 Problem::new("redirect", "See the location", 500, "a redirect"),
+                None,
+            ),
+            Self::TurnedAway { session, why } => (
+                retryable(Problem::new(
+                    "session-elsewhere",
+                    "The session's node does not take the request",
+                    503,
+                    format!(
+                        "session `{session}` is on another node of the fleet, which did not take \
+                     the request: {why}. Try again; `conman nodes` shows the nodes"
+                    ),
+                )),
+                Some(RETRY_AFTER_S),
+            ),
+            Self::NoPeer(problem) => (*problem, None),
+            Self::NotHere(turned) => (
+                Problem::new("not-here", "Not here", 421, turned.to_string()),
                 None,
             ),
             Self::HoldFull { session } => (
@@ -315,6 +351,22 @@ fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<R
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
+    response
+}
+
+/// The answer to a node whose request goes elsewhere. It has no body, so that the connection can
+/// be used again at once.
+fn not_here(turned: &Turned) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::own(Bytes::new()));
+    *response.status_mut() = match turned {
+        Turned::NotReady => StatusCode::SERVICE_UNAVAILABLE,
+        Turned::NotOwner | Turned::Unreachable(_) | Turned::Refused(_) => {
+            StatusCode::MISDIRECTED_REQUEST
+        }
+    };
+    response
+        .headers_mut()
+        .insert(&X_CONMAN_TURNED, turned.header());
     response
 }
 

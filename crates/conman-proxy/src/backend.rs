@@ -11,18 +11,16 @@ use tokio::net::TcpStream;
 
 use crate::answer::Unforwarded;
 use crate::body::RequestBody;
+use crate::pool::Wire;
 use crate::watchdog::Watchdog;
-use crate::{Keepalive, ProxyOptions, Route};
+use crate::{Keepalive, Link, ProxyOptions, Route, Stream};
 
 /// A connection to the session's port.
-pub(crate) async fn connect(
-    route: &Route,
-    options: &ProxyOptions,
-) -> Result<TcpStream, Unforwarded> {
+pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Link, Unforwarded> {
     let session = || route.session.clone();
     let waited = options.connect_timeout;
-    let stream = match tokio::time::timeout(waited, route.backend.connect()).await {
-        Ok(Ok(stream)) => stream,
+    let link = match tokio::time::timeout(waited, route.backend.connect()).await {
+        Ok(Ok(link)) => link,
         Ok(Err(error)) => {
             return Err(match error.kind() {
                 io::ErrorKind::ConnectionRefused => {
@@ -45,18 +43,21 @@ pub(crate) async fn connect(
             });
         }
     };
-    tune(&stream, options.keepalive);
-    Ok(stream)
+    if let Some(socket) = link.stream.tcp() {
+        tune(socket, options.keepalive);
+    }
+    Ok(link)
 }
 
 /// Starts HTTP on a connection; `upgradable` when the request to come may turn it into a tunnel.
 pub(crate) async fn handshake(
-    stream: TcpStream,
+    link: Link,
     options: &ProxyOptions,
     upgradable: bool,
-) -> Result<SendRequest<RequestBody>, hyper::Error> {
+) -> Result<Wire, hyper::Error> {
+    let Link { stream, seal } = link;
     let io = TokioIo::new(BackendIo::new(stream, options.write_stall_timeout));
-    let (sender, connection) = Builder::new()
+    let (sender, connection): (SendRequest<RequestBody>, _) = Builder::new()
         .max_buf_size(options.max_head_bytes)
         .max_headers(options.max_headers)
         .handshake(io)
@@ -74,7 +75,7 @@ pub(crate) async fn handshake(
             tracing::trace!(error = ?ended.err(), "connection to a session ended");
         });
     }
-    Ok(sender)
+    Ok(Wire { sender, seal })
 }
 
 /// No delay for small writes, and probes that find a peer which is gone without a word.
@@ -105,7 +106,7 @@ pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
 /// cannot be written any more is thrown away: reading finds the answer, or the connection's end.
 #[derive(Debug)]
 pub(crate) struct BackendIo {
-    stream: TcpStream,
+    stream: Stream,
     /// The session takes nothing more.
     deaf: bool,
     write_watch: Watchdog,
@@ -113,7 +114,7 @@ pub(crate) struct BackendIo {
 }
 
 impl BackendIo {
-    pub(crate) fn new(stream: TcpStream, write_stall: Duration) -> Self {
+    pub(crate) fn new(stream: Stream, write_stall: Duration) -> Self {
         Self {
             stream,
             deaf: false,
@@ -123,7 +124,7 @@ impl BackendIo {
     }
 
     /// The socket itself, for a tunnel.
-    pub(crate) fn into_stream(self) -> TcpStream {
+    pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
 

@@ -13,8 +13,10 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Sleep;
 
+use crate::ProxyOptions;
 use crate::client_io::{BodyWatch, Ticket};
 use crate::headers::strip_forged;
+use crate::loan::Promise;
 use crate::pool::Lease;
 use crate::watchdog::Watchdog;
 
@@ -33,6 +35,8 @@ pub(crate) enum BodyError {
     Malformed,
     #[error("the session ended while it answered")]
     SessionEnded,
+    #[error("the body goes to another node")]
+    TakenBack,
 }
 
 /// What went wrong with a request's body, told by the body to the task that waits for the answer.
@@ -60,6 +64,8 @@ impl Fault {
 /// A request's body on its way to the session.
 pub(crate) struct RequestBody {
     inner: Option<Incoming>,
+    /// Leads to the body until it is asked for.
+    promise: Option<Promise>,
     /// Sees what hyper lets pass.
     watch: Option<BodyWatch>,
     /// Closed while the session has not asked for the body of an `Expect: 100-continue`.
@@ -80,6 +86,7 @@ impl RequestBody {
     ) -> Self {
         Self {
             inner: Some(inner),
+            promise: None,
             watch: Some(watch),
             wait: None,
             stall: Watchdog::default(),
@@ -89,10 +96,22 @@ impl RequestBody {
         }
     }
 
+    /// A body that comes once it is asked for.
+    pub(crate) fn promised(promise: Promise, options: &ProxyOptions, fault: Arc<Fault>) -> Self {
+        Self {
+            promise: Some(promise),
+            stall_timeout: options.body_stall_timeout,
+            trust_forwarded: options.trust_forwarded,
+            fault,
+            ..Self::empty()
+        }
+    }
+
     /// No body at all.
     pub(crate) fn empty() -> Self {
         Self {
             inner: None,
+            promise: None,
             watch: None,
             wait: None,
             stall: Watchdog::default(),
@@ -149,6 +168,12 @@ impl Body for RequestBody {
             ready!(wait.poll(cx));
             this.wait = None;
         }
+        if let Some(promise) = &this.promise {
+            let Ok((inner, watch)) = ready!(promise.poll(cx)) else {
+                return Poll::Ready(Some(Err(BodyError::TakenBack)));
+            };
+            (this.inner, this.watch, this.promise) = (Some(inner), Some(watch), None);
+        }
         let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
         };
@@ -179,10 +204,13 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(Incoming::is_end_stream)
+        self.promise.is_none() && self.inner.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
+        if let Some(promise) = &self.promise {
+            return promise.size();
+        }
         self.inner
             .as_ref()
             .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)

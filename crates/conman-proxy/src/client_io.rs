@@ -8,12 +8,11 @@ use std::time::Duration;
 use http::Version;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::ProxyOptions;
 use crate::framing::Framing;
 use crate::watchdog::Watchdog;
+use crate::{ProxyOptions, Stream};
 
 /// How long a connection is read on, and thrown away, after an answer that came before the end of
 /// the request: closing it with bytes unread would reset it, and the client might lose the answer.
@@ -145,11 +144,7 @@ enum Waiting {
 }
 
 impl ClientIo {
-    pub(crate) fn new(
-        stream: TcpStream,
-        exchanges: Arc<Exchanges>,
-        options: &ProxyOptions,
-    ) -> Self {
+    pub(crate) fn new(stream: Stream, exchanges: Arc<Exchanges>, options: &ProxyOptions) -> Self {
         let limits = Limits {
             head: options.head_timeout,
             idle: options.idle_timeout,
@@ -174,7 +169,7 @@ impl ClientIo {
     }
 
     /// The socket itself, for a tunnel.
-    pub(crate) fn into_stream(mut self) -> TcpStream {
+    pub(crate) fn into_stream(mut self) -> Stream {
         self.socket.stream.take().expect(Socket::TAKEN_LAST)
     }
 
@@ -214,9 +209,12 @@ impl ClientIo {
         if self.framing.is_mid_head() {
             // Nothing else is being written, since no exchange is open; a client that does not
             // even take this line does without.
-            let _ = self.socket.stream().try_write(
-                b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
-            );
+            if let Some(socket) = self.socket.stream().tcp() {
+                let _ = socket.try_write(
+                    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\
+                      content-length: 0\r\n\r\n",
+                );
+            }
         }
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
@@ -224,7 +222,7 @@ impl ClientIo {
     fn poll_write_with(
         &mut self,
         cx: &mut Context<'_>,
-        write: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+        write: impl FnOnce(Pin<&mut Stream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         match write(self.socket.pinned(), cx) {
             Poll::Ready(result) => {
@@ -325,25 +323,26 @@ impl AsyncWrite for ClientIo {
 #[derive(Debug)]
 struct Socket {
     /// Gone only once it was taken by value.
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     exchanges: Arc<Exchanges>,
 }
 
 impl Socket {
     const TAKEN_LAST: &str = "the stream is taken by value only, when nothing else can follow";
 
-    fn stream(&mut self) -> &mut TcpStream {
+    fn stream(&mut self) -> &mut Stream {
         self.stream.as_mut().expect(Self::TAKEN_LAST)
     }
 
-    fn pinned(&mut self) -> Pin<&mut TcpStream> {
+    fn pinned(&mut self) -> Pin<&mut Stream> {
         Pin::new(self.stream())
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Some(stream) = &self.stream
+        // A reader of TLS tells an end from a cut by itself.
+        if let Some(stream) = self.stream.as_ref().and_then(Stream::tcp)
             && self.exchanges.cut.load(Ordering::Relaxed)
         {
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));

@@ -1,24 +1,29 @@
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use conman_core::ActivityGuard;
-use conman_proto::SessionId;
+use conman_proto::{Generation, SessionId};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Extensions, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::address::{self, Address};
 use crate::answer::Unforwarded;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
 use crate::client_io::{BodyWatch, Ticket};
-use crate::headers::{Provenance, accepts_trailers, strip_forged, strip_hop_by_hop};
+use crate::headers::{Provenance, accepts_trailers, name_session, strip_forged, strip_hop_by_hop};
+use crate::hop::{self, Wait};
+use crate::loan::Loan;
+use crate::peers::{Asked, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
-use crate::worker::ClientConnection;
-use crate::{Route, Verdict, backend};
+use crate::worker::{ClientConnection, Front};
+use crate::{Directory, Gate, PeerFront, ProxyOptions, Route, Verdict, Way, backend};
 
 /// Host told to a session by a client of HTTP/1.0 that named none.
 const NO_HOST: HeaderValue = HeaderValue::from_static("localhost");
@@ -47,6 +52,20 @@ async fn exchange(
     ticket: &Ticket,
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
+    match &*client.worker.front {
+        Front::Clients { directory, gate } => {
+            from_client(client, ticket, request, (&**directory, &**gate)).await
+        }
+        Front::Peers(front) => from_peer(client, ticket, request, front).await,
+    }
+}
+
+async fn from_client(
+    client: &Arc<ClientConnection>,
+    ticket: &Ticket,
+    request: Request<Incoming>,
+    (directory, gate): (&dyn Directory, &dyn Gate),
+) -> Result<Response<ResponseBody>, Unforwarded> {
     let worker = &client.worker;
     let (mut parts, body) = request.into_parts();
     let host = read_host(&mut parts)?;
@@ -59,7 +78,7 @@ async fn exchange(
         Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
         Err(error) => return Err(Unforwarded::Address(error)),
     };
-    let may_start = match worker.gate.admit(&mut parts, &id, &prefix) {
+    let may_start = match gate.admit(&mut parts, &id, &prefix) {
         Verdict::Admit { may_start } => may_start,
         Verdict::Redirect {
             location,
@@ -72,23 +91,90 @@ async fn exchange(
         }
         Verdict::Deny(problem) => return Err(Unforwarded::Denied(Box::new(problem))),
     };
-    let offer = Offer::of(&mut parts, !body.is_end_stream());
-    let directory = &*worker.directory;
+    let mut offer = Offer::of(&mut parts, !body.is_end_stream());
+    let wait = Wait {
+        directory,
+        until: Instant::now() + worker.options.hold_timeout,
+        may_start,
+    };
+    let lookup = directory.route(&id, may_start);
     let route = worker
         .hold
-        .route(directory, &id, may_start, &worker.options, &worker.meters)
+        .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
         .await?;
     let arrived = Arrived {
         parts,
         body,
         watch: ticket.body_watch(),
-        host: &host,
-        prefix: &prefix,
+        told: Told::Client {
+            host: &host,
+            prefix: &prefix,
+        },
     };
     let outgoing = Outgoing::new(client, &route, arrived);
-    match offer {
-        Some(offer) => upgrade::forward(client, route, outgoing.parts, offer).await,
-        None => forward(client, &route, outgoing).await,
+    match (&route.way, offer.is_some()) {
+        (Way::Peer { .. }, _) => hop::forward(client, route, outgoing, offer, wait).await,
+        (Way::Session | Way::Api, true) => {
+            let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
+            tried.answered(&route)
+        }
+        (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
+    }
+}
+
+/// A request that another node has brought: it is served here, or turned away at once.
+async fn from_peer(
+    client: &Arc<ClientConnection>,
+    ticket: &Ticket,
+    request: Request<Incoming>,
+    front: &PeerFront,
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    let (mut parts, body) = request.into_parts();
+    let admitted = match &client.visitor {
+        Some(visitor) => visitor.admit(&parts),
+        None => return Err(Unforwarded::Ambiguous),
+    };
+    if let Err(problem) = admitted {
+        tracing::warn!(
+            address = ?client.peer, reason = problem.detail,
+            "refused a request to the listener for nodes"
+        );
+        return Err(Unforwarded::NoPeer(problem));
+    }
+    let asked = Asked::of(&parts.headers).ok_or(Unforwarded::Ambiguous)?;
+    let mut offer = Offer::of(&mut parts, !body.is_end_stream());
+    let (route, told) = match asked {
+        Asked::Session(id, generation) => {
+            let route = front.sessions.own(&id, generation);
+            (route.map_err(Unforwarded::NotHere)?, Told::Peer)
+        }
+        Asked::Api => (api_route(front), Told::PeerToApi),
+    };
+    let arrived = Arrived {
+        parts,
+        body,
+        watch: ticket.body_watch(),
+        told,
+    };
+    let outgoing = Outgoing::new(client, &route, arrived);
+    if offer.is_some() {
+        let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
+        return tried.answered(&route);
+    }
+    forward(client, &route, outgoing).await
+}
+
+/// The way to this node's own API.
+fn api_route(front: &PeerFront) -> Route {
+    static NAME: LazyLock<SessionId> =
+        LazyLock::new(|| "api".parse().expect("three letters are a session's name"));
+    Route {
+        session: NAME.clone(),
+        generation: Generation::FIRST,
+        activity: Arc::default(),
+        closing: watch::channel(None).1,
+        way: Way::Api,
+        backend: Arc::clone(&front.api),
     }
 }
 
@@ -118,15 +204,36 @@ struct Arrived<'request> {
     parts: Parts,
     body: Incoming,
     watch: BodyWatch,
-    host: &'request HeaderValue,
-    prefix: &'request str,
+    told: Told<'request>,
+}
+
+/// What is told of a request's origin, and by whom.
+#[derive(Debug, Clone, Copy)]
+enum Told<'request> {
+    /// Nothing that is believed, but for what trusted proxies say.
+    Client {
+        host: &'request HeaderValue,
+        prefix: &'request str,
+    },
+    /// Everything: the node that the client has reached told it.
+    Peer,
+    /// Likewise, and who asks, which is for the API alone.
+    PeerToApi,
 }
 
 /// A request as the session gets it.
-struct Outgoing {
-    parts: Parts,
-    body: RequestBody,
-    fault: Arc<Fault>,
+pub(crate) struct Outgoing {
+    pub(crate) parts: Parts,
+    pub(crate) body: BodySource,
+    pub(crate) fault: Arc<Fault>,
+}
+
+/// Where a request's body is.
+pub(crate) enum BodySource {
+    /// For whom it is, is decided.
+    Own(RequestBody),
+    /// For the node that asks for it.
+    Lent(Arc<Loan>),
 }
 
 impl Outgoing {
@@ -135,35 +242,44 @@ impl Outgoing {
             mut parts,
             body,
             watch,
-            host,
-            prefix,
+            told,
         } = arrived;
         let options = &client.worker.options;
         let has_body = !body.is_end_stream();
         let length_known = body.size_hint().exact().is_some();
+        let headers = &mut parts.headers;
+        if headers.remove(&X_CONMAN_EXPECT).is_some() && !matches!(told, Told::Client { .. }) {
+            headers.remove(EXPECT);
+        }
         let awaits_continue = has_body
             && parts.version == Version::HTTP_11
-            && parts
-                .headers
+            && headers
                 .get(EXPECT)
                 .is_some_and(|expect| expect.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-        let takes_trailers = accepts_trailers(&parts.headers);
+        let takes_trailers = accepts_trailers(headers);
 
-        let headers = &mut parts.headers;
         strip_hop_by_hop(headers);
-        strip_forged(headers, options.trust_forwarded);
-        let host = if host.is_empty() { &NO_HOST } else { host };
-        headers.entry(HOST).or_insert_with(|| host.clone());
-        let session = &route.session;
-        let generation = route.generation;
-        Provenance {
-            peer: &client.peer,
-            host,
-            prefix,
-            session,
-            generation,
+        let (session, generation) = (&route.session, route.generation);
+        match told {
+            Told::Client { host, prefix } => {
+                strip_forged(headers, options.trust_forwarded);
+                let host = if host.is_empty() { &NO_HOST } else { host };
+                headers.entry(HOST).or_insert_with(|| host.clone());
+                Provenance {
+                    peer: &client.peer,
+                    host,
+                    prefix,
+                    session,
+                    generation,
+                }
+                .apply(headers);
+            }
+            Told::Peer => {
+                strip_forged(headers, true);
+                name_session(headers, session, generation);
+            }
+            Told::PeerToApi => {}
         }
-        .apply(headers);
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
             headers.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -176,8 +292,16 @@ impl Outgoing {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         parts.version = Version::HTTP_11;
+        let extensions = std::mem::replace(&mut parts.extensions, Extensions::new());
+        if let Some(answer) = extensions.get::<crate::SubprotocolAnswer>() {
+            parts.extensions.insert(answer.clone());
+        }
 
         let fault = Arc::new(Fault::default());
+        if has_body && matches!(route.way, Way::Peer { .. }) {
+            let body = BodySource::Lent(Loan::new(body, watch));
+            return Self { parts, body, fault };
+        }
         let mut body = RequestBody::new(
             body,
             watch,
@@ -186,10 +310,7 @@ impl Outgoing {
             Arc::clone(&fault),
         );
         let continued = awaits_continue.then(|| Mutex::new(Some(body.await_continue())));
-        let extensions = std::mem::replace(&mut parts.extensions, Extensions::new());
-        if let Some(answer) = extensions.get::<crate::SubprotocolAnswer>() {
-            parts.extensions.insert(answer.clone());
-        }
+        let body = BodySource::Own(body);
         let mut outgoing = Self { parts, body, fault };
         if let Some(continued) = continued {
             outgoing.on_continue(continued);
@@ -215,8 +336,37 @@ impl Outgoing {
     }
 }
 
+impl BodySource {
+    /// The body itself; of one that was lent, which nobody else can ask for any more.
+    fn into_body(self, options: &ProxyOptions, fault: &Arc<Fault>) -> RequestBody {
+        match self {
+            Self::Own(body) => body,
+            Self::Lent(loan) => match loan.promise() {
+                Some(promise) => {
+                    loan.ask_for(promise.number());
+                    RequestBody::promised(promise, options, Arc::clone(fault))
+                }
+                None => RequestBody::empty(),
+            },
+        }
+    }
+
+    /// What nodes are promised, where there is a body.
+    pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Lent(loan) => Some(loan),
+        }
+    }
+}
+
+/// Names the generation that a request is for anew, because its session has moved.
+pub(crate) fn readdress(parts: &mut Parts, route: &Route) {
+    name_session(&mut parts.headers, &route.session, route.generation);
+}
+
 /// Forwards an ordinary request, on an idle connection where there is one.
-async fn forward(
+pub(crate) async fn forward(
     client: &Arc<ClientConnection>,
     route: &Route,
     outgoing: Outgoing,
@@ -225,21 +375,22 @@ async fn forward(
     let activity = route.activity.begin();
     let Outgoing { parts, body, fault } = outgoing;
     let head_only = parts.method == Method::HEAD;
+    let body = body.into_body(&worker.options, &fault);
     let mut request = Request::from_parts(parts, body);
-    let (response, sender) = loop {
-        let pooled = worker.pool.take(&route.session, route.generation);
+    let (response, wire) = loop {
+        let pooled = worker.pool.take(route);
         let reused = pooled.is_some();
-        let mut sender = match pooled {
-            Some(sender) => sender,
+        let mut wire = match pooled {
+            Some(wire) => wire,
             None => {
-                let stream = backend::connect(route, &worker.options).await?;
-                let handshake = backend::handshake(stream, &worker.options, false).await;
+                let link = backend::connect(route, &worker.options).await?;
+                let handshake = backend::handshake(link, &worker.options, false).await;
                 handshake.map_err(|error| unanswered(route, error, &fault))?
             }
         };
-        let sent = sender.try_send_request(request);
+        let sent = wire.sender.try_send_request(hop::seal(&wire, request));
         match client.within_response_timeout(&route.session, sent).await? {
-            Ok(response) => break (response, sender),
+            Ok(response) => break (response, wire),
             Err(mut error) => match error.take_message() {
                 // The session closed an idle connection at this moment: not a byte of the
                 // request went out on it. Anything else is never sent twice.
@@ -248,11 +399,11 @@ async fn forward(
             },
         }
     };
-    let lease = Lease::new(Arc::clone(&worker.pool), route, sender, true);
+    let lease = Lease::new(Arc::clone(&worker.pool), route, wire, true);
     session_response(client, route, head_only, response, lease, activity)
 }
 
-fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> Unforwarded {
+pub(crate) fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> Unforwarded {
     let session = route.session.clone();
     match fault.kind() {
         Some(FaultKind::Stalled(waited)) => return Unforwarded::BodyStalled { waited },
@@ -308,7 +459,9 @@ pub(crate) fn session_response(
         parts.headers.remove(CONTENT_LENGTH);
     }
     strip_hop_by_hop(&mut parts.headers);
-    strip_forged(&mut parts.headers, false);
+    if route.way != Way::Api {
+        strip_forged(&mut parts.headers, false);
+    }
     parts.version = Version::HTTP_11;
     let reason = parts.extensions.remove::<ReasonPhrase>();
     parts.extensions = Extensions::new();

@@ -7,8 +7,8 @@ use http::header::{
 /// Prefix of the fields that only conman itself may set.
 const RESERVED_PREFIX: &str = "x-conman-";
 
-static X_CONMAN_SESSION: HeaderName = HeaderName::from_static("x-conman-session");
-static X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
+pub(crate) static X_CONMAN_SESSION: HeaderName = HeaderName::from_static("x-conman-session");
+pub(crate) static X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -134,15 +134,20 @@ impl Provenance<'_> {
                 headers.insert(X_FORWARDED_PREFIX.clone(), prefix);
             }
         }
-        // An id and a number are always field values.
-        if let Ok(session) = HeaderValue::from_str(self.session.as_str()) {
-            headers.insert(X_CONMAN_SESSION.clone(), session);
-        }
-        headers.insert(
-            X_CONMAN_GENERATION.clone(),
-            HeaderValue::from(self.generation.get()),
-        );
+        name_session(headers, self.session, self.generation);
     }
+}
+
+/// Says which session a request is for.
+pub(crate) fn name_session(headers: &mut HeaderMap, session: &SessionId, generation: Generation) {
+    // An id and a number are always field values.
+    if let Ok(session) = HeaderValue::from_str(session.as_str()) {
+        headers.insert(X_CONMAN_SESSION.clone(), session);
+    }
+    headers.insert(
+        X_CONMAN_GENERATION.clone(),
+        HeaderValue::from(generation.get()),
+    );
 }
 
 /// The values of a field as one list with one more entry.

@@ -1,13 +1,15 @@
+use std::future::Future;
 use std::sync::Arc;
 use std::task::Poll;
 
 use conman_proto::SessionId;
 use futures_util::poll;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::answer::Unforwarded;
 use crate::meters::{Meters, Refused};
-use crate::{Directory, ProxyOptions, Refusal, Route};
+use crate::{ProxyOptions, Refusal, Route};
 
 /// Keeps requests while their sessions start.
 ///
@@ -28,16 +30,15 @@ impl Hold {
         }
     }
 
-    /// Where requests for the session go.
-    pub(crate) async fn route(
+    /// Where requests for the session go, by a look-up that may take until `until`.
+    pub(crate) async fn wait(
         &self,
-        directory: &dyn Directory,
+        mut lookup: impl Future<Output = Result<Route, Refusal>> + Unpin,
         session: &SessionId,
-        may_start: bool,
+        until: Instant,
         options: &ProxyOptions,
         meters: &Meters,
     ) -> Result<Route, Unforwarded> {
-        let mut lookup = directory.route(session, may_start);
         if let Poll::Ready(answer) = poll!(&mut lookup) {
             return answer.map_err(refused);
         }
@@ -48,7 +49,7 @@ impl Hold {
             });
         };
         let _held = meters.hold();
-        match tokio::time::timeout(options.hold_timeout, lookup).await {
+        match tokio::time::timeout_at(until, lookup).await {
             Ok(answer) => answer.map_err(refused),
             Err(_elapsed) => Err(Unforwarded::HoldTimeout {
                 session: session.clone(),

@@ -1,9 +1,15 @@
-//! The sessions listener: everything between a client's socket and a session's.
+//! The listeners for sessions: everything between a client's socket and a session's.
 //!
 //! This crate owns the routing of requests to sessions, the bounds on what a client may ask of
 //! the node, forwarding, upgrades, tunnels, and how tunnels end. It does not know what a session
 //! is: a [`Directory`] says where one is served, a [`Gate`] who may connect, a [`Backend`] opens
 //! the connections.
+//!
+//! Of a fleet's nodes any takes a client's request. The [`Route`] to a session on another node
+//! leads to that node's listener for nodes ([`Proxy::start_peers`]), which serves it or turns it
+//! away ([`Turned`]) before it has taken anything of its body; then the first node looks the
+//! session up anew, holds the request for as long as it must, and sends it again. A node never
+//! sends on, nor holds, what another has brought.
 //!
 //! ```text
 //!                    ┌─ Accepted ─> worker 0 ─┬─ task per client connection (hyper)
@@ -20,10 +26,12 @@
 //!   each [`Route`] tells the tunnels of one session how to close.
 //!
 //! What holds throughout:
-//! * A request is forwarded at most once: no retry after its first byte could have been sent.
+//! * A request is forwarded at most once: no retry after its first byte could have been sent,
+//!   unless another node says that it took nothing but the head.
 //! * A request whose head could be read in two ways is not forwarded at all.
 //! * Nothing the client sends behind an upgrade reaches the session before its 101.
-//! * A connection to one generation of a session never carries a request for another.
+//! * A connection to one generation of a session never carries a request for another; between
+//!   nodes every request says which one it is for.
 //! * An answer that was cut never looks whole, as far as HTTP allows to tell: of one that ends
 //!   with the connection, only a session known to have ended makes the difference.
 //! * An idle tunnel owns no buffer. Everything that waits on a peer has a bound in time, but for
@@ -43,18 +51,24 @@ mod frames;
 mod framing;
 mod headers;
 mod hold;
+mod hop;
 mod listener;
+mod loan;
 mod meters;
 mod options;
+mod peers;
 mod pool;
 mod proxy;
 mod pump;
 mod route;
+mod stream;
 mod tunnel;
 mod upgrade;
 mod watchdog;
 mod worker;
 
 pub use options::{InvalidOption, Keepalive, ProxyOptions};
+pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerVisitor, Turned};
 pub use proxy::{Proxy, ProxyStats};
-pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict};
+pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict, Way};
+pub use stream::{Link, Seal, Stream, Transport};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
-use crate::ProxyStats;
+use crate::{ProxyStats, Turned};
 
 /// Counts of the listener, for [`ProxyStats`] and for the metrics recorder that is installed when
 /// the proxy starts. Nothing is counted by session: labels must stay few.
@@ -13,6 +13,7 @@ pub(crate) struct Meters {
     connections: Level,
     tunnels: Level,
     held: Level,
+    turned: [Counter; 4],
     requests: [Counter; 5],
     refused: [Counter; 3],
     panics: Counter,
@@ -53,7 +54,8 @@ pub(crate) struct Counted {
 pub(crate) struct Held<'meters>(&'meters Level);
 
 impl Meters {
-    pub(crate) fn new() -> Self {
+    /// `listener` tells the proxies of one process apart.
+    pub(crate) fn new(listener: &'static str) -> Self {
         describe_gauge!(
             "conman_proxy_connections",
             "Client connections, tunnels included"
@@ -70,16 +72,24 @@ impl Meters {
             "conman_proxy_panics_total",
             "Connection tasks that panicked"
         );
-        let requests = |class| counter!("conman_proxy_requests_total", "class" => class);
-        let refused = |why| counter!("conman_proxy_refused_total", "why" => why);
-        let bytes = |to| counter!("conman_proxy_tunnel_bytes_total", "to" => to);
+        describe_counter!(
+            "conman_proxy_turned_total",
+            "Requests that another node turned away, by why, to be tried anew"
+        );
+        let requests = |class| counter!("conman_proxy_requests_total", "listener" => listener, "class" => class);
+        let refused =
+            |why| counter!("conman_proxy_refused_total", "listener" => listener, "why" => why);
+        let bytes =
+            |to| counter!("conman_proxy_tunnel_bytes_total", "listener" => listener, "to" => to);
+        let turned = |why| counter!("conman_proxy_turned_total", "why" => why);
         Self {
-            connections: Level::new(gauge!("conman_proxy_connections")),
-            tunnels: Level::new(gauge!("conman_proxy_tunnels")),
-            held: Level::new(gauge!("conman_proxy_held")),
+            connections: Level::new(gauge!("conman_proxy_connections", "listener" => listener)),
+            tunnels: Level::new(gauge!("conman_proxy_tunnels", "listener" => listener)),
+            held: Level::new(gauge!("conman_proxy_held", "listener" => listener)),
+            turned: ["not-owner", "not-ready", "unreachable", "refused"].map(turned),
             requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(requests),
             refused: ["connections", "descriptors", "held"].map(refused),
-            panics: counter!("conman_proxy_panics_total"),
+            panics: counter!("conman_proxy_panics_total", "listener" => listener),
             to_session_bytes: bytes("session"),
             to_client_bytes: bytes("client"),
         }
@@ -100,6 +110,16 @@ impl Meters {
 
     pub(crate) fn refused(&self, why: Refused) {
         self.refused[why as usize].increment(1);
+    }
+
+    pub(crate) fn turned(&self, why: &Turned) {
+        let index = match why {
+            Turned::NotOwner => 0,
+            Turned::NotReady => 1,
+            Turned::Unreachable(_) => 2,
+            Turned::Refused(_) => 3,
+        };
+        self.turned[index].increment(1);
     }
 
     pub(crate) fn panicked(&self) {

@@ -35,7 +35,9 @@ pub struct ProxyOptions {
     pub response_timeout: Option<Duration>,
     /// Idle connections kept open to one generation of a session, for each worker.
     pub pool_per_session: usize,
-    /// How long an idle connection to a session is kept.
+    /// Idle connections kept open to another node, for each worker.
+    pub pool_per_peer: usize,
+    /// How long an idle connection to a session or a node is kept.
     pub pool_idle_timeout: Duration,
     /// Time for the peers of a closing tunnel: to take the Close frame, and to close after it.
     pub close_timeout: Duration,
@@ -84,6 +86,7 @@ impl Default for ProxyOptions {
             connect_timeout: Duration::from_secs(5),
             response_timeout: None,
             pool_per_session: 16,
+            pool_per_peer: 128,
             pool_idle_timeout: Duration::from_secs(30),
             close_timeout: Duration::from_secs(2),
             keepalive: Keepalive::default(),

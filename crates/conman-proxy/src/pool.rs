@@ -3,101 +3,131 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_proto::{Generation, SessionId};
+use conman_proto::SessionId;
 use hyper::client::conn::http1::SendRequest;
 use tokio::time::Instant;
 
-use crate::Route;
 use crate::body::RequestBody;
+use crate::{Route, Seal, Way};
 
 /// Idle connections that one worker keeps to all sessions together; each is a descriptor here and
 /// one in the session.
 const MAX_IDLE: usize = 1_024;
 
-/// The idle connections of one worker to sessions.
+/// The idle connections of one worker, to sessions and to other nodes.
 ///
 /// Only connections of a session's greatest generation seen so far are kept, so an older
-/// generation's can never carry a request of a newer one, nor the other way round.
+/// generation's can never carry a request of a newer one, nor the other way round. Connections to
+/// a node carry requests for all of its sessions, each with its generation, and are kept apart by
+/// the node's incarnation.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Mutex<Shelves>,
     per_session: usize,
+    per_peer: usize,
     idle_timeout: Duration,
+}
+
+/// A connection that requests can be sent on, one after the other.
+pub(crate) struct Wire {
+    pub(crate) sender: SendRequest<RequestBody>,
+    pub(crate) seal: Option<Arc<dyn Seal>>,
+}
+
+/// What a connection leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum End {
+    Session(SessionId),
+    Peer(Arc<str>),
+    Api,
+}
+
+/// What a connection leads to, and since when it may be used: the session's generation, or the
+/// node's incarnation.
+fn end_of(route: &Route) -> (End, u64) {
+    match &route.way {
+        Way::Session => (End::Session(route.session.clone()), route.generation.get()),
+        Way::Peer { node, incarnation } => (End::Peer(Arc::clone(node)), *incarnation),
+        Way::Api => (End::Api, 0),
+    }
 }
 
 #[derive(Debug, Default)]
 struct Shelves {
-    by_session: HashMap<SessionId, Shelf>,
+    by_end: HashMap<End, Shelf>,
     idle: usize,
 }
 
 #[derive(Debug)]
 struct Shelf {
-    generation: Generation,
+    version: u64,
     /// The one used last is at the end.
     connections: Vec<Idle>,
 }
 
-#[derive(Debug)]
 struct Idle {
-    sender: SendRequest<RequestBody>,
+    wire: Wire,
     since: Instant,
 }
 
 impl Pool {
-    pub(crate) fn new(per_session: usize, idle_timeout: Duration) -> Self {
+    pub(crate) fn new(per_session: usize, per_peer: usize, idle_timeout: Duration) -> Self {
         Self {
             shelves: Mutex::default(),
             per_session,
+            per_peer,
             idle_timeout,
         }
     }
 
-    /// A connection to this very generation that can take a request now.
-    pub(crate) fn take(
-        &self,
-        session: &SessionId,
-        generation: Generation,
-    ) -> Option<SendRequest<RequestBody>> {
+    /// A connection for this very route that can take a request now.
+    pub(crate) fn take(&self, route: &Route) -> Option<Wire> {
+        let (end, version) = end_of(route);
         let mut shelves = self.lock();
-        shelves.outdate(session, generation);
+        shelves.outdate(&end, version);
         let shelves = &mut *shelves;
-        let shelf = shelves.by_session.get_mut(session)?;
-        if shelf.generation != generation {
+        let shelf = shelves.by_end.get_mut(&end)?;
+        if shelf.version != version {
             return None;
         }
         let before = shelf.connections.len();
-        shelf.connections.retain(|idle| !idle.sender.is_closed());
+        shelf
+            .connections
+            .retain(|idle| !idle.wire.sender.is_closed());
         let at = shelf
             .connections
             .iter()
-            .rposition(|idle| idle.sender.is_ready());
-        let found = at.map(|at| shelf.connections.remove(at).sender);
+            .rposition(|idle| idle.wire.sender.is_ready());
+        let found = at.map(|at| shelf.connections.remove(at).wire);
         shelves.idle -= before - shelf.connections.len();
         if shelf.connections.is_empty() {
-            shelves.by_session.remove(session);
+            shelves.by_end.remove(&end);
         }
         found
     }
 
-    fn put(&self, session: SessionId, generation: Generation, sender: SendRequest<RequestBody>) {
-        if sender.is_closed() || self.per_session == 0 {
+    fn put(&self, end: End, version: u64, wire: Wire) {
+        let most = match end {
+            End::Session(_) => self.per_session,
+            End::Peer(_) | End::Api => self.per_peer,
+        };
+        if wire.sender.is_closed() || most == 0 {
             return;
         }
         let mut shelves = self.lock();
-        shelves.outdate(&session, generation);
+        shelves.outdate(&end, version);
         if shelves.idle >= MAX_IDLE {
             return;
         }
-        let shelf = shelves.by_session.entry(session).or_insert_with(|| Shelf {
-            generation,
+        let shelf = shelves.by_end.entry(end).or_insert_with(|| Shelf {
+            version,
             connections: Vec::new(),
         });
-        if shelf.generation != generation || shelf.connections.len() >= self.per_session {
+        if shelf.version != version || shelf.connections.len() >= most {
             return;
         }
         shelf.connections.push(Idle {
-            sender,
+            wire,
             since: Instant::now(),
         });
         shelves.idle += 1;
@@ -107,14 +137,14 @@ impl Pool {
     pub(crate) fn sweep(&self) {
         let mut shelves = self.lock();
         let now = Instant::now();
-        shelves.by_session.retain(|_, shelf| {
+        shelves.by_end.retain(|_, shelf| {
             shelf.connections.retain(|idle| {
-                !idle.sender.is_closed() && now.duration_since(idle.since) < self.idle_timeout
+                !idle.wire.sender.is_closed() && now.duration_since(idle.since) < self.idle_timeout
             });
             !shelf.connections.is_empty()
         });
         shelves.idle = shelves
-            .by_session
+            .by_end
             .values()
             .map(|shelf| shelf.connections.len())
             .sum();
@@ -127,41 +157,36 @@ impl Pool {
 }
 
 impl Shelves {
-    /// Closes what there is of generations before this one.
-    fn outdate(&mut self, session: &SessionId, generation: Generation) {
+    /// Closes what there is of generations or incarnations before this one.
+    fn outdate(&mut self, end: &End, version: u64) {
         if self
-            .by_session
-            .get(session)
-            .is_some_and(|shelf| shelf.generation < generation)
-            && let Some(shelf) = self.by_session.remove(session)
+            .by_end
+            .get(end)
+            .is_some_and(|shelf| shelf.version < version)
+            && let Some(shelf) = self.by_end.remove(end)
         {
             self.idle -= shelf.connections.len();
         }
     }
 }
 
-/// A connection to a session in use by one request.
+/// A connection in use by one request.
 pub(crate) struct Lease {
     pool: Arc<Pool>,
-    session: SessionId,
-    generation: Generation,
-    sender: SendRequest<RequestBody>,
+    end: End,
+    version: u64,
+    wire: Wire,
     reusable: bool,
 }
 
 impl Lease {
-    pub(crate) fn new(
-        pool: Arc<Pool>,
-        route: &Route,
-        sender: SendRequest<RequestBody>,
-        reusable: bool,
-    ) -> Self {
-        let session = route.session.clone();
+    pub(crate) fn new(pool: Arc<Pool>, route: &Route, wire: Wire, reusable: bool) -> Self {
+        let (end, version) = end_of(route);
         Self {
             pool,
-            session,
-            generation: route.generation,
-            sender,
+            end,
+            version,
+            wire,
             reusable,
         }
     }
@@ -169,8 +194,17 @@ impl Lease {
     /// The answer has ended. The connection goes to the pool, or is closed.
     pub(crate) fn give_back(self) {
         if self.reusable {
-            self.pool.put(self.session, self.generation, self.sender);
+            self.pool.put(self.end, self.version, self.wire);
         }
+    }
+}
+
+impl fmt::Debug for Idle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Idle")
+            .field("since", &self.since)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,8 +212,8 @@ impl fmt::Debug for Lease {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Lease")
-            .field("session", &self.session)
-            .field("generation", &self.generation)
+            .field("end", &self.end)
+            .field("version", &self.version)
             .finish_non_exhaustive()
     }
 }

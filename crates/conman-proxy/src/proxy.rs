@@ -13,8 +13,8 @@ use crate::hold::Hold;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
 use crate::pool::Pool;
-use crate::worker::{self, Stage, WorkerContext};
-use crate::{Directory, Gate, ProxyOptions};
+use crate::worker::{self, Front, Stage, WorkerContext};
+use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
 /// Connections on their way to one worker. They are taken at once, so a few suffice; when a
 /// worker is stuck, the acceptor waits and the kernel's queue fills.
@@ -54,6 +54,23 @@ impl Proxy {
         directory: Arc<dyn Directory>,
         gate: Arc<dyn Gate>,
     ) -> io::Result<Self> {
+        Self::launch(listener, options, Front::Clients { directory, gate })
+    }
+
+    /// Serves the listener for the other nodes of the fleet, whose requests name the session and
+    /// the generation that they are for and never go on to a third node.
+    ///
+    /// # Errors
+    /// As for [`Proxy::start`].
+    pub fn start_peers(
+        listener: TcpListener,
+        options: ProxyOptions,
+        front: PeerFront,
+    ) -> io::Result<Self> {
+        Self::launch(listener, options, Front::Peers(front))
+    }
+
+    fn launch(listener: TcpListener, options: ProxyOptions, front: Front) -> io::Result<Self> {
         options.validate().map_err(|broken| {
             let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
             io::Error::new(io::ErrorKind::InvalidInput, broken.join("; "))
@@ -61,7 +78,8 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;
         let options = Arc::new(options);
-        let meters = Arc::new(Meters::new());
+        let front = Arc::new(front);
+        let meters = Arc::new(Meters::new(front.name()));
         let hold = Arc::new(Hold::new(options.max_held));
         let (stage, stage_seen) = watch::channel(Stage::Serving);
         // Dropped ends are all that passes through it.
@@ -70,12 +88,12 @@ impl Proxy {
         for number in 0..options.workers {
             let context = Arc::new(WorkerContext {
                 options: Arc::clone(&options),
-                directory: Arc::clone(&directory),
-                gate: Arc::clone(&gate),
+                front: Arc::clone(&front),
                 hold: Arc::clone(&hold),
                 meters: Arc::clone(&meters),
                 pool: Arc::new(Pool::new(
                     options.pool_per_session,
+                    options.pool_per_peer,
                     options.pool_idle_timeout,
                 )),
                 tasks: TaskTracker::new(),
@@ -83,7 +101,7 @@ impl Proxy {
             });
             let (queue, accepted) = mpsc::channel(WORKER_QUEUE);
             run_thread(
-                format!("conman-proxy-{number}"),
+                format!("conman-{}-{number}", front.thread()),
                 alive.clone(),
                 move |runtime| {
                     runtime.block_on(worker::run(context, accepted));

@@ -27,6 +27,8 @@ pub(crate) struct Direction {
     end: usize,
     /// Nothing more will be read.
     ended: bool,
+    /// What was written may still be held back by TLS.
+    unflushed: bool,
     stall: Watchdog,
     stall_timeout: Duration,
     moved: u64,
@@ -66,6 +68,7 @@ impl Direction {
             start: 0,
             end: 0,
             ended: false,
+            unflushed: false,
             stall: Watchdog::default(),
             stall_timeout,
             moved: 0,
@@ -134,7 +137,7 @@ impl Direction {
             let pending = match &self.buffer {
                 _ if !self.early.is_empty() => &self.early[..],
                 Some(buffer) if self.start < self.end => &buffer[self.start..self.end],
-                _ => return Poll::Ready(Ok(())),
+                _ => return self.poll_flush(cx, to),
             };
             let written = match Pin::new(&mut *to).poll_write(cx, pending) {
                 Poll::Ready(Ok(0)) => Err(PumpError::Write(io::ErrorKind::WriteZero.into())),
@@ -146,6 +149,7 @@ impl Direction {
                 }
             }?;
             self.stall.calm();
+            self.unflushed = true;
             if self.early.is_empty() {
                 self.start += written;
             } else {
@@ -157,6 +161,28 @@ impl Direction {
             }
             self.moved += written as u64;
             self.counter.increment(written as u64);
+        }
+    }
+
+    fn poll_flush<W: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        to: &mut W,
+    ) -> Poll<Result<(), PumpError>> {
+        if !self.unflushed {
+            return Poll::Ready(Ok(()));
+        }
+        match Pin::new(to).poll_flush(cx) {
+            Poll::Ready(flushed) => {
+                flushed.map_err(PumpError::Write)?;
+                self.stall.calm();
+                self.unflushed = false;
+                Poll::Ready(Ok(()))
+            }
+            Poll::Pending => {
+                ready!(self.stall.poll(cx, self.stall_timeout));
+                Poll::Ready(Err(PumpError::Stalled(self.stall_timeout)))
+            }
         }
     }
 }

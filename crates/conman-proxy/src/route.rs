@@ -7,8 +7,9 @@ use conman_core::{Activity, Closing};
 use conman_proto::{Generation, Problem, SessionId};
 use http::HeaderValue;
 use http::request::Parts;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
+
+use crate::{Link, Turned};
 
 /// Knows which session is served where.
 #[async_trait]
@@ -22,18 +23,35 @@ pub trait Directory: Send + Sync + 'static {
     /// # Errors
     /// The answer for the client when the session cannot be reached.
     async fn route(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal>;
+
+    /// Where a request goes that the node of `from` has turned away, for the `times`th time now
+    /// that a node did: looks the session up anew, and waits for as long as it takes until there
+    /// is somebody who may take it. The future is dropped as that of [`Directory::route`].
+    ///
+    /// # Errors
+    /// The answer for the client when the session cannot be reached.
+    async fn route_anew(
+        &self,
+        from: &Route,
+        why: &Turned,
+        times: u32,
+        may_start: bool,
+    ) -> Result<Route, Refusal> {
+        let _ = (why, times);
+        self.route(&from.session, may_start).await
+    }
 }
 
 /// Opens connections to one generation of one session.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// A fresh connection to the session's port, registered with the runtime of the calling task.
+    /// A fresh connection to the session's port, or to who leads there, registered with the runtime of the calling task.
     ///
     /// Safe to cancel; the proxy puts a bound on its time.
     ///
     /// # Errors
     /// As `connect(2)` gives them; `ConnectionRefused` means that nothing listens on the port.
-    async fn connect(&self) -> io::Result<TcpStream>;
+    async fn connect(&self) -> io::Result<Link>;
 }
 
 /// A session that can take requests at this moment.
@@ -48,8 +66,25 @@ pub struct Route {
     /// Becomes `Some` once this generation goes away: its tunnels are closed as it says, and its
     /// pooled connections dropped. A dropped sender counts as gone without a reason.
     pub closing: watch::Receiver<Option<Closing>>,
+    /// What the connection leads to.
+    pub way: Way,
     /// How to connect.
     pub backend: Arc<dyn Backend>,
+}
+
+/// What a connection leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// The session's own port.
+    Session,
+    /// The peers' listener of another node.
+    Peer {
+        node: Arc<str>,
+        /// Keeps the connections of one daemon apart from those of the next.
+        incarnation: u64,
+    },
+    /// This daemon's API, on behalf of another node.
+    Api,
 }
 
 impl fmt::Debug for Route {

@@ -8,7 +8,6 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
 use crate::answer::Unforwarded;
 use crate::backend::{self, BackendIo};
@@ -16,10 +15,11 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::client_io::ClientIo;
 use crate::forward::session_response;
 use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
+use crate::hop::{self, Tried};
 use crate::pool::Lease;
 use crate::tunnel::{Protocol, Side, Tunnel};
 use crate::worker::{ClientConnection, PanicGuard};
-use crate::{Route, SubprotocolAnswer};
+use crate::{Route, Stream, SubprotocolAnswer, Turned, Way};
 
 /// A well-formed wish to change the protocol.
 #[derive(Debug)]
@@ -76,56 +76,77 @@ fn is_http(name: &str) -> bool {
 
 /// Forwards an upgrade on a connection of its own. What the client sent behind the request's head
 /// stays in hyper's buffer until the session has agreed.
+///
+/// `offer` stays where another node turns the request away.
 pub(crate) async fn forward(
     client: &ClientConnection,
-    route: Route,
+    route: &Route,
     mut parts: Parts,
-    offer: Offer,
-) -> Result<Response<ResponseBody>, Unforwarded> {
+    offer: &mut Option<Offer>,
+) -> Result<Tried, Unforwarded> {
     let options = &client.worker.options;
+    let Some(protocol) = offer.as_ref().map(|offer| offer.protocol.clone()) else {
+        return Err(Unforwarded::Ambiguous);
+    };
     let activity = route.activity.begin();
-    let stream = backend::connect(&route, options).await?;
     let unanswered = |source| {
         let session = route.session.clone();
         Unforwarded::Unanswered { session, source }
     };
-    let mut sender = backend::handshake(stream, options, true)
-        .await
-        .map_err(unanswered)?;
+    let mut wire = if matches!(route.way, Way::Peer { .. }) {
+        match hop::open(client, route).await {
+            Ok(wire) => wire,
+            Err(turned) => return Ok(Tried::Turned(turned)),
+        }
+    } else {
+        let link = backend::connect(route, options).await?;
+        backend::handshake(link, options, true)
+            .await
+            .map_err(unanswered)?
+    };
     parts
         .headers
         .insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    parts.headers.insert(UPGRADE, offer.protocol.clone());
+    parts.headers.insert(UPGRADE, protocol.clone());
     let answer_protocol = parts.extensions.remove::<SubprotocolAnswer>();
-    let request = Request::from_parts(parts, RequestBody::empty());
+    let request = hop::seal(&wire, Request::from_parts(parts, RequestBody::empty()));
     let mut response = client
-        .within_response_timeout(&route.session, sender.send_request(request))
+        .within_response_timeout(&route.session, wire.sender.send_request(request))
         .await?
         .map_err(unanswered)?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let lease = Lease::new(Arc::clone(&client.worker.pool), &route, sender, false);
-        return session_response(client, &route, false, response, lease, activity);
+        if matches!(route.way, Way::Peer { .. })
+            && let Some(turned) = Turned::of(response.headers())
+        {
+            return Ok(Tried::Turned(turned));
+        }
+        let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, false);
+        return session_response(client, route, false, response, lease, activity)
+            .map(|response| Tried::Answered(Box::new(response)));
     }
-    if !agrees(response.headers(), &offer.protocol) {
-        return Err(Unforwarded::BadAnswer {
-            session: route.session,
-            why: "a change to another protocol than was asked for",
-        });
-    }
+    let offer = match offer.take() {
+        Some(offer) if agrees(response.headers(), &protocol) => offer,
+        Some(_) | None => {
+            return Err(Unforwarded::BadAnswer {
+                session: route.session.clone(),
+                why: "a change to another protocol than was asked for",
+            });
+        }
+    };
     let on_session = hyper::upgrade::on(&mut response);
     let (head, _no_body) = response.into_parts();
     let headers = switching_headers(head.headers, &offer, answer_protocol);
     let protocol = offer.protocol();
     let worker = Arc::clone(&client.worker);
     let admission = Arc::clone(&client.admission);
-    let closing = route.closing;
+    let closing = route.closing.clone();
     client.worker.tasks.spawn(async move {
         // Both sides become tunnels as soon as the 101 has passed through; an error means that
         // one of them is gone, and dropping the other closes it.
         let (Ok(client), Ok(session)) = tokio::join!(offer.on_client, on_session) else {
             return;
         };
-        drop(sender);
+        drop(wire);
         let (Some(client), Some(session)) = (client_side(client), session_side(session)) else {
             return;
         };
@@ -139,7 +160,7 @@ pub(crate) async fn forward(
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;
-    Ok(response)
+    Ok(Tried::Answered(Box::new(response)))
 }
 
 /// Whether the 101 changes to exactly what was asked for.
@@ -167,7 +188,7 @@ fn switching_headers(
     headers
 }
 
-fn client_side(upgraded: Upgraded) -> Option<Side<TcpStream>> {
+fn client_side(upgraded: Upgraded) -> Option<Side<Stream>> {
     let parts = upgraded.downcast::<TokioIo<ClientIo>>().ok()?;
     Some(Side {
         stream: parts.io.into_inner().into_stream(),
@@ -175,7 +196,7 @@ fn client_side(upgraded: Upgraded) -> Option<Side<TcpStream>> {
     })
 }
 
-fn session_side(upgraded: Upgraded) -> Option<Side<TcpStream>> {
+fn session_side(upgraded: Upgraded) -> Option<Side<Stream>> {
     let parts = upgraded.downcast::<TokioIo<BackendIo>>().ok()?;
     Some(Side {
         stream: parts.io.into_inner().into_stream(),

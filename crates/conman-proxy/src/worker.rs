@@ -18,7 +18,7 @@ use crate::client_io::{ClientIo, Exchanges};
 use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
-use crate::{Directory, Gate, ProxyOptions, backend, forward};
+use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
 
 /// How often idle connections to sessions are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -36,14 +36,40 @@ pub(crate) enum Stage {
 /// What the tasks of one worker share.
 pub(crate) struct WorkerContext {
     pub(crate) options: Arc<ProxyOptions>,
-    pub(crate) directory: Arc<dyn Directory>,
-    pub(crate) gate: Arc<dyn Gate>,
+    pub(crate) front: Arc<Front>,
     pub(crate) hold: Arc<Hold>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) pool: Arc<Pool>,
     /// Connections and tunnels.
     pub(crate) tasks: TaskTracker,
     pub(crate) stage: watch::Receiver<Stage>,
+}
+
+/// Whom a listener is for.
+pub(crate) enum Front {
+    Clients {
+        directory: Arc<dyn Directory>,
+        gate: Arc<dyn Gate>,
+    },
+    Peers(PeerFront),
+}
+
+impl Front {
+    /// In metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Clients { .. } => "sessions",
+            Self::Peers(_) => "peers",
+        }
+    }
+
+    /// In names of threads.
+    pub(crate) fn thread(&self) -> &'static str {
+        match self {
+            Self::Clients { .. } => "proxy",
+            Self::Peers(_) => "peers",
+        }
+    }
 }
 
 /// A client's connection and its tunnel, counted against the listener's bound until both are gone.
@@ -89,6 +115,8 @@ pub(crate) struct ClientConnection {
     pub(crate) peer: HeaderValue,
     pub(crate) exchanges: Arc<Exchanges>,
     pub(crate) admission: Arc<Admission>,
+    /// On the listener for nodes: who judges this connection.
+    pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
 }
 
 /// A worker's main task: runs until the proxy is stopped, or drained and idle.
@@ -137,6 +165,15 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
     } = accepted;
     let stream = TcpStream::from_std(stream)?;
     backend::tune(&stream, worker.options.keepalive);
+    let (stream, visitor) = match &*worker.front {
+        Front::Clients { .. } => (Stream::Tcp(stream), None),
+        Front::Peers(front) => {
+            let accepting = front.accept.accept(stream);
+            let (stream, visitor) =
+                tokio::time::timeout(worker.options.head_timeout, accepting).await??;
+            (stream, Some(visitor))
+        }
+    };
     let exchanges = Arc::<Exchanges>::default();
     let io = ClientIo::new(stream, Arc::clone(&exchanges), &worker.options);
     let mut stage = worker.stage.clone();
@@ -153,6 +190,7 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
         peer,
         exchanges,
         admission: Arc::new(admission),
+        visitor,
     });
     let service = service_fn(move |request| {
         let client = Arc::clone(&client);
@@ -177,8 +215,10 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
 /// Why a client's connection ended before its time.
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
-    #[error("the socket could not be registered")]
-    Register(#[from] io::Error),
+    #[error("the socket could not be registered, or no node is at its other end")]
+    Begin(#[from] io::Error),
+    #[error("the other end did not say in time that it is a node")]
+    Slow(#[from] tokio::time::error::Elapsed),
     #[error("HTTP could not go on")]
     Http(#[from] hyper::Error),
 }

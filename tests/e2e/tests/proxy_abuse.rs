@@ -123,7 +123,7 @@ impl Stage {
         let metrics = self.conman.api().get("/metrics").await.text();
         let mut lines = metrics.lines();
         assert!(
-            lines.any(|line| line == "conman_proxy_panics_total 0"),
+            lines.any(|line| line == "conman_proxy_panics_total{listener=\"sessions\"} 0"),
             "{metrics}"
         );
     }

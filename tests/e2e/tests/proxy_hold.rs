@@ -101,7 +101,7 @@ impl Stage {
         let metrics = self.conman.api().get("/metrics").await.text();
         let value = metrics
             .lines()
-            .find_map(|line| line.strip_prefix("conman_proxy_held "));
+            .find_map(|line| line.strip_prefix("conman_proxy_held{listener=\"sessions\"} "));
         value.expect("it is told").parse().expect("a number")
     }
 

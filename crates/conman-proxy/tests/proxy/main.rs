@@ -2,6 +2,7 @@
 mod forwarding;
 mod framing;
 mod hold;
+mod hop;
 mod lifecycle;
 mod limits;
 mod pooling;

@@ -9,7 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, Problem, SessionId};
-use conman_proxy::{Backend, Directory, Gate, Proxy, ProxyOptions, Refusal, Route, Verdict};
+use conman_proxy::{
+    Backend, Directory, Gate, Link, Proxy, ProxyOptions, Refusal, Route, Verdict, Way,
+};
 use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -50,10 +52,10 @@ struct TestBackend {
 
 #[async_trait]
 impl Backend for TestBackend {
-    async fn connect(&self) -> io::Result<TcpStream> {
+    async fn connect(&self) -> io::Result<Link> {
         self.connections.fetch_add(1, Ordering::Relaxed);
         let address = *self.address.lock().expect("no panic while held");
-        TcpStream::connect(address).await
+        TcpStream::connect(address).await.map(Link::from)
     }
 }
 
@@ -81,13 +83,18 @@ impl TestSession {
         *self.backend.address.lock().expect("no panic while held") = address;
     }
 
-    fn route(&self, id: &SessionId) -> Route {
+    pub(crate) fn set_generation(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+    }
+
+    pub(crate) fn route(&self, id: &SessionId) -> Route {
         let generation = self.generation.load(Ordering::Relaxed);
         Route {
             session: id.clone(),
             generation: Generation::new(generation).expect("not zero"),
             activity: Arc::clone(&self.activity),
             closing: self.closing.subscribe(),
+            way: Way::Session,
             backend: Arc::clone(&self.backend) as Arc<dyn Backend>,
         }
     }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_node::{Node, SessionRoute};
 use conman_proto::SessionId;
-use conman_proxy::{Backend, Directory, Refusal, Route};
-use tokio::net::TcpStream;
+use conman_proxy::{Backend, Directory, Link, Refusal, Route, Way};
 
 /// When a client may ask again for a session that cannot be reached for a while.
 const RETRY_AFTER_S: u32 = 1;
@@ -31,6 +30,7 @@ impl Directory for NodeDirectory {
                 generation: route.generation,
                 activity: Arc::clone(&route.activity),
                 closing: route.closing.clone(),
+                way: Way::Session,
                 backend: Arc::new(SessionBackend(route)),
             }),
             Err(error) => {
@@ -51,7 +51,7 @@ struct SessionBackend(SessionRoute);
 
 #[async_trait]
 impl Backend for SessionBackend {
-    async fn connect(&self) -> io::Result<TcpStream> {
-        self.0.connect().await
+    async fn connect(&self) -> io::Result<Link> {
+        self.0.connect().await.map(Link::from)
     }
 }

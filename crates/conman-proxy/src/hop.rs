@@ -1,0 +1,232 @@
+use std::sync::Arc;
+
+use conman_core::ActivityGuard;
+use conman_proto::SessionId;
+use http::header::{EXPECT, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Response};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::answer::Unforwarded;
+use crate::body::{Fault, RequestBody, ResponseBody};
+use crate::forward::{self, Outgoing, session_response};
+use crate::loan::Loan;
+use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
+use crate::pool::{Lease, Wire};
+use crate::upgrade::{self, Offer};
+use crate::worker::ClientConnection;
+use crate::{Directory, Route, Turned, Way, backend};
+
+/// How often one request may be turned away before it is answered with an error: each time the
+/// session has moved, or its node has gone, and was looked up anew.
+const MAX_TURNS: u32 = 16;
+
+/// What a try with another node came to.
+pub(crate) enum Tried {
+    Answered(Box<Response<ResponseBody>>),
+    /// Nothing of the body was taken.
+    Turned(Turned),
+}
+
+/// Brings a request to the session's node, wherever that is by now.
+pub(crate) async fn forward(
+    client: &Arc<ClientConnection>,
+    mut route: Route,
+    outgoing: Outgoing,
+    mut offer: Option<Offer>,
+    wait: Wait<'_>,
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    let worker = &client.worker;
+    let Outgoing {
+        parts: mut head,
+        body,
+        fault,
+    } = outgoing;
+    let mut times = 0;
+    loop {
+        forward::readdress(&mut head, &route);
+        let tried = match (&route.way, &offer) {
+            (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
+            (Way::Peer { .. }, None) => send(client, &route, &head, body.loan(), &fault).await?,
+            // It has come to this very node meanwhile.
+            (Way::Session | Way::Api, None) => {
+                let parts = head;
+                let outgoing = Outgoing { parts, body, fault };
+                return forward::forward(client, &route, outgoing).await;
+            }
+        };
+        let turned = match tried {
+            Tried::Answered(response) => return Ok(*response),
+            Tried::Turned(turned) => turned,
+        };
+        worker.meters.turned(&turned);
+        times += 1;
+        tracing::debug!(session = %route.session, %turned, times, "turned away by another node");
+        if times >= MAX_TURNS || matches!(turned, Turned::Refused(_)) {
+            return Err(exhausted(&route.session, &turned));
+        }
+        let anew = wait
+            .directory
+            .route_anew(&route, &turned, times, wait.may_start);
+        let found = worker
+            .hold
+            .wait(
+                anew,
+                &route.session,
+                wait.until,
+                &worker.options,
+                &worker.meters,
+            )
+            .await?;
+        route = found;
+    }
+}
+
+/// How a request may wait for its session.
+#[derive(Clone, Copy)]
+pub(crate) struct Wait<'request> {
+    pub(crate) directory: &'request dyn Directory,
+    pub(crate) until: Instant,
+    pub(crate) may_start: bool,
+}
+
+impl Tried {
+    /// The answer of who cannot send the request elsewhere.
+    pub(crate) fn answered(self, route: &Route) -> Result<Response<ResponseBody>, Unforwarded> {
+        match self {
+            Self::Answered(response) => Ok(*response),
+            Self::Turned(turned) => Err(exhausted(&route.session, &turned)),
+        }
+    }
+}
+
+fn exhausted(session: &SessionId, turned: &Turned) -> Unforwarded {
+    Unforwarded::TurnedAway {
+        session: session.clone(),
+        why: turned.to_string(),
+    }
+}
+
+/// Sends an ordinary request to the node, on an idle connection where there is one.
+async fn send(
+    client: &Arc<ClientConnection>,
+    route: &Route,
+    head: &Parts,
+    loan: Option<&Arc<Loan>>,
+    fault: &Arc<Fault>,
+) -> Result<Tried, Unforwarded> {
+    let worker = &client.worker;
+    let activity = route.activity.begin();
+    loop {
+        let pooled = worker.pool.take(route);
+        let reused = pooled.is_some();
+        let mut wire = match pooled {
+            Some(wire) => wire,
+            None => match open(client, route).await {
+                Ok(wire) => wire,
+                Err(turned) => return Ok(Tried::Turned(turned)),
+            },
+        };
+        let Some((request, promised)) = promise(head, loan, client, fault) else {
+            return Err(exhausted(&route.session, &Turned::NotOwner));
+        };
+        let sent = wire.sender.try_send_request(seal(&wire, request));
+        let error = match client.within_response_timeout(&route.session, sent).await? {
+            Ok(response) => {
+                return arrived(client, route, head, (response, wire, activity), promised);
+            }
+            Err(error) => error,
+        };
+        let mut error = error;
+        // The node closed an idle connection at this moment: not a byte went out on it.
+        if !(reused && error.take_message().is_some()) {
+            return Err(forward::unanswered(route, error.into_error(), fault));
+        }
+    }
+}
+
+/// What the promise of a body is known by, where there is one.
+type Promised<'loan> = Option<(&'loan Arc<Loan>, u64)>;
+
+/// A request with a promise of the body; `None` when the body is somebody's already.
+fn promise<'loan>(
+    head: &Parts,
+    loan: Option<&'loan Arc<Loan>>,
+    client: &ClientConnection,
+    fault: &Arc<Fault>,
+) -> Option<(Request<RequestBody>, Promised<'loan>)> {
+    let Some(loan) = loan else {
+        return Some((
+            Request::from_parts(head.clone(), RequestBody::empty()),
+            None,
+        ));
+    };
+    let promise = loan.promise()?;
+    let number = promise.number();
+    let body = RequestBody::promised(promise, &client.worker.options, Arc::clone(fault));
+    let mut request = Request::from_parts(head.clone(), body);
+    let headers = request.headers_mut();
+    if headers
+        .insert(EXPECT, HeaderValue::from_static("100-continue"))
+        .is_none()
+    {
+        headers.insert(&X_CONMAN_EXPECT, EXPECT_OF_HOP);
+    }
+    let asked = Arc::clone(loan);
+    hyper::ext::on_informational(&mut request, move |informational| {
+        if informational.status() == http::StatusCode::CONTINUE {
+            asked.ask_for(number);
+        }
+    });
+    Some((request, Some((loan, number))))
+}
+
+fn arrived(
+    client: &Arc<ClientConnection>,
+    route: &Route,
+    head: &Parts,
+    (response, wire, activity): (Response<Incoming>, Wire, ActivityGuard),
+    promised: Promised<'_>,
+) -> Result<Tried, Unforwarded> {
+    let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, true);
+    if let Some(turned) = Turned::of(response.headers()) {
+        // With a body promised, the connection's end is undecided, so it is not used again.
+        if promised.is_none() && http_body::Body::is_end_stream(response.body()) {
+            lease.give_back();
+        }
+        return Ok(Tried::Turned(turned));
+    }
+    if let Some((loan, number)) = promised {
+        // Answered without asking for the body. Whether it is still wanted shows in whether the
+        // connection is closed.
+        loan.ask_for(number);
+    }
+    let head_only = head.method == Method::HEAD;
+    session_response(client, route, head_only, response, lease, activity)
+        .map(|response| Tried::Answered(Box::new(response)))
+}
+
+/// A new connection to the node.
+pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, Turned> {
+    let options = &client.worker.options;
+    let unreachable = |error: &dyn std::error::Error| Turned::Unreachable(error.to_string());
+    let link = match backend::connect(route, options).await {
+        Ok(link) => link,
+        Err(Unforwarded::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
+        Err(other) => return Err(unreachable(&other)),
+    };
+    backend::handshake(link, options, true)
+        .await
+        .map_err(|error| unreachable(&error))
+}
+
+/// Marks a request as this node's, where the connection asks for that.
+pub(crate) fn seal(wire: &Wire, request: Request<RequestBody>) -> Request<RequestBody> {
+    let Some(seal) = &wire.seal else {
+        return request;
+    };
+    let (mut parts, body) = request.into_parts();
+    seal.seal(&mut parts);
+    Request::from_parts(parts, body)
+}

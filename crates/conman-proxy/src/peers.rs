@@ -1,0 +1,186 @@
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use conman_proto::{Generation, Problem, SessionId};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use tokio::net::TcpStream;
+
+use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
+use crate::{Backend, Route, Stream};
+
+/// Why a node turned a request of another away; only on answers to nodes.
+pub(crate) static X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+/// `hop`: the `Expect` of a request is the entry node's, not the client's.
+pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
+/// The one value of [`X_CONMAN_EXPECT`].
+pub(crate) const EXPECT_OF_HOP: HeaderValue = HeaderValue::from_static("hop");
+
+const NOT_OWNER: &str = "not-owner";
+const NOT_READY: &str = "not-ready";
+const REFUSED: &str = "refused";
+
+/// What serves the listener for the other nodes of the fleet.
+pub struct PeerFront {
+    /// Lets nodes in.
+    pub accept: Arc<dyn PeerAccept>,
+    /// The sessions of this node.
+    pub sessions: Arc<dyn OwnSessions>,
+    /// The API of this node, for what other nodes ask on behalf of their callers.
+    pub api: Arc<dyn Backend>,
+}
+
+/// Begins connections of other nodes.
+#[async_trait]
+pub trait PeerAccept: Send + Sync + 'static {
+    /// Whatever has to be said before HTTP is, and who judges the connection's requests. Bounded
+    /// in time by the proxy; safe to cancel.
+    ///
+    /// # Errors
+    /// The connection is no node's.
+    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)>;
+}
+
+/// Judges the requests of one connection, in their order.
+pub trait PeerVisitor: Send + Sync {
+    /// The name of the node that asks.
+    ///
+    /// # Errors
+    /// Why the request is no node's.
+    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>>;
+}
+
+/// The sessions of this node, for other nodes.
+pub trait OwnSessions: Send + Sync + 'static {
+    /// Where a request goes whose sender believes that this node owns `generation` of the session.
+    /// Never waits: the node that the client has reached does.
+    ///
+    /// # Errors
+    /// This node owns neither that generation nor a newer one, or it cannot take requests now.
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned>;
+}
+
+/// Why another node did not take a request; nothing of its body has gone out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turned {
+    /// It does not own the session.
+    NotOwner,
+    /// It owns the session, which is starting, ending or frozen.
+    NotReady,
+    /// It cannot be connected to.
+    Unreachable(String),
+    /// It does not take this node for one of its fleet.
+    Refused(String),
+}
+
+impl Turned {
+    /// The reason of an answer, if the node that gives it turns the request away.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        match headers.get(&X_CONMAN_TURNED)?.to_str().ok()? {
+            NOT_OWNER => Some(Self::NotOwner),
+            NOT_READY => Some(Self::NotReady),
+            _ => Some(Self::Refused("its log and this node's tell why".to_owned())),
+        }
+    }
+
+    pub(crate) fn header(&self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::NotOwner => NOT_OWNER,
+            Self::NotReady => NOT_READY,
+            Self::Unreachable(_) | Self::Refused(_) => REFUSED,
+        })
+    }
+}
+
+impl fmt::Display for Turned {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotOwner => formatter.write_str("it does not own the session"),
+            Self::NotReady => formatter.write_str("the session cannot take requests there now"),
+            Self::Unreachable(why) => write!(formatter, "it cannot be reached: {why}"),
+            Self::Refused(why) => {
+                write!(
+                    formatter,
+                    "it does not take this node for one of its fleet: {why}"
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Debug for PeerFront {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PeerFront").finish_non_exhaustive()
+    }
+}
+
+/// What another node asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Session(SessionId, Generation),
+    Api,
+}
+
+impl Asked {
+    /// Reads the fields by which a node names a session; without them it asks the API.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let one = |name: &HeaderName| {
+            let mut values = headers.get_all(name).iter();
+            (values.next(), values.next().is_none())
+        };
+        match (one(&X_CONMAN_SESSION), one(&X_CONMAN_GENERATION)) {
+            ((None, _), _) => Some(Self::Api),
+            ((Some(id), true), (Some(generation), true)) => {
+                let id = id.to_str().ok()?.parse().ok()?;
+                let generation = generation.to_str().ok()?.parse().ok()?;
+                Some(Self::Session(id, Generation::new(generation)?))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(fields: &[(&'static str, &'static str)]) -> Option<Asked> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        Asked::of(&headers)
+    }
+
+    #[test]
+    fn a_node_asks_for_one_generation_of_one_session_or_for_the_api() {
+        let (session, generation) = ("x-conman-session", "x-conman-generation");
+        let alice = Asked::Session(
+            "alice".parse().expect("an id"),
+            Generation::new(7).expect("not zero"),
+        );
+        assert_eq!(asked(&[(session, "alice"), (generation, "7")]), Some(alice));
+        assert_eq!(asked(&[]), Some(Asked::Api));
+        for strange in [
+            &[(session, "alice")][..],
+            &[(session, "alice"), (generation, "0")],
+            &[(session, "Alice"), (generation, "7")],
+            &[(session, "alice"), (session, "bob"), (generation, "7")],
+            &[(session, "alice"), (generation, "7"), (generation, "8")],
+        ] {
+            assert_eq!(asked(strange), None, "{strange:?}");
+        }
+    }
+
+    #[test]
+    fn why_a_request_was_turned_away_is_read_as_it_was_written() {
+        for turned in [Turned::NotOwner, Turned::NotReady] {
+            let mut headers = HeaderMap::new();
+            headers.insert(&X_CONMAN_TURNED, turned.header());
+            assert_eq!(Turned::of(&headers), Some(turned));
+        }
+        assert_eq!(Turned::of(&HeaderMap::new()), None);
+    }
+}
