@@ -1,5 +1,6 @@
 //! What a cluster is to be like, and the files of its nodes.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -28,6 +29,7 @@ pub struct Builder {
     pub(crate) nodes: u8,
     pub(crate) members: u8,
     pub(crate) etcd_arguments: Vec<String>,
+    binaries: BTreeMap<String, PathBuf>,
     timing: Timing,
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
@@ -41,6 +43,7 @@ impl Default for Builder {
             nodes: 3,
             members: 3,
             etcd_arguments: Vec::new(),
+            binaries: BTreeMap::new(),
             timing: Timing::default(),
             joined: false,
             sections: Vec::new(),
@@ -60,6 +63,12 @@ impl Builder {
         self
     }
 
+    /// Has a node run another `conman`.
+    pub fn binary_on(mut self, node: &str, binary: &Path) -> Self {
+        self.binaries.insert(node.to_owned(), binary.to_owned());
+        self
+    }
+
     /// With time-outs that tests can wait for.
     pub fn short(mut self) -> Self {
         self.timing = timing::SHORT;
@@ -70,6 +79,12 @@ impl Builder {
     pub fn apart(mut self) -> Self {
         self.joined = false;
         self
+    }
+
+    /// Whether the nodes share etcd.
+    #[must_use]
+    pub fn is_joined(&self) -> bool {
+        self.joined
     }
 
     /// The fleet's time-outs.
@@ -231,6 +246,7 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         members: builder.members,
         owner: None,
         binary: binary.to_owned(),
+        binaries: builder.binaries.clone(),
         first_port: 0,
         etcd_directory,
     })
@@ -238,7 +254,7 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
 
 /// Has a node know the image.
 pub(crate) fn import(layout: &Layout, node: &str, archive: &Path) -> Result<()> {
-    let mut import = Command::new(&layout.binary);
+    let mut import = Command::new(layout.binary(node));
     import.arg("--socket").arg(layout.socket(node));
     import
         .args(["image", "import"])

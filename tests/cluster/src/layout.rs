@@ -1,5 +1,6 @@
 //! What everything of a cluster is called, so that every process finds it.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,9 @@ pub struct Layout {
     pub owner: Option<ProcessIdentity>,
     /// The `conman` that its nodes run.
     pub binary: PathBuf,
+    /// Those nodes that run another one.
+    #[serde(default)]
+    pub binaries: BTreeMap<String, PathBuf>,
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
@@ -118,6 +122,12 @@ impl Layout {
     #[must_use]
     pub fn socket(&self, node: &str) -> PathBuf {
         self.host_directory(node).join("conman.sock")
+    }
+
+    /// What a node runs.
+    #[must_use]
+    pub fn binary(&self, node: &str) -> &Path {
+        self.binaries.get(node).unwrap_or(&self.binary)
     }
 
     /// A directory below which all sessions may bind, as if it were a shared file system.
@@ -224,6 +234,7 @@ mod tests {
             members: MOST,
             owner: None,
             binary: PathBuf::from("/nowhere/conman"),
+            binaries: BTreeMap::new(),
             first_port: 0,
             etcd_directory: PathBuf::from("/nowhere"),
         };

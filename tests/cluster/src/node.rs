@@ -1,7 +1,7 @@
 //! One conman node: its daemon, its shim and what they run.
 
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -84,6 +84,29 @@ impl Node {
         }
         *daemon = Some(spawn(&self.layout, &self.host.name)?);
         Ok(())
+    }
+
+    /// Starts the daemon with these in its environment.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(&self, environment: &[(&str, &std::ffi::OsStr)]) -> Result<()> {
+        let mut daemon = self.child();
+        if daemon.is_some() {
+            bail!("the daemon of {} runs already", self.host.name);
+        }
+        let mut serve = self.serve()?;
+        serve.envs(environment.iter().copied());
+        *daemon = Some(serve.spawn().context("cannot start conman")?);
+        Ok(())
+    }
+
+    /// A daemon of this node, for a second one beside the first.
+    ///
+    /// # Errors
+    /// When its log cannot be written.
+    pub fn serve(&self) -> Result<Command> {
+        serve(&self.layout, &self.host.name)
     }
 
     /// Waits until `/readyz` says yes.
@@ -242,8 +265,13 @@ pub(crate) fn forwarded(
 
 /// Starts a daemon; the process is `conman` itself.
 pub(crate) fn spawn(layout: &Layout, node: &str) -> Result<Child> {
+    let spawned = serve(layout, node)?.spawn();
+    spawned.with_context(|| format!("cannot start conman on {node}"))
+}
+
+fn serve(layout: &Layout, node: &str) -> Result<Command> {
     let log = log_file(&log_path(layout, node))?;
-    let mut command = detached(&layout.namespace_path(node), &layout.binary);
+    let mut command = detached(&layout.namespace_path(node), layout.binary(node));
     command
         .arg("serve")
         .arg("--config")
@@ -251,8 +279,7 @@ pub(crate) fn spawn(layout: &Layout, node: &str) -> Result<Child> {
         .env_remove("RUST_LOG")
         .stdout(log.try_clone().context("cannot share a log")?)
         .stderr(log);
-    let spawned = command.spawn();
-    spawned.with_context(|| format!("cannot start conman on {node}"))
+    Ok(command)
 }
 
 /// Kills what a node runs besides a daemon that is somebody's child, and all of its memory.

@@ -26,6 +26,8 @@ pub struct Life {
     pub host: String,
     pub first_ns: u64,
     pub last_ns: u64,
+    /// Longest time without a line.
+    pub longest_gap_ns: u64,
     pub lines: u64,
 }
 
@@ -89,6 +91,7 @@ impl Checker {
             host: line.host.clone(),
             first_ns: line.monotonic_ns,
             last_ns: line.monotonic_ns,
+            longest_gap_ns: 0,
             lines: 0,
         });
         life.lines += 1;
@@ -97,6 +100,8 @@ impl Checker {
         } else if line.monotonic_ns < life.last_ns {
             self.violations.push(Violation::Backwards { line });
         } else {
+            let gap = line.monotonic_ns - life.last_ns;
+            life.longest_gap_ns = life.longest_gap_ns.max(gap);
             life.last_ns = line.monotonic_ns;
         }
     }

@@ -16,4 +16,4 @@ pub use drive::Drive;
 pub use faults::{Event, Fault, Scale, draw};
 pub use line::Line;
 pub use tail::Tail;
-pub use witness::{TEMPLATE, journal, make_journal, template, write};
+pub use witness::{TEMPLATE, journal, make_journal, monotonic_ns, template, write};

@@ -103,8 +103,9 @@ fn random() -> io::Result<String> {
     Ok(bytes.map(|byte| format!("{byte:02x}")).concat())
 }
 
-/// CLOCK_MONOTONIC.
-pub(crate) fn monotonic_ns() -> u64 {
+/// What witnesses read: CLOCK_MONOTONIC.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither is ever negative.
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()

@@ -1,0 +1,201 @@
+//! A fleet whose sessions are witnesses, and what is asked of it again and again.
+
+use std::path::Path;
+use std::time::Duration;
+
+use conman_cluster::overlap::{Life, TEMPLATE, Tail, journal, monotonic_ns};
+use conman_cluster::{Builder, Cluster, Cut, Node, requirements};
+use conman_core::ownership::Timing;
+use conman_e2e::{Answer, eventually, eventually_some};
+use conman_proto::{EnsureResponse, Session};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
+
+/// Bound on anything that must come about, on a loaded machine: far above what it takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// A client's patience with a node that may stand still.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Lines that show that a witness goes on.
+const SOME_LINES: u64 = 5;
+
+pub(crate) struct Fleet {
+    pub(crate) cluster: Cluster,
+    timing: Timing,
+    tail: Tail,
+}
+
+impl Fleet {
+    /// `None` on a machine that can hold none, which has been said then.
+    pub(crate) async fn start(builder: Builder) -> Option<Self> {
+        let ready = requirements()?;
+        let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+        let cluster = cluster.expect("a cluster");
+        let tail = Tail::open(&journal(cluster.layout())).expect("the journal");
+        let timing = *builder.timing();
+        Some(Self {
+            cluster,
+            timing,
+            tail,
+        })
+    }
+
+    /// The same of nodes that share etcd.
+    pub(crate) async fn shared(builder: Builder) -> Option<Self> {
+        use std::io::Write as _;
+        if !builder.is_joined() {
+            let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
+            return None;
+        }
+        Self::start(builder).await
+    }
+
+    /// The fleet's time-outs.
+    pub(crate) fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    /// Cuts a node off all other hosts.
+    pub(crate) fn cut_off(&self, node: usize) {
+        let own = self.node(node).host().clone();
+        for other in self.cluster.layout().hosts() {
+            if other != own {
+                let cut = Cut::Between(own.clone(), other);
+                self.cluster.cut(&cut).expect("cut");
+            }
+        }
+    }
+
+    pub(crate) fn node(&self, index: usize) -> &Node {
+        &self.cluster.nodes()[index]
+    }
+
+    /// Asks a node for a witness until one runs, wherever that is.
+    pub(crate) async fn ensure(&self, node: usize, id: &str) -> Session {
+        self.ensure_after(node, id, 0).await
+    }
+
+    /// The same until one of a greater generation runs.
+    pub(crate) async fn ensure_after(&self, node: usize, id: &str, generation: u64) -> Session {
+        let what = format!("n{} has {id} run, later than {generation}", node + 1);
+        eventually_some(&what, PATIENCE, async || {
+            let answer = self.try_ensure(node, id).await?;
+            if !answer.status.is_success() {
+                return None;
+            }
+            let response: EnsureResponse = answer.expect(answer.status);
+            (response.session.generation.get() > generation).then_some(response.session)
+        })
+        .await
+    }
+
+    /// Asks once; `None` without an answer in time.
+    pub(crate) async fn try_ensure(&self, node: usize, id: &str) -> Option<Answer> {
+        let body = json!({"template": TEMPLATE});
+        self.ask(
+            node,
+            Method::PUT,
+            &format!("/v1/sessions/{id}"),
+            Some(&body),
+        )
+        .await
+    }
+
+    pub(crate) async fn ask(
+        &self,
+        node: usize,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Option<Answer> {
+        let api = self.node(node).api();
+        let asked = timeout(ANSWER, api.try_send(method, path, body)).await;
+        asked.ok()?.ok()
+    }
+
+    /// The lives of a session so far.
+    pub(crate) fn lives(&mut self, id: &str) -> Vec<Life> {
+        self.tail.catch_up().expect("the journal can be read");
+        self.tail.checker().lives(id)
+    }
+
+    /// The life of a generation, if it has begun.
+    pub(crate) fn life(&mut self, id: &str, generation: u64) -> Option<Life> {
+        let lives = self.lives(id).into_iter();
+        lives.into_iter().find(|life| life.generation == generation)
+    }
+
+    /// Waits until a life writes, from now on.
+    pub(crate) async fn goes_on(&mut self, id: &str, generation: u64) -> Life {
+        let before = self.life(id, generation).map_or(0, |life| life.lines);
+        let what = format!("{id}.{generation} goes on");
+        let tail = &mut self.tail;
+        eventually_some(&what, PATIENCE, async || {
+            tail.catch_up().expect("the journal can be read");
+            let lives = tail.checker().lives(id);
+            let mut lives = lives.into_iter();
+            lives.find(|life| life.generation == generation && life.lines > before + SOME_LINES)
+        })
+        .await
+    }
+
+    /// Waits until a life has not written for `quiet`: when its last line was.
+    pub(crate) async fn stands_still(&mut self, id: &str, generation: u64, quiet: Duration) -> u64 {
+        let quiet = u64::try_from(quiet.as_nanos()).expect("a short time");
+        let tail = &mut self.tail;
+        let what = format!("{id}.{generation} stands still");
+        eventually_some(&what, PATIENCE, async || {
+            // Read before the journal: what is written meanwhile is later.
+            let now = monotonic_ns();
+            tail.catch_up().expect("the journal can be read");
+            let lives = tail.checker().lives(id);
+            let life = lives.into_iter().find(|life| life.generation == generation);
+            let last = life?.last_ns;
+            (now.saturating_sub(last) > quiet).then_some(last)
+        })
+        .await
+    }
+
+    /// No two ever ran, and every later one has a greater generation.
+    pub(crate) fn judge(&mut self) {
+        let report = self.tail.catch_up().expect("the journal can be read");
+        let violations: Vec<String> = report.violations.iter().map(ToString::to_string).collect();
+        assert_eq!(violations, Vec::<String>::new(), "{report}");
+        assert!(report.lines > 0, "nothing was witnessed");
+    }
+
+    /// Waits until all nodes are ready.
+    pub(crate) async fn all_ready(&self) {
+        for node in self.cluster.nodes() {
+            eventually("it is ready", PATIENCE, async || {
+                assert!(
+                    matches!(node.ended(), Ok(None)),
+                    "the daemon of {} has ended: {}",
+                    node.name(),
+                    node.log()
+                );
+                node.readiness().await.is_ok()
+            })
+            .await;
+        }
+    }
+
+    /// Has a node be preempted.
+    pub(crate) async fn preempt(&self, node: usize) -> Answer {
+        let body = json!({"reason": "a test"});
+        let admin = self.node(node).admin();
+        let answer = admin.post("/v1/nodes/self/preempt", &body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        answer
+    }
+}
+
+/// Tells what was measured: figures belong to a quiet machine, not to a verdict.
+pub(crate) fn measured(what: &str, from_ns: u64, to_ns: u64) {
+    use std::io::Write as _;
+    let ms = to_ns.saturating_sub(from_ns) / 1_000_000;
+    // Not by `println!`, which the test harness keeps to itself where a test passes.
+    let _ = writeln!(std::io::stderr(), "measured: {what}: {ms} ms");
+}

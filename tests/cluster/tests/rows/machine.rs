@@ -1,0 +1,185 @@
+//! Machines that vanish, with and without a word.
+
+use std::time::Duration;
+
+use conman_cluster::Cluster;
+use conman_cluster::overlap::monotonic_ns;
+use conman_e2e::eventually;
+use conman_linux::Signal;
+use http::StatusCode;
+use tokio::time::sleep;
+
+use crate::fleet::{Fleet, PATIENCE, measured};
+
+#[tokio::test]
+async fn row_19_no_notice_has_every_session_taken_over() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    let mut old = Vec::new();
+    for id in ["a", "b", "c", "d", "e", "f"] {
+        let generation = fleet.ensure(0, id).await.generation.get();
+        fleet.goes_on(id, generation).await;
+        old.push((id, generation));
+    }
+    let begun = monotonic_ns();
+    fleet.node(0).lose().expect("lost");
+    for (number, (id, generation)) in old.iter().enumerate() {
+        let new = fleet
+            .ensure_after(1 + number % 2, id, 0)
+            .await
+            .generation
+            .get();
+        let life = fleet.goes_on(id, new).await;
+        assert!(new >= *generation);
+        if new > *generation {
+            measured(
+                "from a machine's end to a session's first line",
+                begun,
+                life.first_ns,
+            );
+        }
+    }
+    fleet.judge();
+    // It comes back and has nothing of them.
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    for (id, _) in old {
+        let lives = fleet.lives(id);
+        let newest = lives.last().expect("it lived").generation;
+        assert_eq!(fleet.ensure(0, id).await.generation.get(), newest);
+    }
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let old = fleet.ensure(0, "s").await.generation.get();
+    fleet.goes_on("s", old).await;
+    fleet.preempt(0).await;
+    fleet.preempt(0).await;
+    assert_eq!(fleet.node(0).session_processes(), []);
+    let last = fleet.life("s", old).expect("it wrote").last_ns;
+    let new = fleet.ensure_after(1, "s", old).await.generation.get();
+    let life = fleet.goes_on("s", new).await;
+    measured(
+        "from the last line to the first elsewhere",
+        last,
+        life.first_ns,
+    );
+    let readmitted = fleet
+        .node(0)
+        .admin()
+        .send(http::Method::POST, "/v1/nodes/self/readmit", None)
+        .await;
+    assert_eq!(readmitted.status, StatusCode::OK, "{}", readmitted.text());
+    fleet.all_ready().await;
+    let more = fleet.ensure(0, "more").await.generation.get();
+    fleet.goes_on("more", more).await;
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_served() {
+    const SESSIONS: usize = 24;
+    // All of the matrix's thirty nodes only where somebody has the time and the machine.
+    let thirty = std::env::var_os("CONMAN_CLUSTER_THIRTY").is_some();
+    let (nodes, preempted) = if thirty { (30, 9) } else { (6, 2) };
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(nodes).short()).await else {
+        return;
+    };
+    let nodes = usize::from(nodes);
+    let mut generations = Vec::new();
+    for number in 0..SESSIONS {
+        let id = format!("s{number}");
+        let generation = fleet.ensure(number % nodes, &id).await.generation.get();
+        fleet.goes_on(&id, generation).await;
+        generations.push((id, generation));
+    }
+    let begun = monotonic_ns();
+    for node in 0..preempted {
+        fleet.preempt(node).await;
+    }
+    for (number, (id, generation)) in generations.iter().enumerate() {
+        let node = preempted + number % (nodes - preempted);
+        let now = fleet.ensure_after(node, id, 0).await.generation.get();
+        assert!(now >= *generation);
+        fleet.goes_on(id, now).await;
+    }
+    measured(
+        "from the first notice until all are served",
+        begun,
+        monotonic_ns(),
+    );
+    for node in 0..preempted {
+        assert_eq!(fleet.node(node).session_processes(), []);
+    }
+    fleet.judge();
+}
+
+/// The shim stands still with the order to start; by the time that it reads it, the session is
+/// another node's.
+#[tokio::test]
+async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_newer_one() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    // So that the template's image is open and nothing else takes time.
+    let first = fleet.ensure(0, "first").await.generation.get();
+    fleet.goes_on("first", first).await;
+    fleet.node(0).api().stop("first").await;
+
+    fleet.node(0).signal_shim(Signal::STOP).expect("stopped");
+    let answer = fleet.try_ensure(0, "late").await;
+    assert!(answer.is_none_or(|answer| !answer.status.is_success()));
+    // With nothing running there, the fence has nothing to do that it misses.
+    fleet.cut_off(0);
+    let new = fleet.ensure_after(1, "late", 0).await.generation.get();
+    fleet.goes_on("late", new).await;
+    fleet.node(0).signal_shim(Signal::CONT).expect("continued");
+    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
+    fleet.goes_on("late", new).await;
+    fleet.cluster.heal().expect("healed");
+    fleet.all_ready().await;
+    eventually("what came late is gone", PATIENCE, async || {
+        fleet.node(0).session_processes().is_empty()
+    })
+    .await;
+    fleet.goes_on("late", new).await;
+    fleet.judge();
+}
+
+/// `CONMAN_PREVIOUS_BINARY` names the release before this one.
+#[tokio::test]
+async fn row_34_version_skew_works_in_both_directions() {
+    use std::io::Write as _;
+    let Some(previous) = std::env::var_os("CONMAN_PREVIOUS_BINARY") else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: CONMAN_PREVIOUS_BINARY names no earlier release"
+        );
+        return;
+    };
+    let builder = Cluster::builder().nodes(2).short();
+    let builder = builder.binary_on("n2", previous.as_ref());
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    for (from, to) in [(0, 1), (1, 0)] {
+        let id = format!("from-{from}");
+        let old = fleet.ensure(from, &id).await.generation.get();
+        fleet.goes_on(&id, old).await;
+        fleet.node(from).api().stop(&id).await;
+        let new = fleet.ensure_after(to, &id, old).await.generation.get();
+        fleet.goes_on(&id, new).await;
+        fleet.node(to).lose().expect("lost");
+        let next = fleet.ensure_after(from, &id, new).await.generation.get();
+        fleet.goes_on(&id, next).await;
+        fleet.node(to).start().expect("started");
+        fleet.all_ready().await;
+        fleet.judge();
+    }
+}

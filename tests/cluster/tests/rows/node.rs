@@ -1,0 +1,184 @@
+//! Daemons and shims that die, stand still or come twice.
+
+use std::time::Duration;
+
+use conman_cluster::overlap::monotonic_ns;
+use conman_cluster::{Cluster, Node};
+use conman_e2e::{eventually, eventually_some};
+use conman_linux::Signal;
+use tokio::net::UnixDatagram;
+use tokio::time::{sleep, timeout};
+
+use crate::fleet::{Fleet, PATIENCE, measured};
+
+/// Sessions that a fault is to leave alone.
+const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
+
+async fn started(fleet: &mut Fleet) -> Vec<u64> {
+    let mut generations = Vec::new();
+    for id in SESSIONS {
+        let session = fleet.ensure(0, id).await;
+        let generation = session.generation.get();
+        fleet.goes_on(id, generation).await;
+        generations.push(generation);
+    }
+    generations
+}
+
+/// The very processes that ran before.
+async fn untouched(fleet: &mut Fleet, generations: &[u64]) {
+    for (id, generation) in SESSIONS.into_iter().zip(generations) {
+        fleet.goes_on(id, *generation).await;
+        assert_eq!(fleet.lives(id).len(), 1, "{id} was restarted");
+    }
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_01_daemon_crash_at_any_moment_restarts_no_session() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..10 {
+        fleet.node(0).kill_daemon().expect("killed");
+        fleet.node(0).start().expect("started");
+        // While it opens, adopts, joins, serves.
+        sleep(Duration::from_millis(random.u64(0..800))).await;
+    }
+    fleet.node(0).kill_daemon().expect("killed");
+    let begun = monotonic_ns();
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    measured(
+        "from a daemon's start to its readiness",
+        begun,
+        monotonic_ns(),
+    );
+    untouched(&mut fleet, &generations).await;
+}
+
+#[tokio::test]
+async fn row_04_two_daemons_on_one_state_directory_are_one() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    let mut second = fleet.node(0).serve().expect("a command");
+    let begun = monotonic_ns();
+    let mut second = second.spawn().expect("started");
+    let status = eventually_some("the second one gives up", PATIENCE, async || {
+        second.try_wait().expect("it can be looked after")
+    })
+    .await;
+    measured(
+        "from a second daemon's start to its end",
+        begun,
+        monotonic_ns(),
+    );
+    assert!(!status.success(), "{status}");
+    assert!(fleet.node(0).readiness().await.is_ok());
+    untouched(&mut fleet, &generations).await;
+}
+
+/// Failpoints in single tasks are no part of the binary: all of the daemon stands still here, and the
+/// test is the service manager.
+#[tokio::test]
+async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adopts_all() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    fleet.node(0).kill_daemon().expect("killed");
+    let path = fleet.cluster.layout().directory.join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket can be made");
+    start_watched(fleet.node(0), &path);
+    assert!(
+        alive(&socket, PATIENCE).await,
+        "the daemon says that it lives"
+    );
+    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    // What it said before is read first; then nothing comes, for longer than it promised.
+    let silence = Duration::from_micros(WATCHDOG_US) * 5;
+    eventually("the watchdog is not fed any more", PATIENCE, async || {
+        !alive(&socket, silence).await
+    })
+    .await;
+    fleet.node(0).kill_daemon().expect("killed");
+    start_watched(fleet.node(0), &path);
+    fleet.all_ready().await;
+    assert!(alive(&socket, PATIENCE).await, "the next one lives");
+    untouched(&mut fleet, &generations).await;
+}
+
+/// Shorter than a service's, so that the test is.
+const WATCHDOG_US: u64 = 600_000;
+
+fn start_watched(node: &Node, socket: &std::path::Path) {
+    let watchdog = WATCHDOG_US.to_string();
+    let environment = [
+        ("NOTIFY_SOCKET", socket.as_os_str()),
+        ("WATCHDOG_USEC", watchdog.as_ref()),
+    ];
+    node.start_with(&environment).expect("started");
+}
+
+/// Whether the daemon tells within this time that it lives.
+async fn alive(socket: &UnixDatagram, patience: Duration) -> bool {
+    let told = async {
+        let mut bytes = [0; 4_096];
+        loop {
+            let length = socket.recv(&mut bytes).await.expect("the socket is open");
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            if text.lines().any(|line| line == "WATCHDOG=1") {
+                return;
+            }
+        }
+    };
+    timeout(patience, told).await.is_ok()
+}
+
+#[tokio::test]
+async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    let old = fleet.node(0).shim_pids();
+    let begun = monotonic_ns();
+    fleet.node(0).kill_shim().expect("killed");
+    eventually("another shim stands", PATIENCE, async || {
+        let now = fleet.node(0).shim_pids();
+        !now.is_empty() && now.iter().all(|pid| !old.contains(pid))
+    })
+    .await;
+    measured("from a shim's death to the next one", begun, monotonic_ns());
+    untouched(&mut fleet, &generations).await;
+    // Both the old sessions and new ones can be ended: nothing leaked.
+    let more = fleet.ensure(0, "more").await.generation.get();
+    fleet.goes_on("more", more).await;
+    for id in SESSIONS.into_iter().chain(["more"]) {
+        fleet.node(0).api().stop(id).await;
+    }
+    assert_eq!(fleet.node(0).session_processes(), []);
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_25_shim_and_daemon_killed_together_leave_their_containers_to_the_next_ones() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    fleet.node(0).kill_daemon().expect("killed");
+    fleet.node(0).kill_shim().expect("killed");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    untouched(&mut fleet, &generations).await;
+}

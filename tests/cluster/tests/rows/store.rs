@@ -1,0 +1,304 @@
+//! etcd that dies, hangs, is full, forgets, or whose answers are lost.
+
+use std::time::Duration;
+
+use conman_cluster::overlap::monotonic_ns;
+use conman_cluster::{Cluster, Cut};
+use conman_e2e::{eventually, eventually_some};
+use conman_linux::Signal;
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::fleet::{Fleet, PATIENCE, measured};
+
+const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
+/// A witness that has not written for so long stands still: fifty times its pause.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Sessions on every node, with their generations.
+async fn spread(fleet: &mut Fleet) -> Vec<(&'static str, u64)> {
+    let mut running = Vec::new();
+    for (number, id) in SESSIONS.into_iter().enumerate() {
+        let node = number % fleet.cluster.nodes().len();
+        let generation = fleet.ensure(node, id).await.generation.get();
+        fleet.goes_on(id, generation).await;
+        running.push((id, generation));
+    }
+    running
+}
+
+/// None was lost: each goes on as the process that it was.
+async fn none_lost(fleet: &mut Fleet, running: &[(&str, u64)]) {
+    for (id, generation) in running {
+        fleet.goes_on(id, *generation).await;
+        assert_eq!(fleet.lives(id).len(), 1, "{id} was restarted");
+    }
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
+    // The defaults: an election takes longer than the short time-outs would bear.
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    let leader = fleet.cluster.leader().await.expect("one leads");
+    let begun = monotonic_ns();
+    fleet.cluster.members()[leader].kill().expect("killed");
+    fleet.cluster.leader().await.expect("another leads");
+    measured("an election", begun, monotonic_ns());
+    none_lost(&mut fleet, &running).await;
+    longest_pause(&mut fleet, &running);
+    // It is owned still: new work goes on as well.
+    let more = fleet.ensure(1, "more").await.generation.get();
+    fleet.goes_on("more", more).await;
+    fleet.cluster.members()[leader].start().expect("started");
+}
+
+/// Tells of pauses; a loaded machine makes some by itself.
+fn longest_pause(fleet: &mut Fleet, running: &[(&str, u64)]) {
+    let gaps = running
+        .iter()
+        .filter_map(|(id, generation)| fleet.life(id, *generation))
+        .map(|life| life.longest_gap_ns);
+    measured("a session's longest pause", 0, gaps.max().unwrap_or(0));
+}
+
+#[tokio::test]
+async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    isolate_members(&fleet);
+    sleep(Duration::from_secs(3)).await;
+    fleet.cluster.heal().expect("healed");
+    none_lost(&mut fleet, &running).await;
+    longest_pause(&mut fleet, &running);
+}
+
+#[tokio::test]
+async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    let begun = monotonic_ns();
+    isolate_members(&fleet);
+    for (id, generation) in &running {
+        let last = fleet.stands_still(id, *generation, QUIET).await;
+        measured(
+            "from the loss of the quorum to a session's last line",
+            begun,
+            last,
+        );
+    }
+    // Far beyond the takeover time: an observer that saw the outage begins anew.
+    let takeover = Duration::from_millis(fleet.timing().takeover_ms);
+    sleep(takeover * 2).await;
+    let thawed: Vec<_> = running
+        .iter()
+        .filter(|(id, generation)| {
+            let life = fleet.life(id, *generation).expect("it wrote");
+            monotonic_ns() - life.last_ns < 1_000_000_000
+        })
+        .collect();
+    assert!(
+        thawed.is_empty(),
+        "these run although nobody may: {thawed:?}"
+    );
+    fleet.cluster.heal().expect("healed");
+    let healed = monotonic_ns();
+    none_lost(&mut fleet, &running).await;
+    measured(
+        "from healing until all sessions run again",
+        healed,
+        monotonic_ns(),
+    );
+}
+
+fn isolate_members(fleet: &Fleet) {
+    let members = fleet.cluster.members();
+    for (index, one) in members.iter().enumerate() {
+        for other in &members[index + 1..] {
+            let cut = Cut::Between(one.host().clone(), other.host().clone());
+            fleet.cluster.cut(&cut).expect("cut");
+        }
+    }
+}
+
+#[tokio::test]
+async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agrees() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(1).short()).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    let begun = monotonic_ns();
+    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    for (id, generation) in &running {
+        let last = fleet.stands_still(id, *generation, QUIET).await;
+        measured(
+            "from a daemon's pause to a session's last line",
+            begun,
+            last,
+        );
+        let latest = begun + fleet.timing().takeover_ms * 1_000_000;
+        assert!(last < latest, "it ran on beyond the takeover time");
+    }
+    // Awake again it knows nothing of the time between, and cannot ask.
+    fleet.cluster.cut_from_etcd(0).expect("cut");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::CONT)
+        .expect("continued");
+    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
+    for (id, generation) in &running {
+        let life = fleet.life(id, *generation).expect("it wrote");
+        let quiet = monotonic_ns() - life.last_ns;
+        assert!(
+            u128::from(quiet) > QUIET.as_nanos(),
+            "{id} runs without anybody's word"
+        );
+    }
+    fleet.cluster.heal().expect("healed");
+    none_lost(&mut fleet, &running).await;
+}
+
+#[tokio::test]
+async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is_some() {
+    let builder = Cluster::builder().nodes(2).members(1).short();
+    // The least that holds a fleet's records and a little of heartbeats.
+    let builder = builder.etcd_arguments(&["--quota-backend-bytes", "1048576"]);
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    let member = &fleet.cluster.members()[0];
+    // "junk", and 64 KiB of it, in base64.
+    let junk = json!({"key": "anVuaw==", "value": "QUFB".repeat(21_845)});
+    let quiet = eventually_some("there is no space", PATIENCE, async || {
+        member
+            .post("/v3/kv/put", &junk)
+            .await
+            .is_none()
+            .then_some(())
+    });
+    quiet.await;
+    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
+    // What an operator does.
+    let status = member.post("/v3/maintenance/status", &json!({})).await;
+    let status = status.expect("it answers");
+    let revision = status["header"]["revision"]
+        .as_str()
+        .expect("a number")
+        .to_owned();
+    let compact = json!({"revision": revision, "physical": true});
+    member
+        .post("/v3/kv/compaction", &compact)
+        .await
+        .expect("compacted");
+    member
+        .post("/v3/maintenance/defragment", &json!({}))
+        .await
+        .expect("defragmented");
+    let disarm = json!({"action": "DEACTIVATE", "alarm": "NOSPACE"});
+    member
+        .post("/v3/maintenance/alarm", &disarm)
+        .await
+        .expect("disarmed");
+    none_lost(&mut fleet, &running).await;
+    fleet.all_ready().await;
+    let more = fleet.ensure(0, "more").await.generation.get();
+    fleet.goes_on("more", more).await;
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let old = fleet.ensure(0, "s").await.generation.get();
+    fleet.goes_on("s", old).await;
+    fleet.cluster.cut_from_etcd(1).expect("cut");
+    // Meanwhile it ends, begins anew, and nothing of that is kept.
+    fleet.node(0).api().stop("s").await;
+    let new = fleet.ensure_after(0, "s", old).await.generation.get();
+    fleet.goes_on("s", new).await;
+    let leader = fleet.cluster.leader().await.expect("one leads");
+    let member = &fleet.cluster.members()[leader];
+    let status = member.post("/v3/maintenance/status", &json!({})).await;
+    let status = status.expect("it answers");
+    let revision = status["header"]["revision"]
+        .as_str()
+        .expect("a number")
+        .to_owned();
+    let compact = json!({"revision": revision, "physical": true});
+    member
+        .post("/v3/kv/compaction", &compact)
+        .await
+        .expect("compacted");
+    fleet.cluster.heal().expect("healed");
+    fleet.all_ready().await;
+    let seen = fleet.ensure(1, "s").await;
+    assert_eq!(seen.generation.get(), new);
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let to = fleet.node(0).host().clone();
+    for round in 0..3 {
+        let id = format!("s{round}");
+        for member in fleet.cluster.members() {
+            let cut = Cut::Replies {
+                from: member.host().clone(),
+                to: to.clone(),
+                port: member.host().etcd().port(),
+            };
+            fleet.cluster.cut(&cut).expect("cut");
+        }
+        // It gives up before the answers come back.
+        let _ = fleet.try_ensure(0, &id).await;
+        fleet.cluster.heal().expect("healed");
+        let generation = fleet.ensure(0, &id).await.generation.get();
+        fleet.goes_on(&id, generation).await;
+        let again = fleet.ensure(1, &id).await.generation.get();
+        assert_eq!(again, generation);
+        fleet.judge();
+    }
+}
+
+/// Killing the shim's and the store's answers together is what no other row does.
+#[tokio::test]
+async fn row_17_releases_whose_answers_are_lost_are_released_once() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let old = fleet.ensure(0, "s").await.generation.get();
+    fleet.goes_on("s", old).await;
+    let to = fleet.node(0).host().clone();
+    for member in fleet.cluster.members() {
+        let cut = Cut::Replies {
+            from: member.host().clone(),
+            to: to.clone(),
+            port: member.host().etcd().port(),
+        };
+        fleet.cluster.cut(&cut).expect("cut");
+    }
+    let _ = fleet
+        .ask(0, http::Method::DELETE, "/v1/sessions/s", None)
+        .await;
+    fleet.cluster.heal().expect("healed");
+    eventually("its processes are gone", PATIENCE, async || {
+        fleet.node(0).session_processes().is_empty()
+    })
+    .await;
+    let new = fleet.ensure_after(1, "s", old).await.generation.get();
+    fleet.goes_on("s", new).await;
+    fleet.judge();
+}
