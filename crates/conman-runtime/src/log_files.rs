@@ -30,8 +30,10 @@ const TAIL_WINDOW_BYTES: u64 = 1 << 20;
 /// Times that a piece is read anew whose beginning was given up meanwhile.
 const READ_TRIES: usize = 8;
 
-/// How often a followed file is read again.
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(20);
+/// Pause before a followed file is read again, at first and when nothing has come for a while. (Of
+/// inotify a host allows few instances.)
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
 
 struct LogReader<F> {
     options: LogOptions,
@@ -41,6 +43,21 @@ struct LogReader<F> {
     /// Read and not yet handed out.
     ready: VecDeque<LogChunk>,
     finished: bool,
+    pauses: Pauses,
+}
+
+/// How long nothing is read after nothing has come: ever longer, until something comes.
+struct Pauses(Duration);
+
+impl Pauses {
+    fn next(&mut self) -> Duration {
+        let next = (self.0 * 2).min(LAST_PAUSE);
+        std::mem::replace(&mut self.0, next)
+    }
+
+    fn begin_anew(&mut self) {
+        self.0 = FIRST_PAUSE;
+    }
 }
 
 struct Source {
@@ -86,6 +103,7 @@ pub(crate) async fn read(
         has_ended,
         ready: VecDeque::new(),
         finished: false,
+        pauses: Pauses(FIRST_PAUSE),
     };
     if !options.follow {
         // A program that writes faster than this is read would be read for ever.
@@ -122,8 +140,10 @@ impl<F: FnMut() -> bool> LogReader<F> {
                 if ended {
                     self.finished = true;
                 } else {
-                    tokio::time::sleep(FOLLOW_INTERVAL).await;
+                    tokio::time::sleep(self.pauses.next()).await;
                 }
+            } else {
+                self.pauses.begin_anew();
             }
         }
     }
@@ -372,6 +392,16 @@ mod tests {
             text.push_str(&String::from_utf8_lossy(&chunk.expect("readable").bytes));
         }
         text
+    }
+
+    #[test]
+    fn a_quiet_log_is_looked_at_ever_less_often_until_something_comes() {
+        let mut pauses = Pauses(FIRST_PAUSE);
+        let first: Vec<Duration> = (0..8).map(|_| pauses.next()).collect();
+        assert!(first.is_sorted() && first[0] == FIRST_PAUSE, "{first:?}");
+        assert_eq!(first.last(), Some(&LAST_PAUSE));
+        pauses.begin_anew();
+        assert_eq!(pauses.next(), FIRST_PAUSE);
     }
 
     #[tokio::test]
