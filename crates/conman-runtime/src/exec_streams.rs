@@ -1,11 +1,43 @@
-//! Carries a command's bytes between its descriptors and its channels.
+//! A command's pipes, and carrying its bytes between its descriptors and its channels.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use crate::OutputStream;
 use crate::exec_channels::OUTPUT_CHUNK_BYTES;
+
+/// The near ends of a command's streams.
+pub(crate) struct Pipes {
+    pub(crate) stdin: Option<pipe::Sender>,
+    pub(crate) stdout: pipe::Receiver,
+    pub(crate) stderr: pipe::Receiver,
+}
+
+impl Pipes {
+    /// With the far ends, which a command without input reads nothing from.
+    pub(crate) fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
+        let (stdin, far_stdin) = if stdin {
+            let (far, near) = io::pipe()?;
+            (Some(pipe::Sender::from_owned_fd(near.into())?), far.into())
+        } else {
+            (None, File::open("/dev/null")?.into())
+        };
+        let (stdout, far_stdout) = io::pipe()?;
+        let (stderr, far_stderr) = io::pipe()?;
+        let near = Self {
+            stdin,
+            stdout: pipe::Receiver::from_owned_fd(stdout.into())?,
+            stderr: pipe::Receiver::from_owned_fd(stderr.into())?,
+        };
+        Ok((near, [far_stdin, far_stdout.into(), far_stderr.into()]))
+    }
+}
 
 /// Ends with the stream, or when nobody reads any more.
 pub(crate) async fn carry_output<R: AsyncRead + Unpin>(

@@ -64,6 +64,22 @@ pub async fn commands_run_where_and_with_what_was_asked(stage: &Stage) {
     );
 }
 
+pub async fn a_command_of_another_user_opens_its_streams_anew(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let script = "echo out >/proc/self/fd/1; echo err >/proc/self/fd/2; cat /proc/self/fd/0";
+    let plan = ExecPlan {
+        stdin: true,
+        user: Some("65534:65534".to_owned()),
+        ..command(&["sh", "-c", script])
+    };
+    let outcome = stage.exec_with_input(&container.key, plan, &["in\n"]).await;
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.stderr.as_str()),
+        ("out\nin\n", "err\n")
+    );
+    container.kill();
+}
+
 pub async fn commands_have_a_terminal_of_the_size_that_was_asked(stage: &Stage) {
     let container = stage.run_idle("alice").await;
     let size = TerminalSize {

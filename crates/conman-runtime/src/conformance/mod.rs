@@ -77,6 +77,7 @@ macro_rules! runtime_conformance {
             commands_have_their_outputs_apart_and_their_exit_code
             commands_read_their_standard_input_to_its_end
             commands_run_where_and_with_what_was_asked
+            a_command_of_another_user_opens_its_streams_anew
             commands_have_a_terminal_of_the_size_that_was_asked
             commands_are_slowed_by_a_reader_that_does_not_read
             a_command_that_does_not_exist_says_so

@@ -12,7 +12,6 @@ use std::time::Duration;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
 use conman_shim::{CallError, ExecSpec, Hardening, Reply, Request};
-use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use super::Inner;
@@ -22,7 +21,7 @@ use super::program;
 use crate::container_files::host_error;
 use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
 use crate::exec_kill::{Killing, kill_command, on_order};
-use crate::exec_streams::{carry_input, carry_output};
+use crate::exec_streams::{Pipes, carry_input, carry_output};
 use crate::shim_link::LinkError;
 use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
@@ -34,11 +33,7 @@ const END_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The near ends of a command's streams.
 enum Near {
-    Pipes {
-        stdin: Option<pipe::Sender>,
-        stdout: pipe::Receiver,
-        stderr: pipe::Receiver,
-    },
+    Pipes(Pipes),
     Terminal(Terminal),
 }
 
@@ -130,20 +125,9 @@ fn streams(plan: &ExecPlan) -> io::Result<(Near, [OwnedFd; 3])> {
         let far = [far.try_clone()?, far.try_clone()?, far];
         return Ok((Near::Terminal(terminal), far));
     }
-    let (stdin, far_stdin) = if plan.stdin {
-        let (far, near) = io::pipe()?;
-        (Some(pipe::Sender::from_owned_fd(near.into())?), far.into())
-    } else {
-        (None, std::fs::File::open("/dev/null")?.into())
-    };
-    let (stdout, far_stdout) = io::pipe()?;
-    let (stderr, far_stderr) = io::pipe()?;
-    let near = Near::Pipes {
-        stdin,
-        stdout: pipe::Receiver::from_owned_fd(stdout.into())?,
-        stderr: pipe::Receiver::from_owned_fd(stderr.into())?,
-    };
-    Ok((near, [far_stdin, far_stdout.into(), far_stderr.into()]))
+    // The launcher gives them to the command's user.
+    let (near, far) = Pipes::open(plan.stdin)?;
+    Ok((Near::Pipes(near), far))
 }
 
 /// A program that does not exist is an end like another; everything else is an error.
@@ -232,11 +216,11 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
     {
         let outputs = pin!(async {
             match near {
-                Near::Pipes {
+                Near::Pipes(Pipes {
                     stdin,
                     stdout,
                     stderr,
-                } => {
+                }) => {
                     let outputs = async {
                         tokio::join!(
                             carry_output(Some(stdout), OutputStream::Stdout, &ends.output),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use conman_linux::{Lineage, PidFd};
 use conman_proto::ExecStatus;
+use rustix::fs::{FileType, fstat};
 use tokio::process::{Child, Command};
 
 use super::Inner;
@@ -20,7 +21,7 @@ use super::command_line::{self, Unrunnable};
 use crate::container_files::host_error;
 use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
 use crate::exec_kill::{Killing, kill_command, on_order};
-use crate::exec_streams::{carry_input, carry_output};
+use crate::exec_streams::{Pipes, carry_input, carry_output};
 use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
@@ -90,20 +91,19 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
     };
     if let Some(size) = plan.tty {
         let (terminal, slave) = Terminal::open(size).map_err(spawn_error)?;
-        let child = spawn_on_terminal(&mut command, slave).map_err(spawn_error)?;
+        let far = slave
+            .try_clone()
+            .and_then(|first| Ok([first, slave.try_clone()?, slave]))
+            .map_err(spawn_error)?;
+        let child = spawn_on(&mut command, far).map_err(spawn_error)?;
         tokio::spawn(run_on_terminal(child, place, terminal, ends));
     } else {
-        let stdin = if plan.stdin {
-            Stdio::piped()
-        } else {
-            Stdio::null()
-        };
-        command
-            .stdin(stdin)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let child = command.spawn().map_err(spawn_error)?;
-        tokio::spawn(run_on_pipes(child, place, ends));
+        let (pipes, far) = Pipes::open(plan.stdin).map_err(spawn_error)?;
+        if let Some(user) = &plan.user {
+            give_pipes(&far, user).map_err(spawn_error)?;
+        }
+        let child = spawn_on(&mut command, far).map_err(spawn_error)?;
+        tokio::spawn(run_on_pipes(child, place, pipes, ends));
     }
     tracing::debug!(container = %key, program, "command started");
     Ok(io)
@@ -134,16 +134,29 @@ impl Place {
     }
 }
 
-fn spawn_on_terminal(command: &mut Command, slave: OwnedFd) -> std::io::Result<Child> {
-    let stdin = Stdio::from(slave.try_clone()?);
-    let stdout = Stdio::from(slave.try_clone()?);
-    command
-        .stdin(stdin)
-        .stdout(stdout)
-        .stderr(Stdio::from(slave));
+/// A user's own, where it is given by numbers: programs open /dev/stdout anew.
+fn give_pipes(far: &[OwnedFd], user: &str) -> std::io::Result<()> {
+    let (user, group) = user.split_once(':').unwrap_or((user, user));
+    let (Ok(user), Ok(group)) = (user.parse(), group.parse()) else {
+        return Ok(());
+    };
+    for stream in far {
+        // What there is instead of input is everybody's.
+        if FileType::from_raw_mode(fstat(stream)?.st_mode) == FileType::Fifo {
+            std::os::unix::fs::fchown(stream, Some(user), Some(group))?;
+        }
+    }
+    Ok(())
+}
+
+fn spawn_on(
+    command: &mut Command,
+    [stdin, stdout, stderr]: [OwnedFd; 3],
+) -> std::io::Result<Child> {
+    command.stdin(stdin).stdout(stdout).stderr(stderr);
     let child = command.spawn();
-    // The command holds copies of the terminal's other end; while any is open here, the reader
-    // never sees the end.
+    // The command holds copies of the other ends; while any is open here, the reader never sees the
+    // end.
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -151,17 +164,19 @@ fn spawn_on_terminal(command: &mut Command, slave: OwnedFd) -> std::io::Result<C
     child
 }
 
-async fn run_on_pipes(mut child: Child, place: Place, mut ends: ExecEnds) {
+async fn run_on_pipes(mut child: Child, place: Place, pipes: Pipes, mut ends: ExecEnds) {
     let pid = child.id();
     let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
-    let stdin = child.stdin.take();
-    let stdout = child.stdout.take();
-    let stderr = child.stderr.take();
     {
+        let Pipes {
+            stdin,
+            stdout,
+            stderr,
+        } = pipes;
         let outputs = async {
             tokio::join!(
-                carry_output(stdout, OutputStream::Stdout, &ends.output),
-                carry_output(stderr, OutputStream::Stderr, &ends.output),
+                carry_output(Some(stdout), OutputStream::Stdout, &ends.output),
+                carry_output(Some(stderr), OutputStream::Stderr, &ends.output),
             )
         };
         let input = async {

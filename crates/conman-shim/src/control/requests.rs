@@ -152,6 +152,7 @@ impl Control {
             Order::Exec(Box::new(Command {
                 ticket,
                 cgroup,
+                owner,
                 spec,
             }))
         };

@@ -41,6 +41,9 @@ impl Launcher {
         let [init, streams @ ..] = &fds[..] else {
             return Err(LaunchError::EndedEarly);
         };
+        if let Some(owner) = order.owner {
+            give_pipes(streams, owner).map_err(step("give the standard streams to its user"))?;
+        }
         let cgroup = self
             .cgroups
             .existing(&order.cgroup)
@@ -84,6 +87,18 @@ impl Launcher {
             }
         }
     }
+}
+
+/// Programs open /dev/stdout anew, for which it must be theirs. Whatever is no pipe is not the
+/// command's alone.
+fn give_pipes(streams: &[OwnedFd], (user, group): (u32, u32)) -> io::Result<()> {
+    for stream in streams {
+        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
+        if kind == rustix::fs::FileType::Fifo {
+            std::os::unix::fs::fchown(stream, Some(user), Some(group))?;
+        }
+    }
+    Ok(())
 }
 
 /// What helper and command need, in their own copies of the launcher's memory.

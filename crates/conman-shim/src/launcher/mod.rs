@@ -90,6 +90,9 @@ pub(crate) struct Command {
     pub(crate) ticket: u64,
     /// The container's.
     pub(crate) cgroup: String,
+    /// Whose its pipes become: user and group on the host, where they are known.
+    #[serde(default)]
+    pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: ExecSpec,
 }
 
