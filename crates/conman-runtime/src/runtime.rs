@@ -241,10 +241,16 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     -> Result<KeptExec, RuntimeError>;
 
     /// The kept commands of a container, the oldest first.
-    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError>;
+    async fn kept_execs(&self, _key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        // A runtime that keeps none.
+        Ok(Vec::new())
+    }
 
     /// Kills a kept command, if it has not ended, with all that it has started, and forgets it.
-    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError>;
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        let subject = key.to_string();
+        Err(RuntimeError::NoSuchExec { subject, exec })
+    }
 
     /// The container's log. Of one with a terminal, what that showed last.
     async fn logs(

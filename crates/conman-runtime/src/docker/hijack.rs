@@ -99,12 +99,7 @@ pub(super) async fn get_stream(socket: &Path, path: &str) -> Result<Streaming, F
     let request = request(Method::GET, path).body(Full::default());
     let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
     let failure = |error: hyper::Error| Failure::unavailable(&error, socket);
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|error: io::Error| Failure::unavailable(&error, socket))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(failure)?;
+    let (mut sender, connection) = open(socket).await?;
     let mut connection = Some(Box::pin(connection));
     let mut answer = pin!(sender.send_request(request));
     let response = tokio::select! {
@@ -152,7 +147,8 @@ impl Streaming {
     }
 }
 
-type Driven = Option<Pin<Box<http1::Connection<TokioIo<UnixStream>, Full<Bytes>>>>>;
+type Connection = http1::Connection<TokioIo<UnixStream>, Full<Bytes>>;
+type Driven = Option<Pin<Box<Connection>>>;
 
 /// Until the connection ends, which is told by what is read from it.
 async fn drive(connection: &mut Driven) {
@@ -165,6 +161,16 @@ async fn drive(connection: &mut Driven) {
 async fn drive_on(connection: &mut Driven) -> Infallible {
     drive(connection).await;
     std::future::pending().await
+}
+
+/// A connection of its own, which nobody drives yet.
+async fn open(socket: &Path) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), Failure> {
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error: io::Error| Failure::unavailable(&error, socket))?;
+    http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| Failure::unavailable(&error, socket))
 }
 
 fn request(method: Method, path: &str) -> hyper::http::request::Builder {
@@ -185,12 +191,7 @@ where
 {
     let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
     let failure = |error: hyper::Error| Failure::unavailable(&error, socket);
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|error: io::Error| Failure::unavailable(&error, socket))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(failure)?;
+    let (mut sender, connection) = open(socket).await?;
     let mut connection = pin!(connection.with_upgrades());
     let mut answer = pin!(async {
         let response = sender.send_request(request).await.map_err(failure)?;

@@ -290,15 +290,6 @@ impl Runtime for ProcessRuntime {
         Err(unsupported("keep a command in", key))
     }
 
-    async fn kept_execs(&self, _key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-        Ok(Vec::new())
-    }
-
-    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
-        let subject = key.to_string();
-        Err(RuntimeError::NoSuchExec { subject, exec })
-    }
-
     async fn logs(
         &self,
         key: &ContainerKey,
