@@ -112,7 +112,7 @@ impl Machine {
             .expect("the emulator is installed");
         let machine = Self {
             qemu: Mutex::new(qemu),
-            shell: Shell::new(worker.join("key"), port),
+            shell: Shell::new(worker.join("key"), port, directory.path().join("shell")),
             directory,
             _medium: medium,
         };

@@ -1,6 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -83,6 +83,8 @@ impl Medium {
             .args(["-q", "-F", "-t", "ext4", "-L", "conman", "-d"])
             .args([&self.files(), &image])
             .arg(format!("{blocks}k"))
+            // Where it says that the file is new.
+            .stdout(Stdio::null())
             .status();
         assert!(made.is_ok_and(|status| status.success()), "mke2fs failed");
         image

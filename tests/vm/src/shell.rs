@@ -1,24 +1,32 @@
+use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Runs commands on a machine over SSH.
 ///
 /// Each command is a unit of systemd's there, with its output in files, and short connections look
 /// after it: where one breaks or falls silent, another one follows, and nothing is run twice.
+/// Logging in takes an emulated machine seconds; once it has worked, connections go through a
+/// shared one, as long as that one lives.
 #[derive(Debug)]
 pub(crate) struct Shell {
     key: PathBuf,
     port: u16,
     next: AtomicU32,
+    /// Of the shared connection.
+    socket: PathBuf,
+    shared: Mutex<Option<Child>>,
 }
 
-/// How long one look waits for the end of a command. Connecting takes an emulated machine seconds,
-/// so that most commands should end within one.
-const LOOK_SECONDS: u32 = 30;
+/// How often one look sees whether a command has ended, a fifth of a second apart; most have.
+const GLANCES: u32 = 150;
 /// Bound on one connection, whatever it hangs in; far more than a look takes on a busy host.
 const CONNECTION_SECONDS: u32 = 180;
+/// What ssh itself ends with where a connection fails, and `timeout` for it.
+const BROKEN: [Option<i32>; 4] = [Some(255), Some(124), Some(137), None];
 /// How a look ends that has seen no end (EX_TEMPFAIL).
 const NOT_YET: i32 = 75;
 
@@ -59,12 +67,15 @@ pub(crate) struct Task<'a> {
 }
 
 impl Shell {
-    /// Logs in at this port of the host's loopback with this key.
-    pub(crate) fn new(key: PathBuf, port: u16) -> Self {
+    /// Logs in at this port of the host's loopback with this key; the shared connection's socket
+    /// goes there.
+    pub(crate) fn new(key: PathBuf, port: u16, socket: PathBuf) -> Self {
         Self {
             key,
             port,
             next: AtomicU32::new(0),
+            socket,
+            shared: Mutex::new(None),
         }
     }
 
@@ -81,23 +92,68 @@ impl Shell {
 
     /// Runs a script in one connection; a broken one has the code 255.
     pub(crate) fn connect(&self, script: &str) -> Output {
-        let output = Command::new("timeout")
-            .args(["-k", "5", &CONNECTION_SECONDS.to_string(), "ssh", "-i"])
-            .arg(&self.key)
-            .args(["-o", "StrictHostKeyChecking=no"])
-            .args(["-o", "UserKnownHostsFile=/dev/null"])
-            .args(["-o", "LogLevel=ERROR", "-o", "BatchMode=yes"])
-            .args(["-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=15"])
-            .args(["-p", &self.port.to_string(), "root@127.0.0.1"])
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", &CONNECTION_SECONDS.to_string(), "ssh"]);
+        self.address(&mut command);
+        let output = command
             .arg(format!("sh -c {}", quoted(script)))
             .stdin(Stdio::null())
             .output()
             .expect("ssh is installed");
+        if !BROKEN.contains(&output.status.code()) {
+            self.share();
+        }
         Output {
             command: script.to_owned(),
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Sees to it that there is a shared connection, or will be soon.
+    fn share(&self) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ssh) = shared.as_mut()
+            && ssh.try_wait().expect("it is our child").is_none()
+        {
+            return;
+        }
+        // One that was killed leaves it, and it would keep the next one from sharing.
+        let _ = fs::remove_file(&self.socket);
+        let mut command = Command::new("ssh");
+        command.args(["-N", "-o", "ControlMaster=yes"]);
+        self.address(&mut command);
+        let ssh = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        *shared = Some(ssh.expect("ssh is installed"));
+    }
+
+    fn address(&self, command: &mut Command) {
+        command
+            .arg("-i")
+            .arg(&self.key)
+            .arg("-S")
+            .arg(&self.socket)
+            .args(["-o", "StrictHostKeyChecking=no"])
+            .args(["-o", "UserKnownHostsFile=/dev/null"])
+            .args(["-o", "LogLevel=ERROR", "-o", "BatchMode=yes"])
+            .args(["-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=15"])
+            // What is preferred otherwise takes an emulated machine two seconds more.
+            .args(["-o", "KexAlgorithms=curve25519-sha256"])
+            .args(["-p", &self.port.to_string(), "root@127.0.0.1"]);
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let shared = self.shared.get_mut();
+        if let Some(ssh) = shared.unwrap_or_else(PoisonError::into_inner) {
+            let _ = ssh.kill();
+            let _ = ssh.wait();
         }
     }
 }
@@ -147,8 +203,8 @@ fi
 looks=0
 until [ -e {number}.code ]; do
     looks=$((looks + 1))
-    [ $looks -le {LOOK_SECONDS} ] || exit {NOT_YET}
-    sleep 1
+    [ $looks -le {GLANCES} ] || exit {NOT_YET}
+    sleep 0.2
 done
 echo $(cat {number}.code) $(wc -c <{number}.out)
 cat {number}.out {number}.err",
