@@ -32,9 +32,9 @@ use redb::{Builder, Database, WriteTransaction};
 
 use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
 
-/// redb's page cache. A registry of thousands of sessions fits, and redb's default of 1 GiB is no
-/// size for a daemon.
-const CACHE_BYTES: usize = 8 << 20;
+/// Most of redb's page cache, taken as the file grows. Ten thousand sessions fit: with less, every
+/// commit reads pages. redb's default of 1 GiB is no size for a daemon.
+const CACHE_BYTES: usize = 32 << 20;
 
 /// Why a file could not be opened.
 #[derive(Debug)]

@@ -1,12 +1,17 @@
 //! Requests on their way to the writer thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::rules::Change;
-use crate::{RegistryError, Release, SessionRecord};
+use crate::{RecordState, RegistryError, Release, SessionRecord};
+
+/// How long a note for which nobody waits looks out for a request that somebody waits for, to
+/// share its commit: at a hundred starts a second the next claim is nearer than this.
+const LINGER: Duration = Duration::from_millis(20);
 
 /// Most claims and notes that wait at a time; more callers wait for room. All that wait share one
 /// commit, so there is no throughput to be won beyond this, and a spec may be 128 KiB.
@@ -34,6 +39,20 @@ pub(super) enum Request {
         batch: Vec<Release>,
         reply: oneshot::Sender<Vec<Result<(), RegistryError>>>,
     },
+}
+
+impl Request {
+    /// Whether its caller, or anybody's safety, waits for its commit. A session that answers is
+    /// shown as running at once; a daemon that dies before the note is durable finds the
+    /// container recorded, and sees for itself whether its program answers.
+    fn hurries(&self) -> bool {
+        match self {
+            Self::Claim { .. } | Self::Release { .. } => true,
+            Self::Change { change, .. } => {
+                !matches!(**change, Change::SetState(RecordState::Running { .. }))
+            }
+        }
+    }
 }
 
 /// A claim that succeeded and whose caller went away without learning of it.
@@ -68,9 +87,21 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: Vec<Queued>,
+    /// Something in `waiting` hurries.
+    hurried: bool,
     /// No more than claims had a place in the queue while the writer was busy.
     abandoned: Vec<Abandoned>,
     closed: Option<String>,
+}
+
+impl Inner {
+    /// Whether what waits may wait on; not when more callers than these may wait for a place.
+    fn is_unhurried(&self) -> bool {
+        !self.hurried
+            && self.abandoned.is_empty()
+            && self.closed.is_none()
+            && self.waiting.len() < MAX_WAITING / 2
+    }
 }
 
 impl Queue {
@@ -97,9 +128,14 @@ impl Queue {
             drop(inner);
             return Err(self.closed());
         }
+        inner.hurried |= request.hurries();
+        let was_empty = inner.waiting.is_empty();
         inner.waiting.push(Queued { request, place });
+        let wakes = was_empty || !inner.is_unhurried();
         drop(inner);
-        self.filled.notify_one();
+        if wakes {
+            self.filled.notify_one();
+        }
         Ok(())
     }
 
@@ -121,6 +157,13 @@ impl Queue {
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        if inner.is_unhurried() {
+            let lingered = self
+                .filled
+                .wait_timeout_while(inner, LINGER, |inner| inner.is_unhurried());
+            inner = lingered.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        inner.hurried = false;
         let Inner {
             waiting, abandoned, ..
         } = &mut *inner;

@@ -14,7 +14,10 @@ pub(super) const MAX_WAITING: usize = 16_384;
 
 /// How long the writer waits for company after the first event. It writes on the same disk as
 /// the registry, and fewer syncs here mean shorter ones there; a reader of events does not notice.
-const LINGER: Duration = Duration::from_millis(10);
+const LINGER: Duration = Duration::from_millis(25);
+
+/// So many that wait are company enough.
+const ENOUGH: usize = MAX_WAITING / 2;
 
 /// Unbounded in nothing, blocking in nothing but the writer's own wait.
 #[derive(Debug, Default)]
@@ -44,6 +47,7 @@ impl Queue {
     /// Queues events in order, and counts those that find no room.
     pub(super) fn append(&self, events: Vec<NewEvent>) {
         let mut inner = self.lock();
+        let was_idle = inner.is_idle();
         for event in events {
             if inner.closed || inner.waiting.len() >= MAX_WAITING {
                 inner.lost += 1;
@@ -51,8 +55,12 @@ impl Queue {
                 inner.waiting.push_back(event);
             }
         }
+        let wakes = was_idle || inner.waiting.len() >= ENOUGH;
         drop(inner);
-        self.changed.notify_one();
+        // A writer that lingers need not wake for each of the dozen events of a start.
+        if wakes {
+            self.changed.notify_one();
+        }
     }
 
     /// Asks to be told when everything that was appended before was tried to be written. The
@@ -79,7 +87,7 @@ impl Queue {
         }
         if inner.flushes.is_empty() && !inner.closed {
             let lingered = self.changed.wait_timeout_while(inner, LINGER, |inner| {
-                !inner.closed && inner.flushes.is_empty() && inner.waiting.len() < MAX_WAITING / 2
+                !inner.closed && inner.flushes.is_empty() && inner.waiting.len() < ENOUGH
             });
             inner = lingered.unwrap_or_else(PoisonError::into_inner).0;
         }
