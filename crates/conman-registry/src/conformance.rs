@@ -95,16 +95,17 @@ async fn a_claimed_session_has_one_owner_until_it_is_released(registry: &dyn Reg
 
 async fn generations_grow_through_release_and_forget(registry: &dyn Registry) {
     let ids = [id("first"), id("second")];
-    let mut greatest = 0;
+    let mut greatest = [0, 0];
     for round in 0..20 {
         let id = &ids[round % 2];
+        let greatest = &mut greatest[round % 2];
         let record = claim(registry, id).await;
         assert!(
-            record.generation.get() > greatest,
+            record.generation.get() > *greatest,
             "generation {} of round {round} is not above {greatest}",
             record.generation
         );
-        greatest = record.generation.get();
+        *greatest = record.generation.get();
         release(registry, id, record.generation, ending("over"))
             .await
             .expect("released");
@@ -400,19 +401,12 @@ async fn changes_of_many_sessions_at_once_do_not_mix(registry: Arc<dyn Registry>
             })
         })
         .collect();
-    let mut seen = BTreeSet::new();
     for life in lives {
         let generations = life.await.expect("a life does not panic");
         assert!(
             generations.is_sorted_by(|a, b| a < b),
             "a session's generations grow"
         );
-        for generation in generations {
-            assert!(
-                seen.insert(generation),
-                "generation {generation} was given out twice"
-            );
-        }
     }
     let listed = registry.list().await.expect("listed");
     assert_eq!(listed.len(), RACERS, "every session has its record");

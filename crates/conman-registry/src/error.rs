@@ -73,6 +73,11 @@ pub enum RegistryError {
         #[source]
         source: Arc<serde_json::Error>,
     },
+    #[error("session {id} is owned by node `{node}`; ask there")]
+    Elsewhere { id: SessionId, node: String },
+    /// Nobody can tell or record who owns what just now.
+    #[error("{reason}")]
+    Unavailable { reason: String },
     #[error("generations are used up")]
     Exhausted,
     #[error("the registry's writer has stopped: {reason}; restart conman")]
@@ -84,7 +89,7 @@ impl RegistryError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Io { .. } | Self::Store { .. } => true,
+            Self::Io { .. } | Self::Store { .. } | Self::Unavailable { .. } => true,
             Self::Owned { .. }
             | Self::Superseded { .. }
             | Self::Ended { .. }
@@ -94,6 +99,7 @@ impl RegistryError {
             | Self::FloorUnknown { .. }
             | Self::Damaged { .. }
             | Self::Corrupt { .. }
+            | Self::Elsewhere { .. }
             | Self::Exhausted
             | Self::Closed { .. } => false,
         }

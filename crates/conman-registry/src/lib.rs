@@ -1,18 +1,22 @@
 //! Who owns a session: records, generations, and the journal of what happened.
 //!
 //! [`Registry`] is the one interface; [`EmbeddedRegistry`] keeps it in a file of this node,
-//! [`ModelRegistry`] in memory. Both pass the same conformance suite ([`conformance`]).
+//! [`EtcdRegistry`] in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
+//! conformance suite ([`conformance`]).
 //! [`Journal`] keeps this node's events apart from the records, so that writing down what
 //! happened never delays a release.
 //!
-//! Two OS threads, no tasks: `registry` writes the records, `journal` the events. Requests reach
+//! Two OS threads on a node by itself, no tasks: `registry` writes the records, `journal` the events. Requests reach
 //! the first through a bounded queue and are answered through one-shot channels after the durable
 //! commit; events reach the second through a bounded queue that drops and counts rather than
 //! wait, and readers follow a watch channel of the last durable position. Reads of records, and
 //! of the newest events, are served from memory; older events are read on tokio's blocking
 //! threads.
 //!
+//! In a fleet the thread `fleet` takes the place of `registry`, with a runtime of its own (`etcd`).
+//!
 //! [`Fleet`] is what the rest of the daemon asks about other nodes; [`SoloFleet`] has none.
+//! [`FenceLink`] is how the registry reaches the fence that freezes what is no longer owned.
 //!
 //! Neither knows containers: what a runtime must find again is an opaque part of the record.
 #![forbid(unsafe_code)]
@@ -21,6 +25,8 @@ pub mod conformance;
 mod database;
 mod embedded;
 mod error;
+mod etcd;
+mod fence_link;
 mod files;
 mod fleet;
 mod high_water;
@@ -32,6 +38,11 @@ mod state_lock;
 
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
+pub use etcd::{
+    AccessError, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError, EtcdTls,
+    MAX_SESSION_PAGE, Order, Orders,
+};
+pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
     Announcement, Fleet, FleetSession, Located, NodeLoad, Peer, PeerStanding, SoloFleet, Standing,
 };
@@ -57,7 +68,7 @@ pub const GREATEST_GENERATION: Generation =
 /// preemption thread included, and never wait for anything but the store itself.
 #[async_trait]
 pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
-    /// Records a start: a greater generation than every earlier one of this registry, in state
+    /// Records a start: a greater generation than every earlier one of the session, in state
     /// [`RecordState::Starting`]. Refused with [`RegistryError::Owned`] unless the session has no
     /// record or an ended one.
     async fn claim(

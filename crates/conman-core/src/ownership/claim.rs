@@ -57,7 +57,8 @@ pub fn claim(
                     _ => return Err(Refusal::Owned(record.owner.clone())),
                 }
             }
-            record.generation
+            // After the loss of records the floor may be what an operator has set it to.
+            record.generation.max(floor.unwrap_or(0))
         }
     };
     let mine = Ownership {

@@ -38,7 +38,7 @@ mod timing;
 
 pub use claim::{Refusal, claim, collect, release};
 pub use fence::{Fence, FenceAction, FenceEvent, Kept, SlotView};
-pub use node::{Action, Event, NodeProtocol};
+pub use node::{Action, Event, NodeProtocol, Stake};
 pub use observer::{Observer, Verdict};
 pub use rejoin::{Rejoin, Step};
 pub use renewal::{Renewal, Renewed};

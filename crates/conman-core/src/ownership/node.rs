@@ -76,6 +76,19 @@ pub enum Action {
     },
 }
 
+/// What a node has to do with a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stake {
+    /// Asked to start it, and not known yet whether it may.
+    Claiming,
+    /// It is this node's, as far as the node knows.
+    Held { generation: u64 },
+    /// Condemned or certified, and not given up yet; or lost, as far as is known.
+    Ending { generation: u64, owned: bool },
+    /// Nothing of it is here; its record is being looked at.
+    Collecting,
+}
+
 #[derive(Debug, Clone)]
 enum Standing {
     Rejoining(Rejoin),
@@ -123,8 +136,8 @@ enum Pending {
     Renew,
     Rejoin,
     List,
-    Observe(usize),
-    Fencing(usize),
+    Observe(NodeName),
+    Fencing(NodeName),
     Look(SessionName),
     Claim(SessionName),
     ReadBack(SessionName),
@@ -199,6 +212,68 @@ impl NodeProtocol {
         node
     }
 
+    /// Watches these nodes from now on. What was seen of those that stay counts; of a node that
+    /// comes back later it does not.
+    pub fn set_observed(&mut self, now: BootTime, observed: &[NodeName]) {
+        self.peers.retain(|peer| observed.contains(&peer.name));
+        for name in observed {
+            // An answer to a read that was sent for an observer before this one may count here: it
+            // only begins the wait, and only with what was true after it was sent.
+            if !self.peers.iter().any(|peer| peer.name == *name) {
+                self.peers.push(Peer {
+                    name: name.clone(),
+                    observer: Observer::new(name.clone()),
+                    due: Some(now),
+                });
+            }
+        }
+    }
+
+    /// Whether it owns what it owns, may claim and may fence others.
+    #[must_use]
+    pub fn may_act(&self, now: BootTime) -> bool {
+        self.is_live() && !self.fired && now < self.deadline
+    }
+
+    /// Until when, as things stand; of no meaning before it is live.
+    #[must_use]
+    pub fn deadline(&self) -> BootTime {
+        self.deadline
+    }
+
+    /// Whether it has rejoined and read every record since.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        matches!(self.standing, Standing::Live(_))
+    }
+
+    /// Of its latest rejoin; 0 before the first.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// What it has to do with a session, if anything.
+    #[must_use]
+    pub fn stake(&self, session: &SessionName) -> Option<Stake> {
+        let local = self.sessions.get(session)?;
+        Some(match local.phase {
+            Phase::Looking | Phase::Claiming { .. } => Stake::Claiming,
+            Phase::Held => Stake::Held {
+                generation: local.slot,
+            },
+            Phase::Ending { owned } => Stake::Ending {
+                generation: local.slot,
+                owned,
+            },
+            Phase::Releasing => Stake::Ending {
+                generation: local.record.generation,
+                owned: true,
+            },
+            Phase::Collecting => Stake::Collecting,
+        })
+    }
+
     /// Every slot that it starts, keeps or ends.
     #[must_use]
     pub fn slots(&self) -> Vec<Slot> {
@@ -216,8 +291,9 @@ impl NodeProtocol {
                 }
             }
             Event::WatchHint { node, deleted } => {
-                if let Some(peer) = self.peers.iter_mut().find(|peer| peer.name == node) {
-                    peer.observer.hint(now, deleted, &self.timing);
+                let timing = self.timing;
+                if let Some(peer) = self.peer(&node) {
+                    peer.observer.hint(now, deleted, &timing);
                     peer.due = peer.due.map(|_| now);
                 }
             }
@@ -239,14 +315,6 @@ impl NodeProtocol {
         }
         self.work(now);
         std::mem::take(&mut self.actions)
-    }
-
-    fn is_live(&self) -> bool {
-        matches!(self.standing, Standing::Live(_))
-    }
-
-    fn may_act(&self, now: BootTime) -> bool {
-        self.is_live() && !self.fired && now < self.deadline
     }
 
     fn send(&mut self, pending: Pending, request: Request) {
@@ -273,16 +341,19 @@ impl NodeProtocol {
             *due = None;
             self.send(Pending::List, Request::ReadSessions);
         }
-        for index in 0..self.peers.len() {
-            let peer = &mut self.peers[index];
-            if peer.due.is_some_and(|due| now >= due) {
+        let due = |peer: &&mut Peer| peer.due.is_some_and(|due| now >= due);
+        let observed: Vec<NodeName> = self
+            .peers
+            .iter_mut()
+            .filter(due)
+            .map(|peer| {
                 peer.due = None;
-                let keys = vec![
-                    Key::Node(peer.name.clone()),
-                    Key::Heartbeat(peer.name.clone()),
-                ];
-                self.send(Pending::Observe(index), Request::Read(keys));
-            }
+                peer.name.clone()
+            })
+            .collect();
+        for name in observed {
+            let keys = vec![Key::Node(name.clone()), Key::Heartbeat(name.clone())];
+            self.send(Pending::Observe(name), Request::Read(keys));
         }
         while self.due.first().is_some_and(|(at, _)| now >= *at)
             && let Some((at, session)) = self.due.pop_first()
@@ -296,10 +367,11 @@ impl NodeProtocol {
             Pending::Renew => self.renewed(now, answer),
             Pending::Rejoin => self.rejoined(now, answer),
             Pending::List => self.listed(now, answer),
-            Pending::Observe(index) => self.observed(now, index, answer),
-            Pending::Fencing(index) => {
-                let peer = &mut self.peers[index];
-                peer.due = peer.due.map(|_| now);
+            Pending::Observe(name) => self.observed(now, &name, answer),
+            Pending::Fencing(name) => {
+                if let Some(peer) = self.peer(&name) {
+                    peer.due = peer.due.map(|_| now);
+                }
             }
             Pending::Look(session) => self.looked(now, session, answer),
             Pending::Claim(session) => self.claim_answered(now, session, answer),
@@ -331,18 +403,26 @@ impl NodeProtocol {
         }
     }
 
-    fn observed(&mut self, now: BootTime, index: usize, answer: &Answer) {
-        let peer = &mut self.peers[index];
-        peer.due = Some(now.plus(self.timing.renew_ms));
+    fn peer(&mut self, name: &NodeName) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|peer| peer.name == *name)
+    }
+
+    fn observed(&mut self, now: BootTime, name: &NodeName, answer: &Answer) {
+        let timing = self.timing;
+        let Some(peer) = self.peer(name) else {
+            // Another one's concern by now.
+            return;
+        };
+        peer.due = Some(now.plus(timing.renew_ms));
         if !matches!(answer, Answer::Values(_)) {
             self.outage(now);
             return;
         }
-        let verdict = peer.observer.answered(now, answer, &self.timing);
+        let verdict = peer.observer.answered(now, answer, &timing);
         if let Verdict::Fence(transaction) = verdict
             && self.may_act(now)
         {
-            self.send(Pending::Fencing(index), Request::Commit(transaction));
+            self.send(Pending::Fencing(name.clone()), Request::Commit(transaction));
         }
     }
 

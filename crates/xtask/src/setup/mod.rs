@@ -69,6 +69,8 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "python3-websockets",
         "chromium",
         "docker-registry",
+        "etcd-client",
+        "etcd-server",
         "iproute2",
         "util-linux",
     ])?;

@@ -1,0 +1,432 @@
+//! The registry of a fleet, in etcd: [`EtcdRegistry`].
+//!
+//! One OS thread, `fleet`, with a tokio runtime of its own, so that renewals depend on nothing else
+//! that the daemon does:
+//!
+//! ```text
+//!  Registry::claim, release ─▶ bounded channel ─▶ driver (the protocol) ─▶ etcd, fence, Orders
+//!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd
+//!  membership: looks at the other nodes, tells of this one ─▶ driver: whom to watch
+//! ```
+//! Who owns what is decided by `conman_core::ownership` alone. etcd is asked for nothing but
+//! transactions and linearizable reads: no leases, no locks, and watches are hints.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_core::ownership::{Key, OwnedState, Timing, Value};
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::sleep;
+
+use crate::fence_link::FenceLink;
+use crate::rules::Change;
+use crate::{
+    Announcement, ContainerIdentity, Fleet, FleetSession, Located, Peer, RecordState, Registry,
+    RegistryError, Release, SessionRecord, Standing,
+};
+
+mod client;
+mod codec;
+mod driver;
+mod fence_orders;
+mod joining;
+mod membership;
+mod notes;
+mod orders;
+mod rendezvous;
+mod schema;
+mod seen;
+mod shared;
+mod store;
+mod wire;
+
+pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
+pub use orders::{Order, Orders};
+
+use client::Client;
+use codec::{Holder, Keys, Told};
+use driver::{Command, Driver};
+use membership::Membership;
+use seen::Seen;
+use shared::{Shared, name};
+use store::Store;
+
+/// Claims and releases that wait for the driver, which takes them all at once.
+const MAX_COMMANDS: usize = 4_096;
+
+/// A call to etcd takes at most this share of the fence's time, so that several endpoints can be
+/// tried within it.
+const PATIENCE_SHARE: u64 = 5;
+const MIN_PATIENCE_MS: u64 = 100;
+const MAX_PATIENCE_MS: u64 = 2_000;
+
+/// What was seen of etcd is written down this often.
+const KEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Sessions in one answer.
+pub const MAX_SESSION_PAGE: usize = 512;
+
+#[derive(Debug)]
+pub struct EtcdOptions {
+    /// This node's name in the fleet.
+    pub node: String,
+    /// Which installation this is; another one may not act by the same name.
+    pub instance: String,
+    pub boot_id: String,
+    /// Where it is kept what was seen of etcd.
+    pub state_dir: PathBuf,
+    pub access: EtcdAccess,
+    /// What all keys begin with; ends with `/`.
+    pub prefix: String,
+    /// Must be safe: see [`Timing::slack_ms`].
+    pub timing: Timing,
+    /// Accepts an etcd that has lost what it knew, with all generations up to this one used up.
+    pub accept_above: Option<Generation>,
+}
+
+/// Why the registry cannot even begin.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdStartError {
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error("`{prefix}` is no prefix of keys; begin and end it with `/`")]
+    Prefix { prefix: String },
+    #[error("what was seen of etcd cannot be read in {path}; see why, or remove the file")]
+    Seen {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot {action}")]
+    Thread {
+        action: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The registry that all nodes of a fleet share.
+#[derive(Debug)]
+pub struct EtcdRegistry {
+    shared: Arc<Shared>,
+    membership: Arc<Membership>,
+    commands: mpsc::Sender<Command>,
+    runtime: Handle,
+}
+
+impl EtcdRegistry {
+    /// Begins to join the fleet, which goes on until it succeeds: [`Fleet::standing`] tells. The
+    /// node stays a member for as long as this value lives; without it, the fence closes in time.
+    pub fn start(
+        options: EtcdOptions,
+        link: Arc<dyn FenceLink>,
+    ) -> Result<Arc<Self>, EtcdStartError> {
+        let prefix = options.prefix;
+        if !prefix.starts_with('/') || !prefix.ends_with('/') {
+            return Err(EtcdStartError::Prefix { prefix });
+        }
+        let forget = options.accept_above.is_some();
+        let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
+            let path = options.state_dir.clone();
+            EtcdStartError::Seen { path, source }
+        })?;
+        let patience =
+            (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
+        let patience = Duration::from_millis(patience);
+        let store = Store {
+            client: Arc::new(Client::new(&options.access, patience, Arc::new(seen))?),
+            keys: Keys::new(prefix),
+        };
+        let thread = |action| move |source| EtcdStartError::Thread { action, source };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(thread("make the fleet's runtime"))?;
+        let shared = Arc::new(Shared::new(
+            options.node.as_str().into(),
+            options.timing,
+            store,
+        ));
+        let membership = Arc::<Membership>::default();
+        let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
+        let (watched, observed) = watch::channel(Vec::new());
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            link,
+            holder: Holder {
+                instance: options.instance,
+                boot_id: options.boot_id,
+            },
+            accept_above: options.accept_above,
+            next_attempt: first_attempt(),
+            commands: receiver,
+            observed,
+        };
+        let handle = runtime.handle().clone();
+        let nodes = shared.store.keys.nodes();
+        let peers = shared.store.keys.peers();
+        let helpers = Arc::clone(&shared);
+        let members = Arc::clone(&membership);
+        std::thread::Builder::new()
+            .name("fleet".to_owned())
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::spawn(membership::run(Arc::clone(&helpers), members, watched));
+                    tokio::spawn(membership::watch(Arc::clone(&helpers), nodes));
+                    tokio::spawn(membership::watch(Arc::clone(&helpers), peers));
+                    tokio::spawn(keep_seen(Arc::clone(&helpers)));
+                    driver.run().await;
+                });
+                if let Err(error) = helpers.store.client.seen().keep() {
+                    tracing::warn!(%error, "what was seen of etcd cannot be written down");
+                }
+            })
+            .map_err(thread("start the fleet's thread"))?;
+        Ok(Arc::new(Self {
+            shared,
+            membership,
+            commands,
+            runtime: handle,
+        }))
+    }
+
+    /// What the node has to end.
+    #[must_use]
+    pub fn orders(&self) -> Arc<Orders> {
+        Arc::clone(&self.shared.orders)
+    }
+
+    /// Runs a call on the fleet's own runtime, so that callers may be anywhere.
+    async fn run<T, F>(&self, call: F) -> Result<T, RegistryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RegistryError>> + Send + 'static,
+    {
+        match self.runtime.spawn(call).await {
+            Ok(answer) => answer,
+            Err(error) => Err(RegistryError::Closed {
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    async fn change(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        change: Change,
+    ) -> Result<(), RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move { notes::change(&shared, &id, generation, &change).await })
+            .await
+    }
+}
+
+/// Above every number that an earlier daemon used, but for a chance of one in billions, and with
+/// room for as many again.
+fn first_attempt() -> u64 {
+    let random = getrandom::u64().unwrap_or_else(|_| shared::boot_time().0);
+    random >> 2
+}
+
+async fn keep_seen(shared: Arc<Shared>) {
+    loop {
+        sleep(KEEP_INTERVAL).await;
+        let client = Arc::clone(&shared.store.client);
+        let kept = tokio::task::spawn_blocking(move || client.seen().keep()).await;
+        if let Ok(Err(error)) = kept {
+            tracing::warn!(%error, "what was seen of etcd cannot be written down");
+        }
+    }
+}
+
+fn closed() -> RegistryError {
+    RegistryError::Closed {
+        reason: "the fleet's thread has ended".to_owned(),
+    }
+}
+
+#[async_trait]
+impl Registry for EtcdRegistry {
+    async fn claim(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Claim {
+            id: id.clone(),
+            spec: Box::new(spec.clone()),
+            reply,
+        };
+        self.commands.send(command).await.map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError> {
+        let change = Change::SetContainer(container.clone());
+        self.change(id, generation, change).await
+    }
+
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError> {
+        self.change(id, generation, Change::SetState(state)).await
+    }
+
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        let count = batch.len();
+        let (mut releases, mut answers) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for release in batch {
+            let (reply, answer) = oneshot::channel();
+            releases.push((release, reply));
+            answers.push(answer);
+        }
+        // When nobody takes it, every answer's sender is dropped with it.
+        let _ = self.commands.send(Command::Release { releases }).await;
+        let mut results = Vec::with_capacity(count);
+        for answer in answers {
+            results.push(answer.await.unwrap_or_else(|_| Err(closed())));
+        }
+        results
+    }
+
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move { notes::forget(&shared, &id, generation).await })
+            .await
+    }
+
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        if let Some(mine) = self.shared.mine(id) {
+            return Ok(Some(mine.told.record));
+        }
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move {
+            let read = notes::read(&shared, &id).await;
+            let found = read.map_err(|error| notes::unavailable(&error.to_string()))?;
+            Ok(found.map(|mine| mine.told.record))
+        })
+        .await
+    }
+
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { notes::list(&shared).await }).await
+    }
+}
+
+#[async_trait]
+impl Fleet for EtcdRegistry {
+    fn me(&self) -> &str {
+        &self.shared.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        self.membership.peers(self.shared.timing.fence_ms)
+    }
+
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
+        if !fresh && let Some(located) = self.shared.location(id) {
+            return Ok(Some(located));
+        }
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move {
+            let located = locate(&shared, &id).await?;
+            shared.note_location(&id, located.clone());
+            Ok(located)
+        })
+        .await
+    }
+
+    fn forget_location(&self, id: &SessionId, generation: Generation) {
+        self.shared.forget_location(id, generation);
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.shared.standing.subscribe()
+    }
+
+    fn announce(&self, announcement: Announcement) {
+        if self.membership.announce(announcement) {
+            self.shared.hurry.notify_one();
+        }
+    }
+
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<Vec<FleetSession>, RegistryError> {
+        let (shared, after) = (Arc::clone(&self.shared), after.cloned());
+        self.run(async move { sessions(&shared, after, limit).await })
+            .await
+    }
+}
+
+async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
+    let unavailable = |error: &dyn std::error::Error| notes::unavailable(&error.to_string());
+    let key = Key::Session(name(id));
+    let names = [shared.store.keys.of(&key)];
+    let (entries, _) = shared
+        .store
+        .get(&names)
+        .await
+        .map_err(|error| unavailable(&error))?;
+    let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
+        return Ok(None);
+    };
+    let value = codec::decode(&key, &name, &bytes).map_err(|error| unavailable(&error))?;
+    let Value::Session(ownership) = value else {
+        return Ok(None);
+    };
+    Ok(
+        Generation::new(ownership.generation).map(|generation| Located {
+            node: ownership.owner.to_string(),
+            generation,
+            released: ownership.state == OwnedState::Released,
+        }),
+    )
+}
+
+async fn sessions(
+    shared: &Shared,
+    after: Option<SessionId>,
+    limit: usize,
+) -> Result<Vec<FleetSession>, RegistryError> {
+    let parent = shared.store.keys.all_told();
+    let mut from = parent.clone();
+    if let Some(after) = after {
+        from = shared.store.keys.told(after.as_str());
+        from.push(0);
+    }
+    let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
+    let (entries, _, _) = shared
+        .store
+        .page(&from, &parent, limit, 0)
+        .await
+        .map_err(|error| notes::unavailable(&error.to_string()))?;
+    let mut sessions = Vec::with_capacity(entries.len());
+    for (key, bytes, _) in entries {
+        let told: Told =
+            codec::parse(&key, &bytes).map_err(|error| notes::unavailable(&error.to_string()))?;
+        sessions.push(FleetSession {
+            node: told.node,
+            record: told.record,
+        });
+    }
+    Ok(sessions)
+}

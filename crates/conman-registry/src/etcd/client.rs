@@ -1,0 +1,517 @@
+//! Calls to etcd: one endpoint after the other, each call bounded and sent once, and every failure
+//! told apart by whether the call may have had an effect.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tokio::time::{Instant, timeout, timeout_at};
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, ConnectError, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::seen::{Before, Seen};
+use super::wire::{
+    AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+};
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+
+/// Longest answer: a page of records, each of which etcd bounds to 1.5 MiB, is far below.
+const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
+
+/// While calls are under way an idle line is asked for a sign of life this often: etcd cuts clients
+/// off that ask more often than every five seconds.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A watch learns by this that its etcd has gone without a word.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How etcd is reached.
+#[derive(Clone)]
+pub struct EtcdAccess {
+    /// `http://HOST:PORT` or `https://HOST:PORT`, at least one.
+    pub endpoints: Vec<String>,
+    pub credentials: Option<EtcdCredentials>,
+    pub tls: Option<EtcdTls>,
+}
+
+impl fmt::Debug for EtcdAccess {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("EtcdAccess")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.credentials.as_ref().map(|one| &one.user))
+            .field("tls", &self.tls.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What etcd knows this node by.
+#[derive(Clone)]
+pub struct EtcdCredentials {
+    pub user: String,
+    pub password: String,
+}
+
+impl fmt::Debug for EtcdCredentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "EtcdCredentials({})", self.user)
+    }
+}
+
+/// PEM texts.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// Whoever signed etcd's certificates.
+    pub ca: Vec<u8>,
+    /// This node's certificate and key, where etcd asks for one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for EtcdTls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("EtcdTls(…)")
+    }
+}
+
+/// Why the way to etcd cannot even be tried.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    #[error("there is no endpoint of etcd; name at least one, such as `http://10.0.0.1:2379`")]
+    NoEndpoint,
+    #[error("`{endpoint}` is no endpoint of etcd; use `http://HOST:PORT` or `https://HOST:PORT`")]
+    Endpoint { endpoint: String },
+    #[error("the certificates for etcd cannot be used: {reason}")]
+    Tls { reason: String },
+}
+
+/// Why a call has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CallError {
+    /// It did not reach etcd.
+    #[error("{reason}")]
+    NotSent { reason: String },
+    /// etcd said no, and did nothing.
+    #[error("etcd refuses: {reason}")]
+    Refused { reason: String },
+    /// It may have taken effect, and may still do so.
+    #[error("{reason}")]
+    Unknown { reason: String },
+    /// The answer is not from the etcd of before.
+    #[error("{reason}")]
+    Stale { reason: String },
+}
+
+impl CallError {
+    /// Whether it certainly has and will have no effect.
+    pub(super) fn is_without_effect(&self) -> bool {
+        match self {
+            Self::NotSent { .. } | Self::Refused { .. } => true,
+            Self::Unknown { .. } | Self::Stale { .. } => false,
+        }
+    }
+}
+
+/// What an answer's header is taken from.
+pub(super) trait Headed {
+    fn header(&self) -> Option<&ResponseHeader>;
+}
+
+impl Headed for RangeResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+impl Headed for TxnResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    endpoints: Vec<Endpoint>,
+    /// One connection an endpoint, made when it is first used, replaced when it hangs.
+    lines: Mutex<Vec<Channel>>,
+    /// The endpoint that is used.
+    current: AtomicUsize,
+    patience: Duration,
+    credentials: Option<EtcdCredentials>,
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    signing_in: tokio::sync::Mutex<()>,
+    seen: Arc<Seen>,
+}
+
+impl Client {
+    /// Connects to nothing yet. `patience` bounds every call but a watch.
+    pub(super) fn new(
+        access: &EtcdAccess,
+        patience: Duration,
+        seen: Arc<Seen>,
+    ) -> Result<Self, AccessError> {
+        let endpoints: Vec<Endpoint> = access
+            .endpoints
+            .iter()
+            .map(|text| endpoint(text, access.tls.as_ref(), patience))
+            .collect::<Result<_, _>>()?;
+        if endpoints.is_empty() {
+            return Err(AccessError::NoEndpoint);
+        }
+        Ok(Self {
+            lines: Mutex::default(),
+            endpoints,
+            current: AtomicUsize::new(0),
+            patience,
+            credentials: access.credentials.clone(),
+            token: Mutex::default(),
+            signing_in: tokio::sync::Mutex::default(),
+            seen,
+        })
+    }
+
+    pub(super) fn seen(&self) -> &Seen {
+        &self.seen
+    }
+
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, CallError> {
+        self.checked(RANGE, request).await
+    }
+
+    pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
+        self.checked(TXN, request).await
+    }
+
+    async fn checked<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Headed + Send + Sync + 'static,
+    {
+        let before = self.seen.before();
+        let answer: R = match self.once(path, request.clone()).await {
+            // The token has expired, or etcd has forgotten it: a new one, and then the same again,
+            // as a refusal has no effect.
+            Err(CallError::Refused { reason })
+                if self.credentials.is_some() && is_about_sign_in(&reason) =>
+            {
+                self.sign_in().await?;
+                self.once(path, request).await?
+            }
+            other => other?,
+        };
+        self.check(&before, answer.header())?;
+        Ok(answer)
+    }
+
+    fn check(&self, before: &Before, header: Option<&ResponseHeader>) -> Result<(), CallError> {
+        let Some(header) = header else {
+            let reason = "etcd's answer has no header; is it etcd 3.4 or later?".to_owned();
+            return Err(CallError::Stale { reason });
+        };
+        self.seen
+            .check(before, header.cluster_id, header.revision)
+            .map_err(|reason| {
+                self.turn(self.current.load(Ordering::Relaxed), false);
+                CallError::Stale { reason }
+            })
+    }
+
+    /// Tries the endpoints in turn until one is connected to, and sends once.
+    async fn once<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        if self.credentials.is_some() && self.token().is_none() && path != AUTHENTICATE {
+            self.sign_in().await?;
+        }
+        let deadline = Instant::now() + self.patience;
+        let mut failure = None;
+        for _ in 0..self.endpoints.len() {
+            let (index, channel) = self.line();
+            let token = (path != AUTHENTICATE).then(|| self.token()).flatten();
+            let call = send(channel, path, request.clone(), token);
+            let status = match timeout_at(deadline, call).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(status)) => status,
+                Err(_) => {
+                    self.turn(index, true);
+                    let reason = format!(
+                        "{} did not answer within {} ms",
+                        self.name(index),
+                        self.patience.as_millis()
+                    );
+                    // A first call may have waited for a connection that never came about.
+                    return Err(failure.unwrap_or(CallError::Unknown { reason }));
+                }
+            };
+            let error = classify(&self.name(index), &status);
+            if !matches!(error, CallError::Refused { .. }) {
+                self.turn(index, false);
+            }
+            if !matches!(error, CallError::NotSent { .. }) {
+                return Err(error);
+            }
+            failure = Some(error);
+        }
+        Err(failure.unwrap_or_else(|| CallError::NotSent {
+            reason: "no endpoint of etcd".to_owned(),
+        }))
+    }
+
+    /// Hints of what changes under a prefix, from now on.
+    pub(super) async fn watch(
+        &self,
+        key: Vec<u8>,
+        range_end: Vec<u8>,
+    ) -> Result<Streaming<WatchResponse>, CallError> {
+        if self.credentials.is_some() && self.token().is_none() {
+            self.sign_in().await?;
+        }
+        let (index, channel) = self.line();
+        let create = WatchRequest {
+            create: Some(WatchCreateRequest { key, range_end }),
+        };
+        // The request's side stays open: its end would end the watch.
+        let requests = futures_util::StreamExt::chain(
+            futures_util::stream::iter([create]),
+            futures_util::stream::pending(),
+        );
+        let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let mut request = Request::new(requests);
+        attach(&mut request, self.token());
+        let open = async {
+            grpc.ready()
+                .await
+                .map_err(|error| Status::from_error(error.into()))?;
+            let codec = ProstCodec::<WatchRequest, WatchResponse>::new();
+            grpc.streaming(request, PathAndQuery::from_static(WATCH), codec)
+                .await
+        };
+        match timeout(self.patience, open).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(classify(&self.name(index), &status)),
+            Err(_) => Err(CallError::Unknown {
+                reason: format!("{} did not begin a watch in time", self.name(index)),
+            }),
+        }
+    }
+
+    /// One at a time; whoever waited for another's takes its token.
+    fn sign_in(&self) -> BoxFuture<'_, Result<(), CallError>> {
+        Box::pin(self.signed_in())
+    }
+
+    async fn signed_in(&self) -> Result<(), CallError> {
+        let Some(credentials) = &self.credentials else {
+            return Ok(());
+        };
+        let before = self.token();
+        let _turn = self.signing_in.lock().await;
+        if self.token() != before {
+            return Ok(());
+        }
+        let request = AuthenticateRequest {
+            name: credentials.user.clone(),
+            password: credentials.password.clone(),
+        };
+        let answered: Result<AuthenticateResponse, _> = self.once(AUTHENTICATE, request).await;
+        let answer = answered.map_err(|error| match error {
+            CallError::Refused { reason } => CallError::Refused {
+                reason: format!(
+                    "user `{}` cannot sign in ({reason}); see `registry.user` and \
+                     `registry.password_file`",
+                    credentials.user
+                ),
+            },
+            // Signing in has no effect that matters, so that the call itself has none.
+            CallError::NotSent { reason }
+            | CallError::Unknown { reason }
+            | CallError::Stale { reason } => CallError::NotSent { reason },
+        })?;
+        let token = answer.token.parse().map_err(|_| CallError::Refused {
+            reason: "etcd's token cannot be sent back".to_owned(),
+        })?;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(())
+    }
+
+    fn token(&self) -> Option<MetadataValue<Ascii>> {
+        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+        token.clone()
+    }
+
+    /// The endpoint in use and the connection to it.
+    fn line(&self) -> (usize, Channel) {
+        let index = self.current.load(Ordering::Relaxed) % self.endpoints.len();
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.is_empty() {
+            *lines = self.endpoints.iter().map(Endpoint::connect_lazy).collect();
+        }
+        (index, lines[index].clone())
+    }
+
+    /// The next endpoint from now on, unless somebody else has turned already.
+    fn turn(&self, from: usize, hangs: bool) {
+        let next = (from + 1) % self.endpoints.len();
+        let _ = self
+            .current
+            .compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        if hangs {
+            let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(line) = lines.get_mut(from) {
+                *line = self.endpoints[from].connect_lazy();
+            }
+        }
+    }
+
+    fn name(&self, index: usize) -> String {
+        format!("etcd at {}", self.endpoints[index].uri())
+    }
+}
+
+fn endpoint(
+    text: &str,
+    tls: Option<&EtcdTls>,
+    patience: Duration,
+) -> Result<Endpoint, AccessError> {
+    let wrong = || AccessError::Endpoint {
+        endpoint: text.to_owned(),
+    };
+    let secure = text.starts_with("https://");
+    if !secure && !text.starts_with("http://") {
+        return Err(wrong());
+    }
+    let endpoint = Endpoint::from_shared(text.to_owned()).map_err(|_| wrong())?;
+    if endpoint.uri().host().is_none() {
+        return Err(wrong());
+    }
+    let endpoint = endpoint
+        .connect_timeout(patience)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(false);
+    if !secure {
+        return Ok(endpoint);
+    }
+    let mut config = ClientTlsConfig::new();
+    if let Some(tls) = tls {
+        config = config.ca_certificate(Certificate::from_pem(&tls.ca));
+        if let Some((certificate, key)) = &tls.identity {
+            config = config.identity(Identity::from_pem(certificate, key));
+        }
+    }
+    endpoint
+        .tls_config(config)
+        .map_err(|error| AccessError::Tls {
+            reason: chain(&error),
+        })
+}
+
+async fn send<Q, R>(
+    channel: Channel,
+    path: &'static str,
+    request: Q,
+    token: Option<MetadataValue<Ascii>>,
+) -> Result<R, Status>
+where
+    Q: Message + Send + Sync + 'static,
+    R: Message + Default + Send + Sync + 'static,
+{
+    let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let mut request = Request::new(request);
+    attach(&mut request, token);
+    grpc.ready()
+        .await
+        .map_err(|error| Status::from_error(error.into()))?;
+    let codec = ProstCodec::<Q, R>::new();
+    let answer = grpc
+        .unary(request, PathAndQuery::from_static(path), codec)
+        .await?;
+    Ok(answer.into_inner())
+}
+
+fn attach<T>(request: &mut Request<T>, token: Option<MetadataValue<Ascii>>) {
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token);
+    }
+}
+
+/// By what is certain: that no connection came about, or that etcd looked at the call and did not
+/// take it. All else may have been done. A full store is not among the certain: etcd carries a
+/// transaction out that finds it full.
+fn classify(name: &str, status: &Status) -> CallError {
+    if is_from_connecting(status) {
+        let reason = format!("{name} cannot be connected to: {}", status.message());
+        return CallError::NotSent { reason };
+    }
+    let refused = match status.code() {
+        Code::InvalidArgument
+        | Code::Unauthenticated
+        | Code::PermissionDenied
+        | Code::Unimplemented => true,
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss => false,
+    };
+    if refused {
+        let reason = status.message().to_owned();
+        return CallError::Refused { reason };
+    }
+    let reason = format!("{name} failed: {}", status.message());
+    CallError::Unknown { reason }
+}
+
+fn is_from_connecting(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// A token that etcd does not know (any more), or one from before users were changed.
+fn is_about_sign_in(reason: &str) -> bool {
+    [
+        "invalid auth token",
+        "revision of auth store is old",
+        "user name is empty",
+    ]
+    .iter()
+    .any(|known| reason.contains(known))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,598 @@
+//! The one task that drives the protocol: events in, actions out.
+//!
+//! ```text
+//!  claims, releases ──▶ ┌────────┐ ──▶ etcd: one future a request, releases in batches
+//!  answers of etcd  ──▶ │ driver │ ──▶ fence: deadlines, thaws, freezes
+//!  news of the fence ─▶ └────────┘ ──▶ node: whom to end
+//! ```
+//! It never waits for anything but its next event.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::ownership::{
+    Action, Answer, BootTime, Event, Key, NodeName, NodeProtocol, NodeState, OwnedState, Ownership,
+    Request, SessionName, Slot, Stake, Transaction, Value,
+};
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::codec::{self, Holder};
+use super::fence_orders::{self, FenceEvent, FenceQueue, MAX_NEWS};
+use super::joining::{self, Joined};
+use super::shared::{Shared, boot_time};
+use super::store::{Answered, Beside, MAX_RELEASES, ReadError};
+use super::wire;
+use crate::fence_link::{FenceLink, FenceOrder};
+use crate::{RegistryError, Release, SessionRecord, Standing};
+
+mod claims;
+mod releases;
+
+use claims::Claims;
+use releases::{Looked, Releases};
+
+/// What time alone makes due is looked at this often: well below every interval of the protocol.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Commands taken at a time, so that releases that come together go together.
+const MAX_TAKEN: usize = 1_024;
+
+/// More heartbeats than are sent in a life.
+const ATTEMPTS_OF_A_PROTOCOL: u64 = 1 << 32;
+
+pub(super) type Reply<T> = oneshot::Sender<Result<T, RegistryError>>;
+
+/// What the registry's callers ask for.
+#[derive(Debug)]
+pub(super) enum Command {
+    Claim {
+        id: SessionId,
+        spec: Box<ResolvedSpec>,
+        reply: Reply<SessionRecord>,
+    },
+    Release {
+        releases: Vec<(Release, Reply<()>)>,
+    },
+}
+
+/// What a future of the driver comes to.
+enum Done {
+    Answered(u64, Answered),
+    /// Several transactions at once.
+    Merged(Vec<Sent>, Answered),
+    Looked(Box<Looked>),
+    /// What `holder/NAME` holds, and which revision wrote it.
+    Holder(Result<Option<(Vec<u8>, i64)>, ReadError>),
+}
+
+/// A transaction under way with others.
+struct Sent {
+    op: u64,
+    transaction: Transaction,
+    beside: Beside,
+}
+
+enum Wake {
+    Done(Done),
+    Command(Option<Command>),
+    Fence(Option<FenceEvent>),
+    Observed,
+    Tick,
+}
+
+/// Why serving came to an end.
+enum Left {
+    /// Nobody asks any more.
+    Unused,
+    /// Somebody else acts by this node's name.
+    NameTaken,
+}
+
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    pub(super) link: Arc<dyn FenceLink>,
+    pub(super) holder: Holder,
+    pub(super) accept_above: Option<Generation>,
+    pub(super) next_attempt: u64,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) observed: watch::Receiver<Vec<NodeName>>,
+}
+
+impl Driver {
+    pub(super) async fn run(mut self) {
+        loop {
+            let Some(joined) = self.join().await else {
+                return;
+            };
+            let (queue, news) = (Arc::new(FenceQueue::default()), mpsc::channel(MAX_NEWS));
+            let orders = fence_orders::run(Arc::clone(&self.link), Arc::clone(&queue), news.0);
+            let orders = tokio::spawn(orders);
+            let left = Serving::begin(&mut self, joined, queue, news.1).run().await;
+            orders.abort();
+            self.shared.nothing_mine();
+            // Above every one that was sent.
+            self.next_attempt += ATTEMPTS_OF_A_PROTOCOL;
+            match left {
+                Left::Unused => return,
+                Left::NameTaken => {}
+            }
+        }
+    }
+
+    /// `None` when nobody asks any more.
+    async fn join(&mut self) -> Option<Joined> {
+        let joining = joining::join(&self.shared, &self.link, &self.holder, self.accept_above);
+        let mut joining = std::pin::pin!(joining);
+        loop {
+            tokio::select! {
+                // Not cancelled by the other arm: the same future is polled again.
+                joined = &mut joining => return Some(joined),
+                // Cancel safe: a command is taken when it is returned.
+                command = self.commands.recv() => refuse(command?, &self.shared),
+            }
+        }
+    }
+}
+
+fn refuse(command: Command, shared: &Shared) {
+    match command {
+        Command::Claim { reply, .. } => {
+            let _ = reply.send(Err(shared.unavailable()));
+        }
+        Command::Release { releases } => {
+            for (_, reply) in releases {
+                let _ = reply.send(Err(shared.unavailable()));
+            }
+        }
+    }
+}
+
+/// From the protocol's beginning until the name is lost.
+struct Serving<'a> {
+    driver: &'a mut Driver,
+    shared: Arc<Shared>,
+    protocol: NodeProtocol,
+    /// The revision that wrote `holder/NAME` last, as far as is known; 0: it does not exist.
+    holder: i64,
+    queue: Arc<FenceQueue>,
+    news: mpsc::Receiver<FenceEvent>,
+    connection: u64,
+    inbox: VecDeque<Event>,
+    outbox: Vec<Sent>,
+    work: FuturesUnordered<BoxFuture<'static, Done>>,
+    claims: Claims,
+    releases: Releases,
+    was_live: bool,
+    ever_live: bool,
+    /// Attempts of rejoins under way.
+    rejoins: Vec<u64>,
+    name_taken: bool,
+}
+
+impl<'a> Serving<'a> {
+    fn begin(
+        driver: &'a mut Driver,
+        joined: Joined,
+        queue: Arc<FenceQueue>,
+        news: mpsc::Receiver<FenceEvent>,
+    ) -> Self {
+        let shared = Arc::clone(&driver.shared);
+        driver.observed.mark_changed();
+        let protocol = NodeProtocol::new(
+            shared.me.clone(),
+            &[],
+            shared.timing,
+            boot_time(),
+            driver.next_attempt,
+            joined.slots,
+        );
+        Self {
+            driver,
+            shared,
+            protocol,
+            holder: joined.holder,
+            queue,
+            news,
+            connection: 0,
+            inbox: VecDeque::from([Event::Tick]),
+            outbox: Vec::new(),
+            work: FuturesUnordered::new(),
+            claims: Claims::default(),
+            releases: Releases::default(),
+            was_live: false,
+            ever_live: false,
+            rejoins: Vec::new(),
+            name_taken: false,
+        }
+    }
+
+    async fn run(mut self) -> Left {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            self.settle();
+            if self.name_taken {
+                self.leave();
+                return Left::NameTaken;
+            }
+            let wake = tokio::select! {
+                // Cancel safe: what is done is taken when it is returned.
+                Some(done) = self.work.next(), if !self.work.is_empty() => Wake::Done(done),
+                // Cancel safe: a command is taken when it is returned.
+                command = self.driver.commands.recv() => Wake::Command(command),
+                // Cancel safe: likewise.
+                news = self.news.recv() => Wake::Fence(news),
+                // Cancel safe: a change stays one until it is looked at.
+                Ok(()) = self.driver.observed.changed() => Wake::Observed,
+                // Cancel safe: a tick is counted when it is returned.
+                _ = tick.tick() => Wake::Tick,
+            };
+            match wake {
+                Wake::Done(done) => self.done(done),
+                Wake::Command(None) => return Left::Unused,
+                Wake::Command(Some(command)) => self.take(command),
+                Wake::Fence(Some(event)) => self.hear(event),
+                Wake::Fence(None) => {}
+                Wake::Observed => {
+                    let observed = self.driver.observed.borrow_and_update().clone();
+                    self.protocol.set_observed(boot_time(), &observed);
+                    self.inbox.push_back(Event::Tick);
+                }
+                Wake::Tick => self.inbox.push_back(Event::Tick),
+            }
+        }
+    }
+
+    fn take(&mut self, first: Command) {
+        self.command(first);
+        for _ in 0..MAX_TAKEN {
+            let Ok(command) = self.driver.commands.try_recv() else {
+                return;
+            };
+            self.command(command);
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Claim { id, spec, reply } => {
+                let stake = self.protocol.stake(&super::shared::name(&id));
+                let begun = self.claims.ask(id, *spec, reply, stake, &self.shared);
+                self.inbox.extend(begun.map(Event::EnsureAsked));
+            }
+            Command::Release { releases } => {
+                for (release, reply) in releases {
+                    self.release(release, reply);
+                }
+            }
+        }
+    }
+
+    /// Its record has to be known before the protocol hears of the certificate, which is answered
+    /// by a transaction that writes it.
+    fn release(&mut self, release: Release, reply: Reply<()>) {
+        match self.shared.mine(&release.id) {
+            Some(mine) if mine.told.record.generation == release.generation => {
+                let certified = self.releases.begin(mine.told, release, reply);
+                self.inbox.extend(certified.map(Event::DeathCertificate));
+            }
+            _ => {
+                let shared = Arc::clone(&self.shared);
+                let looking = releases::look(shared, release, reply, true);
+                self.work
+                    .push(Box::pin(async { Done::Looked(Box::new(looking.await)) }));
+            }
+        }
+    }
+
+    fn hear(&mut self, event: FenceEvent) {
+        self.inbox.push_back(match event {
+            FenceEvent::Fired => Event::FenceFired,
+            FenceEvent::Connected {
+                connection,
+                fired,
+                slots,
+            } => {
+                self.connection = connection;
+                Event::ShimConnected { fired, slots }
+            }
+        });
+    }
+
+    fn done(&mut self, done: Done) {
+        match done {
+            Done::Answered(op, answered) => self.answered(op, answered),
+            Done::Merged(sent, answered) => {
+                // What another one spoiled is tried alone.
+                if answered.answer == Answer::Conflict {
+                    for one in sent {
+                        self.send(one);
+                    }
+                    return;
+                }
+                for one in sent {
+                    let answered = Answered {
+                        answer: answered.answer.clone(),
+                        trouble: answered.trouble.clone(),
+                        revision: answered.revision,
+                    };
+                    self.releases.answered(&one.transaction, &answered);
+                    self.answered(one.op, answered);
+                }
+            }
+            Done::Looked(looked) => {
+                let follows = self.releases.looked(*looked, &self.protocol, &self.shared);
+                self.inbox.extend(follows);
+            }
+            Done::Holder(read) => match read {
+                Ok(None) => self.holder = 0,
+                Ok(Some((holder, revision))) if holder == self.me() => self.holder = revision,
+                // Whoever wrote it has joined since it was found to be silent.
+                Ok(Some((_, revision))) => self.name_taken |= revision != self.holder,
+                Err(error) => tracing::debug!(%error, "who holds this node's name is not known"),
+            },
+        }
+    }
+
+    fn answered(&mut self, op: u64, answered: Answered) {
+        if let Some(trouble) = &answered.trouble {
+            tracing::debug!(op, trouble, "etcd");
+            if !self.ever_live {
+                let reason = trouble.clone();
+                self.shared.stands(Standing::Joining { reason });
+            }
+        }
+        self.claims.answered(op, answered.revision);
+        if self.rejoins.contains(&op) {
+            self.rejoins.retain(|rejoin| *rejoin != op);
+            match answered.answer {
+                Answer::Committed => self.holder = answered.revision,
+                // Perhaps since somebody else holds the name, or as an earlier try was done.
+                _ => {
+                    let store = self.shared.store.clone();
+                    let key = store.keys.holder(&self.shared.me);
+                    self.work.push(Box::pin(async move {
+                        let read = store.get(&[key]).await;
+                        let held = read.map(|(entries, _)| entries.into_iter().flatten().next());
+                        Done::Holder(
+                            held.map(|entry| entry.map(|(_, bytes, revision)| (bytes, revision))),
+                        )
+                    }));
+                }
+            }
+        }
+        let answer = answered.answer;
+        self.inbox.push_back(Event::StoreAnswer { op, answer });
+    }
+
+    fn me(&self) -> Vec<u8> {
+        codec::text(&self.driver.holder)
+    }
+
+    /// Brings everything to rest that needs no further event.
+    fn settle(&mut self) {
+        loop {
+            while let Some(event) = self.inbox.pop_front() {
+                for action in self.protocol.on(boot_time(), event) {
+                    self.act(action);
+                }
+            }
+            let again = self.claims.settle(&self.protocol, &self.shared);
+            self.inbox.extend(again.into_iter().map(Event::EnsureAsked));
+            let again = self.releases.settle(&self.protocol, &self.shared);
+            for looking in again {
+                self.work
+                    .push(Box::pin(async { Done::Looked(Box::new(looking.await)) }));
+            }
+            if self.inbox.is_empty() {
+                break;
+            }
+        }
+        self.flush();
+        self.stand(boot_time());
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Store { op, request } => self.prepare(op, request),
+            Action::Start(slot) => {
+                // Whoever asked for it is gone: nothing was sent, so nothing needs to die first.
+                if let Some(told) = self.claims.started(&slot, &self.shared) {
+                    self.releases.give_back(slot.clone(), told);
+                    self.inbox.push_back(Event::DeathCertificate(slot));
+                }
+            }
+            Action::Kill(slot) => self.condemn(slot),
+            Action::Forget(slot) => self.shared.orders.withdraw(&slot),
+            Action::SetDeadline(deadline) => self.order(FenceOrder::SetDeadline(deadline)),
+            Action::Thaw { deadline, slots } => self.order(FenceOrder::Thaw { deadline, slots }),
+            Action::FreezeAll => self.order(FenceOrder::FreezeAll),
+            Action::Forward { session, owner } => self.claims.forwarded(&session, owner),
+        }
+    }
+
+    fn order(&mut self, order: FenceOrder) {
+        self.queue.push(self.connection, order);
+    }
+
+    fn condemn(&mut self, slot: Slot) {
+        // Its certificate is here already.
+        if self.releases.is_certified(&slot) {
+            self.inbox.push_back(Event::DeathCertificate(slot));
+            return;
+        }
+        let lost = matches!(
+            self.protocol.stake(&slot.session),
+            Some(Stake::Ending { owned: false, .. })
+        );
+        let why = match lost {
+            true => "its ownership was lost: this node was silent for too long",
+            false => "the registry says that it is this node's, and its container is not known",
+        };
+        self.shared.orders.condemn(slot, why.to_owned());
+    }
+
+    /// Adds what is told beside.
+    fn prepare(&mut self, op: u64, request: Request) {
+        let transaction = match request {
+            Request::Commit(transaction) => transaction,
+            read => {
+                let store = self.shared.store.clone();
+                self.work.push(Box::pin(async move {
+                    Done::Answered(op, store.execute(read, Beside::default()).await)
+                }));
+                return;
+            }
+        };
+        let mut beside = Beside::default();
+        for (key, value) in &transaction.write {
+            match (key, value) {
+                (Key::Node(name), Some(Value::Node(record)))
+                    if *name == self.shared.me && record.state == NodeState::Live =>
+                {
+                    let key = self.shared.store.keys.holder(name);
+                    let unchanged = wire::unchanged_since(key.clone(), self.holder);
+                    beside.compare.push(unchanged);
+                    beside.write.push(wire::put(key, self.me()));
+                    self.rejoins.push(op);
+                }
+                (Key::Session(session), Some(Value::Session(ownership))) => {
+                    self.tell(op, session, ownership, &mut beside);
+                }
+                (Key::Session(session), None) => {
+                    let key = self.shared.store.keys.told(session);
+                    beside.write.push(wire::delete(key));
+                }
+                _ => {}
+            }
+        }
+        self.outbox.push(Sent {
+            op,
+            transaction,
+            beside,
+        });
+    }
+
+    fn tell(&mut self, op: u64, session: &SessionName, ownership: &Ownership, beside: &mut Beside) {
+        let told = match ownership.state {
+            OwnedState::Owned => self.claims.told(op, session, ownership, &self.shared),
+            OwnedState::Released => {
+                let slot = Slot {
+                    session: session.clone(),
+                    generation: ownership.generation,
+                };
+                self.releases.told(&slot, &self.claims, &self.shared)
+            }
+        };
+        if let Some(told) = told {
+            let key = self.shared.store.keys.told(session);
+            beside.write.push(wire::put(key, codec::text(&told)));
+        }
+    }
+
+    /// Sends what has come together, releases in batches.
+    fn flush(&mut self) {
+        let mut batch = Vec::new();
+        for one in std::mem::take(&mut self.outbox) {
+            if is_release(&one.transaction) {
+                batch.push(one);
+                if batch.len() == MAX_RELEASES {
+                    self.send_together(std::mem::take(&mut batch));
+                }
+            } else {
+                self.send(one);
+            }
+        }
+        if !batch.is_empty() {
+            self.send_together(batch);
+        }
+    }
+
+    fn send_together(&mut self, sent: Vec<Sent>) {
+        let store = self.shared.store.clone();
+        self.work.push(Box::pin(async move {
+            let parts: Vec<_> = sent
+                .iter()
+                .map(|one| (one.transaction.clone(), one.beside.clone()))
+                .collect();
+            let answered = store.commit(&parts).await;
+            // A single one has nobody to blame.
+            match <[Sent; 1]>::try_from(sent) {
+                Ok([one]) if answered.answer == Answer::Conflict => {
+                    Done::Answered(one.op, answered)
+                }
+                Ok(one) => Done::Merged(one.into(), answered),
+                Err(sent) => Done::Merged(sent, answered),
+            }
+        }));
+    }
+
+    fn send(&mut self, one: Sent) {
+        let store = self.shared.store.clone();
+        let release = is_release(&one.transaction);
+        self.work.push(Box::pin(async move {
+            let parts = [(one.transaction, one.beside)];
+            let answered = store.commit(&parts).await;
+            let [(transaction, beside)] = parts;
+            let sent = Sent {
+                op: one.op,
+                transaction,
+                beside,
+            };
+            match release && answered.answer != Answer::Conflict {
+                true => Done::Merged(vec![sent], answered),
+                false => Done::Answered(sent.op, answered),
+            }
+        }));
+    }
+
+    fn stand(&mut self, now: BootTime) {
+        let live = self.protocol.is_live();
+        let shared = &self.shared;
+        if !live && self.was_live {
+            // Another node may own any of it by now.
+            shared.nothing_mine();
+        }
+        self.was_live = live;
+        self.ever_live |= live;
+        let incarnation = if live { self.protocol.incarnation() } else { 0 };
+        shared.incarnation.send_if_modified(|known| {
+            let changed = *known != incarnation;
+            *known = incarnation;
+            changed
+        });
+        let left_ms = self.protocol.deadline().since(now);
+        if self.protocol.may_act(now) {
+            let late = left_ms < shared.timing.fence_ms / 2;
+            shared.stands(if late { Standing::Late } else { Standing::Live });
+        } else if self.ever_live {
+            shared.stands(Standing::Fenced);
+        }
+    }
+
+    fn leave(&mut self) {
+        self.claims.give_up(&self.shared);
+        self.releases.give_up(&self.shared);
+        let reason = format!(
+            "another conman has taken the name of node `{}`",
+            self.shared.me
+        );
+        tracing::error!(reason, "everything on this node is frozen");
+        self.shared.stands(Standing::Joining { reason });
+        self.shared.incarnation.send_replace(0);
+    }
+}
+
+fn is_release(transaction: &Transaction) -> bool {
+    matches!(
+        &transaction.write[..],
+        [(Key::Session(_), Some(Value::Session(ownership)))]
+            if ownership.state == OwnedState::Released
+    )
+}

@@ -1,0 +1,284 @@
+//! Releases under way: what is told of the end, and who waits for it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use conman_core::ownership::{
+    Answer, BootTime, Event, Key, NodeProtocol, Slot, Stake, Transaction, Value,
+};
+use conman_proto::Generation;
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+
+use super::super::codec::Told;
+use super::super::notes;
+use super::super::shared::{Mine, Shared, boot_time, name};
+use super::super::store::{Answered, ReadError};
+use super::Reply;
+use super::claims::Claims;
+use crate::rules::{self, Change, Effect};
+use crate::{Ending, RecordState, RegistryError, Release};
+
+/// How long a caller waits for a release; it goes on without it, and may be asked for again.
+const PATIENCE_MS: u64 = 5_000;
+
+#[derive(Debug)]
+struct Pending {
+    release: Release,
+    told: Told,
+    waiting: Vec<Reply<()>>,
+    since: BootTime,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    pending: HashMap<Slot, Pending>,
+    /// Of those, the ones that etcd has recorded.
+    recorded: HashSet<Slot>,
+}
+
+/// What etcd tells of a session that is to be released.
+pub(super) struct Looked {
+    release: Release,
+    reply: Reply<()>,
+    /// Nothing has been tried yet.
+    first: bool,
+    found: Result<Option<Mine>, ReadError>,
+}
+
+/// Reads the record of a release that nothing is known of.
+pub(super) fn look(
+    shared: Arc<Shared>,
+    release: Release,
+    reply: Reply<()>,
+    first: bool,
+) -> BoxFuture<'static, Looked> {
+    Box::pin(async move {
+        let found = notes::read(&shared, &release.id).await;
+        Looked {
+            release,
+            reply,
+            first,
+            found,
+        }
+    })
+}
+
+impl Releases {
+    /// The slot to certify, unless that is under way.
+    pub(super) fn begin(&mut self, told: Told, release: Release, reply: Reply<()>) -> Option<Slot> {
+        let slot = slot(&release);
+        if let Some(pending) = self.pending.get_mut(&slot) {
+            pending.waiting.push(reply);
+            return None;
+        }
+        let pending = Pending {
+            told: ended(told, release.ending.clone()),
+            release,
+            waiting: vec![reply],
+            since: boot_time(),
+        };
+        self.pending.insert(slot.clone(), pending);
+        Some(slot)
+    }
+
+    /// A start that nobody waits for any more.
+    pub(super) fn give_back(&mut self, slot: Slot, told: Told) {
+        let release = Release {
+            id: told.record.id.clone(),
+            generation: told.record.generation,
+            ending: abandoned(),
+        };
+        let pending = Pending {
+            told: ended(told, release.ending.clone()),
+            release,
+            waiting: Vec::new(),
+            since: boot_time(),
+        };
+        self.pending.insert(slot, pending);
+    }
+
+    /// What follows from a record: an answer, or its certificate to the protocol.
+    pub(super) fn looked(
+        &mut self,
+        looked: Looked,
+        protocol: &NodeProtocol,
+        shared: &Shared,
+    ) -> Vec<Event> {
+        let Looked {
+            release,
+            reply,
+            first,
+            found,
+        } = looked;
+        let mine = match found {
+            Ok(mine) => mine,
+            Err(error) => {
+                let _ = reply.send(Err(notes::unavailable(&error.to_string())));
+                return Vec::new();
+            }
+        };
+        let slot = slot(&release);
+        let record = mine.as_ref().map(|mine| &mine.told.record);
+        let change = Change::Release(release.ending.clone());
+        let judged = match &mine {
+            Some(mine)
+                if mine.told.node != *shared.me
+                    && mine.told.record.generation == release.generation =>
+            {
+                Err(superseded(&release, mine.told.record.generation))
+            }
+            _ => rules::apply(&release.id, release.generation, record, &change),
+        };
+        match (judged, mine) {
+            (Ok(Effect::Put(_)), Some(mine)) if first && protocol.is_live() => {
+                let told = mine.told.clone();
+                shared.note_mine(mine);
+                let Some(slot) = self.begin(told, release, reply) else {
+                    return Vec::new();
+                };
+                // Ours by the registry; a protocol that does not know it has to look first.
+                vec![match protocol.stake(&slot.session) {
+                    None => Event::StopAsked {
+                        session: slot.session,
+                        delete: false,
+                    },
+                    Some(_) => Event::DeathCertificate(slot),
+                }]
+            }
+            (Ok(Effect::Put(_)), _) => {
+                let _ = reply.send(Err(shared.unavailable()));
+                vec![Event::DeathCertificate(slot)]
+            }
+            // Nothing to record; but the protocol may still hold the slot.
+            (judged, _) => {
+                let _ = reply.send(judged.map(|_| ()));
+                vec![Event::DeathCertificate(slot)]
+            }
+        }
+    }
+
+    /// Whether there is a certificate for it.
+    pub(super) fn is_certified(&self, slot: &Slot) -> bool {
+        self.pending.contains_key(slot)
+    }
+
+    /// What is told beside a release's transaction.
+    pub(super) fn told(&self, slot: &Slot, claims: &Claims, shared: &Shared) -> Option<Told> {
+        if let Some(pending) = self.pending.get(slot) {
+            return Some(pending.told.clone());
+        }
+        // A claim that turned out to be ours too late to be used.
+        let known = claims.of(slot).or_else(|| {
+            let id = slot.session.parse().ok()?;
+            let told = shared.mine(&id)?.told;
+            (told.record.generation.get() == slot.generation).then_some(told)
+        })?;
+        Some(ended(known, abandoned()))
+    }
+
+    pub(super) fn answered(&mut self, transaction: &Transaction, answered: &Answered) {
+        if answered.answer != Answer::Committed {
+            return;
+        }
+        for (key, value) in &transaction.write {
+            if let (Key::Session(session), Some(Value::Session(ownership))) = (key, value) {
+                self.recorded.insert(Slot {
+                    session: session.clone(),
+                    generation: ownership.generation,
+                });
+            }
+        }
+    }
+
+    /// Answers those that the protocol has done with. What it gave up without a recorded release
+    /// has to be looked at.
+    pub(super) fn settle(
+        &mut self,
+        protocol: &NodeProtocol,
+        shared: &Arc<Shared>,
+    ) -> Vec<BoxFuture<'static, Looked>> {
+        let now = boot_time();
+        let done = |slot: &Slot| match protocol.stake(&slot.session) {
+            Some(Stake::Held { generation } | Stake::Ending { generation, .. }) => {
+                generation != slot.generation
+            }
+            Some(Stake::Claiming) | None => true,
+            Some(Stake::Collecting) => false,
+        };
+        let over: Vec<Slot> = self
+            .pending
+            .keys()
+            .filter(|slot| done(slot))
+            .cloned()
+            .collect();
+        let mut looking = Vec::new();
+        for slot in over {
+            let Some(pending) = self.pending.remove(&slot) else {
+                continue;
+            };
+            shared.not_mine(&pending.release.id, pending.release.generation);
+            if self.recorded.remove(&slot) {
+                for reply in pending.waiting {
+                    let _ = reply.send(Ok(()));
+                }
+                continue;
+            }
+            for reply in pending.waiting {
+                let release = pending.release.clone();
+                looking.push(look(Arc::clone(shared), release, reply, false));
+            }
+        }
+        if self.pending.is_empty() {
+            self.recorded.clear();
+        }
+        for pending in self.pending.values_mut() {
+            if now.since(pending.since) >= PATIENCE_MS {
+                for reply in pending.waiting.drain(..) {
+                    let _ = reply.send(Err(shared.unavailable()));
+                }
+            }
+        }
+        looking
+    }
+
+    pub(super) fn give_up(&mut self, shared: &Shared) {
+        for (_, pending) in self.pending.drain() {
+            for reply in pending.waiting {
+                let _ = reply.send(Err(shared.unavailable()));
+            }
+        }
+    }
+}
+
+fn slot(release: &Release) -> Slot {
+    Slot {
+        session: name(&release.id),
+        generation: release.generation.get(),
+    }
+}
+
+fn superseded(release: &Release, current: Generation) -> RegistryError {
+    RegistryError::Superseded {
+        id: release.id.clone(),
+        generation: release.generation,
+        current: Some(current),
+    }
+}
+
+fn ended(told: Told, ending: Ending) -> Told {
+    let mut told = told;
+    told.record.state = RecordState::Ended(ending);
+    told
+}
+
+fn abandoned() -> Ending {
+    Ending {
+        failed: true,
+        reason: "its start was given up before anything of it was made".to_owned(),
+        exit_code: None,
+        ended_at: Timestamp::now(),
+        started_at: None,
+        phases: Default::default(),
+    }
+}

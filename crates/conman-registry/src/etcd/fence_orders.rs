@@ -1,0 +1,157 @@
+//! The task that gives orders to the fence in their order, and tells the driver its news.
+//!
+//! Each connection has a number. The driver marks its orders with the latest that it heard of;
+//! what it ordered before is lost with the connection that it was meant for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_core::ownership::SlotView;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
+
+use crate::fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder};
+
+/// Bound on one order: a shim that takes longer is as good as gone, and is connected to anew.
+const ORDER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Between two tries to connect.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+/// News that the driver has not heard: it takes them as they come.
+pub(super) const MAX_NEWS: usize = 64;
+
+#[derive(Debug)]
+pub(super) enum FenceEvent {
+    Fired,
+    Connected {
+        connection: u64,
+        fired: bool,
+        slots: Vec<SlotView>,
+    },
+}
+
+/// Orders that wait. Bounded: a deadline replaces an earlier one that waits behind nothing else,
+/// and of the others the protocol gives a few an outage.
+#[derive(Debug, Default)]
+pub(super) struct FenceQueue {
+    waiting: Mutex<VecDeque<(u64, FenceOrder)>>,
+    more: Notify,
+}
+
+impl FenceQueue {
+    pub(super) fn push(&self, connection: u64, order: FenceOrder) {
+        let mut waiting = self.waiting();
+        match (waiting.back_mut(), &order) {
+            (Some((same, FenceOrder::SetDeadline(earlier))), FenceOrder::SetDeadline(later))
+                if *same == connection =>
+            {
+                *earlier = *later;
+            }
+            _ => waiting.push_back((connection, order)),
+        }
+        drop(waiting);
+        self.more.notify_one();
+    }
+
+    /// The next order for this connection. Cancel safe: it is taken when it is returned.
+    async fn next(&self, connection: u64) -> FenceOrder {
+        loop {
+            let next = {
+                let mut waiting = self.waiting();
+                loop {
+                    match waiting.pop_front() {
+                        Some((meant, order)) if meant == connection => break Some(order),
+                        Some(_) => {}
+                        None => break None,
+                    }
+                }
+            };
+            match next {
+                Some(order) => return order,
+                None => self.more.notified().await,
+            }
+        }
+    }
+
+    /// A panic while the lock is held cannot leave half a change: each is one operation.
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<(u64, FenceOrder)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// From a connection that stands, number 0, until the driver is gone.
+pub(super) async fn run(
+    link: Arc<dyn FenceLink>,
+    queue: Arc<FenceQueue>,
+    news: mpsc::Sender<FenceEvent>,
+) {
+    let mut connection = 0;
+    loop {
+        let lost = tokio::select! {
+            // Cancel safe: an order is taken when it is returned.
+            order = queue.next(connection) => {
+                match timeout(ORDER_PATIENCE, link.order(order)).await {
+                    Ok(Ok(())) => false,
+                    Ok(Err(FenceLinkError::Refused { reason })) => {
+                        tracing::warn!(reason, "the fence refuses an order");
+                        // It is closed then, and opened by the next renewal.
+                        if news.send(FenceEvent::Fired).await.is_err() {
+                            return;
+                        }
+                        false
+                    }
+                    Ok(Err(FenceLinkError::Lost { .. })) | Err(_) => true,
+                }
+            }
+            // Cancel safe by its contract.
+            heard = link.news() => match heard {
+                FenceNews::Lost => true,
+                FenceNews::Fired => {
+                    if news.send(FenceEvent::Fired).await.is_err() {
+                        return;
+                    }
+                    false
+                }
+            },
+            // Cancel safe: it only waits.
+            () = news.closed() => return,
+        };
+        if lost {
+            connection += 1;
+            let Some(FenceHolds { fired, slots }) = reconnect(&*link, &news).await else {
+                return;
+            };
+            let event = FenceEvent::Connected {
+                connection,
+                fired,
+                slots,
+            };
+            if news.send(event).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// `None` when nobody is left to tell.
+async fn reconnect(link: &dyn FenceLink, news: &mpsc::Sender<FenceEvent>) -> Option<FenceHolds> {
+    let mut told = false;
+    loop {
+        match link.connect().await {
+            Ok(holds) => return Some(holds),
+            Err(error) if !told => {
+                tracing::error!(%error, "the fence is gone; trying again");
+                told = true;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            // Cancel safe: it only waits.
+            () = sleep(RECONNECT_PAUSE) => {}
+            // Cancel safe: likewise.
+            () = news.closed() => return None,
+        }
+    }
+}

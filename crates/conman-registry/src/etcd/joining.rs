@@ -1,0 +1,189 @@
+//! What comes before the protocol begins: etcd answers and holds a registry that is understood,
+//! nobody else acts by this node's name, and the fence tells what it holds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::ownership::{
+    Answer, Heartbeat, Key, NodeState, Observer, Request, SlotView, Value, Verdict,
+};
+use conman_proto::Generation;
+use tokio::time::sleep;
+
+use super::codec::{self, Holder};
+use super::schema;
+use super::shared::{Shared, boot_time};
+use super::store::{Beside, ReadError};
+use super::wire::{self, TxnRequest};
+use crate::Standing;
+use crate::fence_link::FenceLink;
+
+/// Between two tries of what did not work.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// What the protocol begins with.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) slots: Vec<SlotView>,
+    /// The revision that wrote `holder/NAME`, 0 without one; the rejoin replaces just this.
+    pub(super) holder: i64,
+}
+
+/// Tries until it works, and tells why it does not.
+pub(super) async fn join(
+    shared: &Shared,
+    link: &Arc<dyn FenceLink>,
+    me: &Holder,
+    accept_above: Option<Generation>,
+) -> Joined {
+    loop {
+        match attempt(shared, link, me, accept_above).await {
+            Ok(joined) => return joined,
+            Err(reason) => {
+                let before = shared.standing.borrow().clone();
+                let standing = Standing::Joining { reason };
+                if before != standing
+                    && let Standing::Joining { reason } = &standing
+                {
+                    tracing::warn!(reason, "this node cannot join its fleet; trying again");
+                }
+                shared.stands(standing);
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn attempt(
+    shared: &Shared,
+    link: &Arc<dyn FenceLink>,
+    me: &Holder,
+    accept_above: Option<Generation>,
+) -> Result<Joined, String> {
+    schema::check(&shared.store)
+        .await
+        .map_err(|error| error.to_string())?;
+    if let Some(floor) = accept_above {
+        raise_floor(shared, floor).await?;
+    }
+    let holder = alone(shared, me).await?;
+    let holds = link.connect().await.map_err(|error| error.to_string())?;
+    Ok(Joined {
+        slots: holds.slots,
+        holder,
+    })
+}
+
+/// No session starts at or below what an operator says was used.
+async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
+    let read = shared
+        .store
+        .execute(Request::Read(vec![Key::Floor]), Beside::default())
+        .await;
+    let Answer::Values(_) = read.answer else {
+        return Err(read.trouble.unwrap_or_default());
+    };
+    let current = match read.answer.value(&Key::Floor) {
+        Some(Value::Floor(current)) => Some(*current),
+        _ => None,
+    };
+    if current.is_some_and(|current| current >= floor.get()) {
+        return Ok(());
+    }
+    let key = shared.store.keys.of(&Key::Floor);
+    let value = |floor| codec::encode(&Value::Floor(floor));
+    let request = TxnRequest {
+        compare: vec![wire::is(key.clone(), current.map(value))],
+        success: vec![wire::put(key, value(floor.get()))],
+    };
+    let written = shared.store.transact(request).await;
+    match written.answer {
+        Answer::Committed => Ok(()),
+        _ => Err(written
+            .trouble
+            .unwrap_or_else(|| "another node raises the floor of generations as well".to_owned())),
+    }
+}
+
+/// Returns once nobody else can act by this node's name any more: because the name is free, or was
+/// held by an earlier daemon of this installation since this boot, or by another one that was
+/// silent for so long that its fence has ended everything it ran, as for any other node.
+async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
+    let mut observer = Observer::new(shared.me.clone());
+    let mut first: Option<Heartbeat> = None;
+    loop {
+        let (holder, answer) = read(shared).await.map_err(|error| error.to_string())?;
+        let revision = holder.as_ref().map_or(0, |(_, revision)| *revision);
+        let held_by = match &holder {
+            Some((bytes, _)) => {
+                codec::parse::<Holder>(&shared.store.keys.holder(&shared.me), bytes)
+                    .map(Some)
+                    .map_err(|error| error.to_string())?
+            }
+            None => None,
+        };
+        let (record, heartbeat) = answer.node(&shared.me);
+        let live = record.is_some_and(|record| record.state == NodeState::Live);
+        if !live || held_by.as_ref() == Some(me) {
+            return Ok(revision);
+        }
+        let other = held_by.map_or_else(|| "of unknown origin".to_owned(), |one| one.instance);
+        if first.is_some() && heartbeat != first {
+            return Err(format!(
+                "another conman (installation {other}) is live as node `{}` and renews; give one \
+                 of the two another `node.name`",
+                shared.me
+            ));
+        }
+        first = first.or(heartbeat);
+        // A record without a heartbeat is nothing that conman writes; a node that renewed would
+        // bring one about.
+        if let Verdict::Fence(fencing) = observer.answered(boot_time(), &answer, &shared.timing) {
+            let fenced = shared
+                .store
+                .execute(Request::Commit(fencing), Beside::default())
+                .await;
+            if fenced.answer == Answer::Committed {
+                tracing::warn!(
+                    other,
+                    "another installation held this node's name and is silent; taking it over"
+                );
+                return Ok(revision);
+            }
+            return Err(fenced.trouble.unwrap_or_else(|| {
+                format!("another conman has just come back as node `{}`", shared.me)
+            }));
+        }
+        shared.stands(Standing::Joining {
+            reason: format!(
+                "node `{}` was last held by another conman (installation {other}); waiting {} ms \
+                 in which it does not renew",
+                shared.me, shared.timing.takeover_ms
+            ),
+        });
+        sleep(Duration::from_millis(shared.timing.renew_ms)).await;
+    }
+}
+
+/// Who holds this node's name, and its record and heartbeat, of one moment.
+async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadError> {
+    let keys = &shared.store.keys;
+    let (node, heartbeat) = (
+        Key::Node(shared.me.clone()),
+        Key::Heartbeat(shared.me.clone()),
+    );
+    let names = [keys.holder(&shared.me), keys.of(&node), keys.of(&heartbeat)];
+    let (entries, _) = shared.store.get(&names).await?;
+    let mut entries = entries.into_iter();
+    let holder = entries.next().flatten();
+    let holder = holder.map(|(_, bytes, revision)| (bytes, revision));
+    let mut values = Vec::new();
+    for (key, entry) in [node, heartbeat].into_iter().zip(entries) {
+        let value = match entry {
+            Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+            None => None,
+        };
+        values.push((key, value));
+    }
+    Ok((holder, Answer::Values(values)))
+}

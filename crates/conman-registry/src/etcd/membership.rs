@@ -1,0 +1,258 @@
+//! What this node knows of the others, and tells them: hints, but for whom it watches.
+//!
+//! Everything is read again each renewal interval, whatever the watches say; they only cause an
+//! earlier look. So nothing depends on a watch that lags, breaks or is compacted away.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_core::ownership::{BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Value};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::codec::{self, Keys, PeerText};
+use super::rendezvous;
+use super::shared::{Shared, boot_time};
+use super::store::{Entry, ReadError};
+use super::wire::{self, TxnRequest};
+use crate::{Announcement, Peer, PeerStanding};
+
+/// What has not changed is announced again after this long.
+const ANNOUNCE_AGAIN_MS: u64 = 5_000;
+
+/// Announcements that follow each other, and looks at the others, are at least this far apart.
+const HURRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Before a watch that broke is begun anew.
+const REWATCH_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+struct Known {
+    record: NodeRecord,
+    heartbeat: Option<Heartbeat>,
+    heartbeat_at: BootTime,
+    text: Option<PeerText>,
+    text_revision: i64,
+    text_at: BootTime,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    known: Mutex<HashMap<String, Known>>,
+    announcement: Mutex<Announcement>,
+}
+
+impl Membership {
+    pub(super) fn peers(&self, fence_ms: u64) -> Arc<[Peer]> {
+        let now = boot_time();
+        let mut peers: Vec<Peer> = self
+            .known()
+            .iter()
+            .map(|(name, known)| Peer {
+                name: name.clone(),
+                incarnation: known.record.incarnation,
+                standing: standing(known, now, fence_ms),
+                announcement: known.text.as_ref().map(|text| text.announcement.clone()),
+                announced_ago_ms: now.since(known.text_at),
+            })
+            .collect();
+        peers.sort_by(|a, b| a.name.cmp(&b.name));
+        peers.into()
+    }
+
+    /// Whether it says something new.
+    pub(super) fn announce(&self, announcement: Announcement) -> bool {
+        let mut now = self
+            .announcement
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let changed = *now != announcement;
+        *now = announcement;
+        changed
+    }
+
+    fn announcement(&self) -> Announcement {
+        let now = self.announcement.lock();
+        now.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A panic while the lock is held cannot leave half a change.
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, now: BootTime, read: Read) {
+        let mut known = self.known();
+        known.retain(|name, _| read.contains_key(name));
+        for (name, (record, heartbeat, text)) in read {
+            let one = known.entry(name).or_insert_with(|| Known {
+                record,
+                heartbeat,
+                heartbeat_at: now,
+                text: None,
+                text_revision: 0,
+                text_at: BootTime(0),
+            });
+            if one.heartbeat != heartbeat {
+                one.heartbeat = heartbeat;
+                one.heartbeat_at = now;
+            }
+            one.record = record;
+            if let Some((text, revision)) = text
+                && revision != one.text_revision
+            {
+                one.text = Some(text);
+                one.text_revision = revision;
+                one.text_at = now;
+            }
+        }
+    }
+
+    /// The nodes that this one has to watch.
+    fn observed(&self, me: &str, now: BootTime, fence_ms: u64) -> Vec<NodeName> {
+        let known = self.known();
+        let awake: Vec<&str> = known
+            .iter()
+            .filter(|(_, one)| standing(one, now, fence_ms) == PeerStanding::Live)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let live = known
+            .iter()
+            .filter(|(_, one)| one.record.state == NodeState::Live);
+        let mut observed: Vec<NodeName> = live
+            .map(|(name, _)| name.as_str())
+            .filter(|name| rendezvous::observes(me, name, &awake))
+            .map(NodeName::from)
+            .collect();
+        observed.sort();
+        observed
+    }
+}
+
+fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
+    match known.record.state {
+        NodeState::Fenced => PeerStanding::Fenced,
+        NodeState::Live if now.since(known.heartbeat_at) > fence_ms => PeerStanding::Silent,
+        NodeState::Live => PeerStanding::Live,
+    }
+}
+
+type Read = HashMap<String, (NodeRecord, Option<Heartbeat>, Option<(PeerText, i64)>)>;
+
+/// Looks at the others and tells them of this node, until the runtime ends.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    membership: Arc<Membership>,
+    observed: watch::Sender<Vec<NodeName>>,
+) {
+    let interval = Duration::from_millis(shared.timing.renew_ms);
+    let mut announced: Option<(BootTime, PeerText)> = None;
+    loop {
+        match look(&shared).await {
+            Ok(read) => {
+                let now = boot_time();
+                membership.take(now, read);
+                let fence_ms = shared.timing.fence_ms;
+                let mine = membership.observed(&shared.me, now, fence_ms);
+                observed.send_if_modified(|watched| {
+                    let changed = *watched != mine;
+                    *watched = mine;
+                    changed
+                });
+            }
+            Err(error) => tracing::debug!(%error, "the other nodes cannot be looked at"),
+        }
+        tell(&shared, &membership, &mut announced).await;
+        sleep(HURRY_PAUSE).await;
+        // What asks for hurry while nobody waits is remembered.
+        let _ = timeout(interval, shared.hurry.notified()).await;
+    }
+}
+
+async fn look(shared: &Shared) -> Result<Read, ReadError> {
+    let keys = &shared.store.keys;
+    let parents = [keys.nodes(), keys.heartbeats(), keys.peers()];
+    let entries = shared.store.get_below(&parents).await?;
+    let [nodes, heartbeats, peers] =
+        <[Vec<Entry>; 3]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
+    let mut read = Read::new();
+    for (key, bytes, _) in nodes {
+        if let Some(name) = Keys::name_in(&parents[0], &key)
+            && let Value::Node(record) = codec::decode(&Key::Node("".into()), &key, &bytes)?
+        {
+            read.insert(name, (record, None, None));
+        }
+    }
+    for (key, bytes, _) in heartbeats {
+        if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name))
+            && let Value::Heartbeat(heartbeat) =
+                codec::decode(&Key::Heartbeat("".into()), &key, &bytes)?
+        {
+            one.1 = Some(heartbeat);
+        }
+    }
+    for (key, bytes, revision) in peers {
+        // Another version may say more than is understood here; what cannot be read is no hint.
+        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name))
+            && let Ok(text) = codec::parse::<PeerText>(&key, &bytes)
+        {
+            one.2 = Some((text, revision));
+        }
+    }
+    Ok(read)
+}
+
+async fn tell(
+    shared: &Shared,
+    membership: &Membership,
+    announced: &mut Option<(BootTime, PeerText)>,
+) {
+    let incarnation = *shared.incarnation.borrow();
+    if incarnation == 0 {
+        return;
+    }
+    let text = PeerText {
+        incarnation,
+        announcement: membership.announcement(),
+    };
+    let now = boot_time();
+    let known = announced
+        .as_ref()
+        .is_some_and(|(at, before)| *before == text && now.since(*at) < ANNOUNCE_AGAIN_MS);
+    if known {
+        return;
+    }
+    let key = shared.store.keys.peer(&shared.me);
+    let request = TxnRequest {
+        compare: Vec::new(),
+        success: vec![wire::put(key, codec::text(&text))],
+    };
+    match shared.store.transact(request).await.trouble {
+        None => *announced = Some((now, text)),
+        Some(trouble) => tracing::debug!(trouble, "the others are not told of this node"),
+    }
+}
+
+/// Causes an earlier look whenever something changes below a key.
+pub(super) async fn watch(shared: Arc<Shared>, parent: Vec<u8>) {
+    loop {
+        let end = wire::behind(&parent);
+        match shared.store.client.watch(parent.clone(), end).await {
+            Ok(mut stream) => loop {
+                match stream.message().await {
+                    Ok(Some(hint)) if !hint.canceled => {
+                        if !hint.events.is_empty() {
+                            shared.hurry.notify_one();
+                        }
+                    }
+                    // Compacted away, or the line is gone: begun anew, and looked at all.
+                    Ok(_) | Err(_) => break,
+                }
+            },
+            Err(error) => tracing::debug!(%error, "no watch"),
+        }
+        shared.hurry.notify_one();
+        sleep(REWATCH_PAUSE).await;
+    }
+}

@@ -1,0 +1,188 @@
+//! Whether etcd is still the one of before: its cluster, and that its revision never falls.
+//!
+//! A store that was restored from a snapshot has forgotten who owns what, and generations with it.
+//! Nodes that have seen a greater revision refuse it until somebody tells them a generation above
+//! all that were used. What was seen outlives the daemon in a file.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+
+const FILE: &str = "etcd-seen.json";
+
+/// Longest file that is read: it holds three numbers.
+const MAX_FILE_BYTES: u64 = 4_096;
+
+/// What was known when a call was sent; its answer must not be older.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Before {
+    revision: i64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    /// 0 before the first answer.
+    cluster_id: u64,
+    revision: i64,
+    /// An older store was met under the same cluster's name: its revision may grow past ours.
+    #[serde(default)]
+    went_back: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Seen {
+    file: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    now: Kept,
+    written: Kept,
+}
+
+impl Seen {
+    /// What an earlier daemon saw; nothing of it with `forget`, by which an operator accepts the
+    /// store as it is.
+    pub(super) fn open(state_dir: &Path, forget: bool) -> io::Result<Self> {
+        let file = state_dir.join(FILE);
+        let kept = match files::open_options().open(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Kept::default(),
+            Err(error) => return Err(error),
+            Ok(_) if forget => Kept::default(),
+            Ok(file) => {
+                let mut text = String::new();
+                file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+                serde_json::from_str(&text).map_err(io::Error::other)?
+            }
+        };
+        let state = State {
+            now: kept,
+            written: kept,
+        };
+        Ok(Self {
+            file,
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(super) fn before(&self) -> Before {
+        Before {
+            revision: self.state().now.revision,
+        }
+    }
+
+    /// Takes an answer's word for where the store is, or says why it is not to be trusted.
+    pub(super) fn check(
+        &self,
+        before: &Before,
+        cluster_id: u64,
+        revision: i64,
+    ) -> Result<(), String> {
+        let mut state = self.state();
+        let now = &mut state.now;
+        if now.cluster_id != 0 && now.cluster_id != cluster_id {
+            return Err(format!(
+                "this is etcd cluster {cluster_id:x}, and this node's registry was in cluster \
+                 {:x}; {REMEDY}",
+                now.cluster_id
+            ));
+        }
+        now.went_back |= revision < before.revision;
+        if now.went_back {
+            return Err(format!(
+                "etcd has gone back from revision {} to {revision}, as after the restoration of a \
+                 snapshot, and may not know who owns what; {REMEDY}",
+                before.revision
+            ));
+        }
+        now.cluster_id = cluster_id;
+        now.revision = now.revision.max(revision);
+        Ok(())
+    }
+
+    /// Writes down what was seen since, durably. Blocks on the disk.
+    pub(super) fn keep(&self) -> io::Result<()> {
+        let (now, written) = {
+            let state = self.state();
+            (state.now, state.written)
+        };
+        if now == written {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&now).map_err(io::Error::other)?;
+        let new = files::with_suffix(&self.file, ".new");
+        files::remove_if_present(&new)?;
+        let mut file = files::open_options().create_new(true).open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.file)?;
+        files::sync_parent(&self.file)?;
+        self.state().written = now;
+        Ok(())
+    }
+
+    /// A panic while the lock is held cannot leave half a change.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const REMEDY: &str = "stop every conman of the fleet, see that etcd is the right one, and start each \
+                      once with --generation-floor N above every generation ever used";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a directory")
+    }
+
+    fn open(dir: &tempfile::TempDir) -> Seen {
+        Seen::open(dir.path(), false).expect("opened")
+    }
+
+    #[test]
+    fn answers_that_overtake_each_other_are_no_sign_of_an_older_store() {
+        let dir = dir();
+        let seen = open(&dir);
+        let first = seen.before();
+        seen.check(&first, 7, 20).expect("the later one's answer");
+        seen.check(&first, 7, 10)
+            .expect("sent before 20 was seen: no older than what was known then");
+        let later = seen.before();
+        seen.check(&later, 7, 20).expect("no older");
+    }
+
+    #[test]
+    fn a_store_that_went_back_is_refused_even_once_it_has_grown_past_and_by_the_next_daemon() {
+        let dir = dir();
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.keep().expect("kept");
+        let seen = open(&dir);
+        let refusal = seen.check(&seen.before(), 7, 19).expect_err("older");
+        assert!(refusal.contains("--generation-floor"), "{refusal}");
+        seen.check(&seen.before(), 7, 25).expect_err("it has grown");
+        seen.keep().expect("kept");
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 26).expect_err("remembered");
+        let seen = Seen::open(dir.path(), true).expect("opened");
+        seen.check(&seen.before(), 8, 1).expect("accepted");
+    }
+
+    #[test]
+    fn another_cluster_is_refused_and_the_right_one_serves_again() {
+        let dir = dir();
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.check(&seen.before(), 8, 30).expect_err("another one");
+        seen.check(&seen.before(), 7, 21).expect("the first again");
+    }
+}

@@ -1,0 +1,181 @@
+//! What the driver, the tasks beside it and the registry's callers share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use conman_core::ownership::{
+    BootTime, Key, NodeName, OwnedState, Ownership, SessionName, Timing, Value,
+};
+use conman_proto::{Generation, SessionId};
+use tokio::sync::{Notify, watch};
+
+use super::codec::{self, Told};
+use super::orders::Orders;
+use super::store::Store;
+use super::wire::{self, Compare};
+use crate::{Located, RegistryError, SessionRecord, Standing};
+
+/// Sessions of other nodes whose place is remembered. Beyond, all are forgotten and looked up
+/// again, one round trip each.
+const MAX_LOCATIONS: usize = 100_000;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) me: NodeName,
+    pub(super) timing: Timing,
+    pub(super) store: Store,
+    pub(super) standing: watch::Sender<Standing>,
+    /// Of the latest rejoin; 0 while this node is not live.
+    pub(super) incarnation: watch::Sender<u64>,
+    pub(super) orders: Arc<Orders>,
+    /// Something has changed that the others should hear of, or that we should hear of them.
+    pub(super) hurry: Notify,
+    records: Mutex<HashMap<SessionId, Mine>>,
+    locations: Mutex<HashMap<SessionId, Located>>,
+}
+
+/// A record of which this node is the owner, as it was last read or written.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Mine {
+    pub(super) told: Told,
+    /// Which revision wrote it; not known after an answer that was lost.
+    pub(super) mod_revision: Option<i64>,
+}
+
+impl Shared {
+    pub(super) fn new(me: NodeName, timing: Timing, store: Store) -> Self {
+        Self {
+            me,
+            timing,
+            store,
+            standing: watch::Sender::new(Standing::Joining {
+                reason: "it has just begun".to_owned(),
+            }),
+            incarnation: watch::Sender::new(0),
+            orders: Arc::default(),
+            hurry: Notify::new(),
+            records: Mutex::default(),
+            locations: Mutex::default(),
+        }
+    }
+
+    pub(super) fn stands(&self, standing: Standing) {
+        self.standing.send_if_modified(|now| {
+            let changed = *now != standing;
+            *now = standing;
+            changed
+        });
+    }
+
+    /// Why nothing can be recorded just now.
+    pub(super) fn unavailable(&self) -> RegistryError {
+        let reason = match &*self.standing.borrow() {
+            Standing::Joining { reason } => {
+                format!("this node has not joined its fleet yet: {reason}")
+            }
+            Standing::Fenced => {
+                "this node's ownership has lapsed, and everything on it is frozen until it is \
+                 renewed"
+                    .to_owned()
+            }
+            Standing::Alone | Standing::Live | Standing::Late => {
+                "etcd did not answer in time".to_owned()
+            }
+        };
+        RegistryError::Unavailable { reason }
+    }
+
+    pub(super) fn mine(&self, id: &SessionId) -> Option<Mine> {
+        self.records().get(id).cloned()
+    }
+
+    pub(super) fn note_mine(&self, mine: Mine) {
+        self.records().insert(mine.told.record.id.clone(), mine);
+    }
+
+    /// Unless it is of another generation by now.
+    pub(super) fn not_mine(&self, id: &SessionId, generation: Generation) {
+        let mut records = self.records();
+        let is = |mine: &Mine| mine.told.record.generation == generation;
+        if records.get(id).is_some_and(is) {
+            records.remove(id);
+        }
+    }
+
+    /// After ownership may have been lost, nothing is known.
+    pub(super) fn nothing_mine(&self) {
+        self.records().clear();
+    }
+
+    pub(super) fn location(&self, id: &SessionId) -> Option<Located> {
+        self.locations().get(id).cloned()
+    }
+
+    pub(super) fn note_location(&self, id: &SessionId, located: Option<Located>) {
+        let mut locations = self.locations();
+        match located {
+            Some(located) => {
+                if locations.len() >= MAX_LOCATIONS {
+                    locations.clear();
+                }
+                locations.insert(id.clone(), located);
+            }
+            None => {
+                locations.remove(id);
+            }
+        }
+    }
+
+    pub(super) fn forget_location(&self, id: &SessionId, generation: Generation) {
+        let mut locations = self.locations();
+        if locations
+            .get(id)
+            .is_some_and(|known| known.generation <= generation)
+        {
+            locations.remove(id);
+        }
+    }
+
+    /// That the session is this node's by just that claim.
+    pub(super) fn is_mine(&self, told: &Told) -> Compare {
+        let ownership = Ownership {
+            owner: self.me.clone(),
+            incarnation: told.incarnation,
+            generation: told.record.generation.get(),
+            state: OwnedState::Owned,
+        };
+        let key = self.store.keys.of(&Key::Session(name(&told.record.id)));
+        wire::is(key, Some(codec::encode(&Value::Session(ownership))))
+    }
+
+    pub(super) fn told(&self, incarnation: u64, record: SessionRecord) -> Told {
+        Told {
+            node: self.me.to_string(),
+            incarnation,
+            record,
+        }
+    }
+
+    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    fn records(&self) -> MutexGuard<'_, HashMap<SessionId, Mine>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn locations(&self) -> MutexGuard<'_, HashMap<SessionId, Located>> {
+        self.locations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) fn name(id: &SessionId) -> SessionName {
+    id.as_str().into()
+}
+
+/// CLOCK_BOOTTIME, which goes on while the machine sleeps.
+pub(super) fn boot_time() -> BootTime {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let millis = u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000;
+    BootTime(seconds.saturating_mul(1_000).saturating_add(millis))
+}

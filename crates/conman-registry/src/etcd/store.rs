@@ -1,0 +1,265 @@
+//! Carries the protocol's requests out against etcd, together with what is told beside them, and
+//! says of each how it ended.
+
+use std::sync::Arc;
+
+use conman_core::ownership::{Answer, Key, Request, Transaction};
+
+use super::client::{CallError, Client};
+use super::codec::{self, BadValue, Keys};
+use super::wire::{
+    self, Compare, Operation, Outcome, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+    TxnResponse,
+};
+
+/// Records in one answer: of the size that specs have, far below what a line takes in a moment.
+const PAGE: i64 = 512;
+
+/// Sessions released by one transaction. etcd takes 128 operations by default, and each release
+/// writes two keys.
+pub(super) const MAX_RELEASES: usize = 60;
+
+/// Why something could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Value(#[from] BadValue),
+    #[error("etcd's answer to a transaction is not one to this request")]
+    Unexpected,
+}
+
+/// What goes with a transaction of the protocol and decides nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Beside {
+    pub(super) compare: Vec<Compare>,
+    pub(super) write: Vec<RequestOp>,
+}
+
+/// How a request ended, why if it failed, and the revision if it committed.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) answer: Answer,
+    pub(super) trouble: Option<String>,
+    pub(super) revision: i64,
+}
+
+impl Answered {
+    fn fine(answer: Answer, revision: i64) -> Self {
+        Self {
+            answer,
+            trouble: None,
+            revision,
+        }
+    }
+
+    fn failed(answer: Answer, trouble: String) -> Self {
+        Self {
+            answer,
+            trouble: Some(trouble),
+            revision: 0,
+        }
+    }
+}
+
+/// A key's value and the revision that wrote it.
+pub(super) type Entry = (Vec<u8>, Vec<u8>, i64);
+
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    pub(super) client: Arc<Client>,
+    pub(super) keys: Keys,
+}
+
+impl Store {
+    /// Sends a request once.
+    pub(super) async fn execute(&self, request: Request, beside: Beside) -> Answered {
+        match request {
+            Request::Commit(transaction) => self.commit(&[(transaction, beside)]).await,
+            Request::Read(keys) => unavailable_unless(self.read(keys).await),
+            Request::ReadSessions => unavailable_unless(self.read_sessions().await),
+        }
+    }
+
+    /// All of them or none.
+    pub(super) async fn commit(&self, parts: &[(Transaction, Beside)]) -> Answered {
+        let mut request = TxnRequest::default();
+        for (transaction, beside) in parts {
+            for (key, value) in &transaction.compare {
+                let value = value.as_ref().map(codec::encode);
+                request.compare.push(wire::is(self.keys.of(key), value));
+            }
+            request.compare.extend(beside.compare.iter().cloned());
+            for (key, value) in &transaction.write {
+                let key = self.keys.of(key);
+                request.success.push(match value {
+                    Some(value) => wire::put(key, codec::encode(value)),
+                    None => wire::delete(key),
+                });
+            }
+            request.success.extend(beside.write.iter().cloned());
+        }
+        self.transact(request).await
+    }
+
+    /// A transaction without answers of its own.
+    pub(super) async fn transact(&self, request: TxnRequest) -> Answered {
+        match self.client.txn(request).await {
+            Ok(answer) => {
+                let revision = answer.header.as_ref().map_or(0, |header| header.revision);
+                let outcome = match answer.succeeded {
+                    true => Answer::Committed,
+                    false => Answer::Conflict,
+                };
+                Answered::fine(outcome, revision)
+            }
+            Err(error) => {
+                let answer = match error.is_without_effect() {
+                    true => Answer::Unavailable,
+                    false => Answer::Ambiguous,
+                };
+                Answered::failed(answer, error.to_string())
+            }
+        }
+    }
+
+    async fn read(&self, keys: Vec<Key>) -> Result<(Answer, i64), ReadError> {
+        let names: Vec<Vec<u8>> = keys.iter().map(|key| self.keys.of(key)).collect();
+        let (entries, revision) = self.get(&names).await?;
+        let mut values = Vec::with_capacity(keys.len());
+        for (key, entry) in keys.into_iter().zip(entries) {
+            let value = match entry {
+                Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+                None => None,
+            };
+            values.push((key, value));
+        }
+        Ok((Answer::Values(values), revision))
+    }
+
+    /// These keys at one moment, and its revision.
+    pub(super) async fn get(
+        &self,
+        names: &[Vec<u8>],
+    ) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
+        let request = TxnRequest {
+            compare: Vec::new(),
+            success: names.iter().cloned().map(wire::get).collect(),
+        };
+        let answer = self.client.txn(request).await?;
+        let revision = answer.header.as_ref().map_or(0, |header| header.revision);
+        let ranges = ranges(answer, names.len())?;
+        let first = |range: RangeResponse| {
+            let kv = range.kvs.into_iter().next();
+            kv.map(|kv| (kv.key, kv.value, kv.mod_revision))
+        };
+        Ok((ranges.into_iter().map(first).collect(), revision))
+    }
+
+    /// All keys below these, which must be few, at one moment.
+    pub(super) async fn get_below(
+        &self,
+        parents: &[Vec<u8>],
+    ) -> Result<Vec<Vec<Entry>>, ReadError> {
+        let range = |parent: &Vec<u8>| -> RequestOp {
+            let range = RangeRequest {
+                key: parent.clone(),
+                range_end: wire::behind(parent),
+                ..RangeRequest::default()
+            };
+            Operation::Range(range).into()
+        };
+        let request = TxnRequest {
+            compare: Vec::new(),
+            success: parents.iter().map(range).collect(),
+        };
+        let answer = self.client.txn(request).await?;
+        let ranges = ranges(answer, parents.len())?;
+        let entries = |range: RangeResponse| {
+            let kvs = range.kvs.into_iter();
+            kvs.map(|kv| (kv.key, kv.value, kv.mod_revision)).collect()
+        };
+        Ok(ranges.into_iter().map(entries).collect())
+    }
+
+    async fn read_sessions(&self) -> Result<(Answer, i64), ReadError> {
+        let parent = self.keys.owned();
+        let mut values = Vec::new();
+        for (name, bytes, _) in self.all_below(&parent).await? {
+            if let Some(session) = Keys::name_in(&parent, &name) {
+                let key = Key::Session(session.into());
+                let value = codec::decode(&key, &name, &bytes)?;
+                values.push((key, Some(value)));
+            }
+        }
+        Ok((Answer::Values(values), 0))
+    }
+
+    /// Every key below one, page by page of one moment.
+    pub(super) async fn all_below(&self, parent: &[u8]) -> Result<Vec<Entry>, ReadError> {
+        let (mut entries, mut revision) = (Vec::new(), 0);
+        let mut from = parent.to_vec();
+        loop {
+            let (page, more, at) = self.page(&from, parent, PAGE, revision).await?;
+            revision = at;
+            if let Some((last, _, _)) = page.last() {
+                from.clone_from(last);
+                from.push(0);
+            }
+            entries.extend(page);
+            if !more {
+                return Ok(entries);
+            }
+        }
+    }
+
+    /// The keys below `parent` from `from` on, at most `limit`; whether there are more, and as of
+    /// which revision. 0 asks for the present.
+    pub(super) async fn page(
+        &self,
+        from: &[u8],
+        parent: &[u8],
+        limit: i64,
+        revision: i64,
+    ) -> Result<(Vec<Entry>, bool, i64), ReadError> {
+        let request = RangeRequest {
+            key: from.to_vec(),
+            range_end: wire::behind(parent),
+            limit,
+            revision,
+            ..RangeRequest::default()
+        };
+        let answer = self.client.range(request).await?;
+        let at = match revision {
+            0 => answer.header.as_ref().map_or(0, |header| header.revision),
+            revision => revision,
+        };
+        let entries = answer.kvs.into_iter();
+        let entries = entries.map(|kv| (kv.key, kv.value, kv.mod_revision));
+        Ok((entries.collect(), answer.more, at))
+    }
+}
+
+fn ranges(answer: TxnResponse, expected: usize) -> Result<Vec<RangeResponse>, ReadError> {
+    let range = |response: wire::ResponseOp| match response.response {
+        Some(Outcome::Range(range)) => Ok(range),
+        _ => Err(ReadError::Unexpected),
+    };
+    let ranges: Vec<RangeResponse> = answer
+        .responses
+        .into_iter()
+        .map(range)
+        .collect::<Result<_, _>>()?;
+    match ranges.len() == expected {
+        true => Ok(ranges),
+        false => Err(ReadError::Unexpected),
+    }
+}
+
+fn unavailable_unless(read: Result<(Answer, i64), ReadError>) -> Answered {
+    match read {
+        Ok((answer, revision)) => Answered::fine(answer, revision),
+        Err(error) => Answered::failed(Answer::Unavailable, error.to_string()),
+    }
+}

@@ -1,0 +1,136 @@
+//! An etcd of one member, of the distribution's package, for one test.
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A loaded machine takes its time.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Loopback addresses are this machine's alone and all of them usable: one a process and etcd, so
+/// that ports need no finding.
+static NEXT: AtomicU8 = AtomicU8::new(0);
+
+#[derive(Debug)]
+pub(crate) struct Etcd {
+    address: Ipv4Addr,
+    dir: TempDir,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    /// One that answers; nothing where there is no etcd.
+    pub(crate) fn start() -> Option<Self> {
+        let installed = Command::new("etcd")
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        if installed.is_err() {
+            skip();
+            return None;
+        }
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let address = Ipv4Addr::new(127, 100 + NEXT.fetch_add(1, Ordering::Relaxed), high, low);
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let mut etcd = Self {
+            address,
+            dir: dir.expect("a directory"),
+            child: None,
+        };
+        etcd.begin();
+        Some(etcd)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}:2379", self.address)
+    }
+
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        (self.address, 2379).into()
+    }
+
+    /// Starts it on what it has, or on nothing.
+    pub(crate) fn begin(&mut self) {
+        let (client, peer) = (self.url(), format!("http://{}:2380", self.address));
+        let child = Command::new("etcd")
+            .args(["--name", "one", "--log-level", "error", "--logger", "zap"])
+            .arg("--data-dir")
+            .arg(self.dir.path().join("data"))
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer])
+            .arg("--initial-cluster")
+            .arg(format!("one={peer}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("etcd runs");
+        self.child = Some(child);
+        let begun = Instant::now();
+        while TcpStream::connect(self.address()).is_err() || !self.is_healthy() {
+            let child = self.child.as_mut().expect("it was started");
+            if let Some(status) = child.try_wait().expect("its status") {
+                panic!("etcd on {client} has ended, {status}");
+            }
+            assert!(begun.elapsed() < START_PATIENCE, "etcd does not answer");
+            pause();
+        }
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.ctl(&["endpoint", "health"]).is_ok()
+    }
+
+    /// Ends it without a word.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Ends it and all that it knew.
+    pub(crate) fn wipe(&mut self) {
+        self.kill();
+        std::fs::remove_dir_all(self.dir.path().join("data")).expect("removed");
+    }
+
+    /// Runs etcdctl.
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String, String> {
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.url(), "--command-timeout", "20s"])
+            .args(arguments)
+            .output()
+            .map_err(|error| error.to_string())?;
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a test tells that it proves nothing")]
+fn skip() {
+    eprintln!("skipped: this machine has no etcd; `cargo xtask setup` installs it");
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no runtime is held up: the test has nothing else to do"
+)]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}

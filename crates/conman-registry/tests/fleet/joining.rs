@@ -1,0 +1,106 @@
+//! What keeps a node from joining, and what it says then.
+
+use conman_registry::{EtcdCredentials, Registry, RegistryError, Standing};
+
+use crate::etcd::Etcd;
+use crate::node::{Node, options, patient, short};
+
+#[tokio::test]
+async fn a_node_waits_for_an_etcd_that_does_not_answer_and_claims_nothing() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    etcd.kill();
+    let a = Node::begin(&etcd.url(), "a", patient());
+    let reason = a.waits_since("cannot be connected to").await;
+    assert!(reason.contains(&etcd.url()), "{reason}");
+    let refused = a.claim("s").await.expect_err("it has not joined");
+    assert!(
+        matches!(&refused, RegistryError::Unavailable { reason } if reason.contains("not joined")),
+        "{refused}"
+    );
+    assert!(a.fence.is_closed(), "nothing runs that may not be ours");
+    etcd.begin();
+    a.live().await;
+    a.claim("s").await.expect("free");
+}
+
+#[tokio::test]
+async fn of_two_conmans_with_one_name_the_second_waits_until_the_first_is_silent() {
+    let Some(etcd) = Etcd::start() else { return };
+    let first = Node::join(&etcd.url(), "a", short()).await;
+    let generation = first.claim_at_last("s").await;
+    let second = Node::begin(&etcd.url(), "a", short());
+    let reason = second.waits_since("and renews").await;
+    assert!(reason.contains("node.name"), "{reason}");
+    assert!(second.claim("s").await.is_err());
+    first.live().await;
+    drop(first);
+    second.live().await;
+    // By the registry it is the name's; what ran of it has ended with the first one's fence.
+    let conman_registry::Order::Condemned { id, .. } = second.registry.orders().next().await;
+    assert_eq!(id.as_str(), "s");
+    second.release("s", generation).await.expect("released");
+}
+
+#[tokio::test]
+async fn keys_of_something_else_and_of_newer_formats_are_left_alone() {
+    let Some(etcd) = Etcd::start() else { return };
+    etcd.ctl(&["put", "/foreign/key", "value"]).expect("put");
+    etcd.ctl(&["put", "/newer/schema", r#"{"format":2}"#])
+        .expect("put");
+    etcd.ctl(&["put", "/strange/schema", "v1"]).expect("put");
+    for (prefix, says, remedy) in [
+        ("/foreign/", "something else", "registry.prefix"),
+        ("/newer/", "format 2", "newer conman"),
+        ("/strange/", "something else", "registry.prefix"),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let node = Node::in_dir(dir, Vec::new(), |dir| {
+            let mut options = options(&etcd.url(), "a", patient(), dir);
+            options.prefix = prefix.to_owned();
+            options
+        });
+        let reason = node.waits_since(says).await;
+        assert!(reason.contains(remedy), "{reason}");
+        let keys = etcd.ctl(&["get", "--prefix", prefix, "--keys-only"]);
+        assert_eq!(keys.expect("listed").split_whitespace().count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn whoever_etcd_does_not_know_is_told_where_to_look() {
+    let Some(etcd) = Etcd::start() else { return };
+    for arguments in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["auth", "enable"],
+    ] {
+        etcd.ctl(arguments).expect("users are set up");
+    }
+    let with = |user: &str, password: &str| {
+        let credentials = EtcdCredentials {
+            user: user.to_owned(),
+            password: password.to_owned(),
+        };
+        let dir = tempfile::tempdir().expect("a directory");
+        Node::in_dir(dir, Vec::new(), |dir| {
+            let mut options = options(&etcd.url(), "a", patient(), dir);
+            options.access.credentials = Some(credentials);
+            options
+        })
+    };
+    let wrong = with("root", "wrong");
+    let reason = wrong.waits_since("cannot sign in").await;
+    assert!(reason.contains("registry.password_file"), "{reason}");
+    let nobody = Node::begin(&etcd.url(), "b", patient());
+    nobody
+        .stands("refused", |standing| {
+            matches!(standing, Standing::Joining { reason } if reason.contains("etcd refuses"))
+        })
+        .await;
+    let right = with("root", "secret");
+    right.live().await;
+    right.claim("s").await.expect("free");
+    assert_eq!(right.registry.list().await.expect("listed").len(), 1);
+}

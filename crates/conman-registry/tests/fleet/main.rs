@@ -1,0 +1,10 @@
+//! The registry of a fleet over a real etcd, which each test starts for itself.
+#![forbid(unsafe_code)]
+
+mod conformance;
+mod etcd;
+mod joining;
+mod node;
+mod outages;
+mod ownership;
+mod proxy;

@@ -1,0 +1,154 @@
+//! Lost answers, restarts, compaction, and a store that has forgotten.
+
+use conman_proto::Generation;
+use conman_registry::{Fleet, Registry};
+
+use crate::etcd::Etcd;
+use crate::node::{Node, id, options, patient, short, until};
+use crate::proxy::{Proxy, Way};
+
+#[tokio::test]
+async fn a_claim_whose_answer_is_lost_is_one_generation_and_known_in_the_end() {
+    let Some(etcd) = Etcd::start() else { return };
+    let proxy = Proxy::to(etcd.address()).await;
+    let a = Node::join(&proxy.url(), "a", patient()).await;
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    // Known before, so that the claim's own transaction is all that is under way.
+    let before = a.claim("s").await.expect("free");
+    a.release("s", before).await.expect("released");
+    proxy.set(Way::Deaf);
+    let registry = std::sync::Arc::clone(&a.registry);
+    let claim = tokio::spawn(async move {
+        let claimed = registry.claim(&id("s"), &crate::node::spec()).await;
+        claimed.map(|record| record.generation)
+    });
+    // Its look may be lost as well, and then it is asked for again once the way is open.
+    until("the claim has reached etcd, or was given up", async || {
+        let located = b.registry.locate(&id("s"), true).await;
+        let arrived = matches!(located, Ok(Some(one)) if one.generation > before);
+        arrived || claim.is_finished()
+    })
+    .await;
+    proxy.set(Way::Open);
+    let claimed = claim.await.expect("no panic");
+    let located = b.registry.locate(&id("s"), true).await.expect("located");
+    let located = located.expect("a record");
+    match claimed {
+        Ok(generation) => {
+            assert_eq!(located.generation, generation);
+            assert_eq!((located.node.as_str(), located.released), ("a", false));
+            assert_eq!(generation.get(), before.get() + 1, "claimed once");
+        }
+        // Nothing was sent while the way was deaf.
+        Err(error) => {
+            assert!(error.is_retryable(), "{error}");
+            let generation = a.claim_at_last("s").await;
+            assert_eq!(generation.get(), before.get() + 1, "claimed once");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_restart_of_etcd_costs_nothing_but_the_time_it_takes() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let generation = a.claim("s").await.expect("free");
+    etcd.kill();
+    let gone = a.claim("t").await.expect_err("nobody answers");
+    assert!(gone.is_retryable(), "{gone}");
+    etcd.begin();
+    a.claim_at_last("t").await;
+    a.release("s", generation).await.expect("still ours");
+    assert!(a.registry.standing().borrow().is_ready());
+}
+
+#[tokio::test]
+async fn ownership_that_lapses_in_an_outage_comes_back_with_it() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let generation = a.claim_at_last("s").await;
+    etcd.kill();
+    a.stands("fenced", |standing| {
+        matches!(standing, conman_registry::Standing::Fenced)
+    })
+    .await;
+    a.fence.fire();
+    etcd.begin();
+    a.live().await;
+    until("thawed", async || {
+        let thawed = a.fence.thawed();
+        thawed.len() == 1 && thawed[0].generation == generation.get()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn compaction_loses_nothing_that_is_told_or_owned() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    for round in 0..20 {
+        a.claim(&format!("s-{round}")).await.expect("free");
+    }
+    let status = etcd
+        .ctl(&["get", "/conman/schema", "-w", "json"])
+        .expect("read");
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    let revision = status["header"]["revision"].as_i64().expect("a number");
+    etcd.ctl(&["compact", &revision.to_string()])
+        .expect("compacted");
+    let told = b.registry.sessions(None, 100).await.expect("told of");
+    assert_eq!(told.len(), 20);
+    a.registry.announce(conman_registry::Announcement {
+        draining: true,
+        ..Default::default()
+    });
+    until("b hears that a drains", async || {
+        let peers = b.registry.peers();
+        let a = peers.iter().find(|peer| peer.name == "a");
+        let said = a.and_then(|peer| peer.announcement.as_ref());
+        said.is_some_and(|said| said.draining)
+    })
+    .await;
+    assert_eq!(a.registry.list().await.expect("listed").len(), 20);
+}
+
+#[tokio::test]
+async fn a_store_that_went_back_is_refused_until_a_floor_is_named() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    for _ in 0..5 {
+        let generation = a.claim("s").await.expect("free");
+        a.release("s", generation).await.expect("released");
+    }
+    let Node { registry, dir, .. } = a;
+    let thread = std::sync::Arc::downgrade(&registry);
+    drop(registry);
+    assert!(thread.upgrade().is_none(), "nobody else holds it");
+    let seen = dir.path().join("etcd-seen.json");
+    until("what was seen is written down", async || seen.exists()).await;
+    etcd.wipe();
+    etcd.begin();
+    let a = Node::in_dir(dir, Vec::new(), |dir| {
+        options(&etcd.url(), "a", patient(), dir)
+    });
+    let reason = a.waits_since("gone back").await;
+    assert!(reason.contains("--generation-floor"), "{reason}");
+    let refused = a.claim("s").await.expect_err("not before it is accepted");
+    assert!(refused.to_string().contains("gone back"), "{refused}");
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    let a = Node::in_dir(dir, Vec::new(), |dir| {
+        let mut options = options(&etcd.url(), "a", patient(), dir);
+        options.accept_above = Generation::new(1_000);
+        options
+    });
+    a.live().await;
+    assert_eq!(a.claim("s").await.expect("free").get(), 1_001);
+}

@@ -1,0 +1,165 @@
+//! Who owns what among several nodes.
+
+use conman_core::ownership::{BootTime, Slot, SlotView};
+use conman_registry::{Fleet, Located, Order, Registry, RegistryError};
+
+use crate::etcd::Etcd;
+use crate::node::{Node, id, options, patient, short, until};
+use crate::proxy::{Proxy, Way};
+
+fn slot(session: &str, generation: u64) -> Slot {
+    Slot {
+        session: session.into(),
+        generation,
+    }
+}
+
+fn running(session: &str, generation: u64) -> SlotView {
+    SlotView {
+        slot: slot(session, generation),
+        present: true,
+        frozen: false,
+        certified: false,
+    }
+}
+
+#[tokio::test]
+async fn whoever_asks_for_a_session_of_another_node_is_told_which_one() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let generation = a.claim("s").await.expect("it is free");
+    let refused = b.claim("s").await.expect_err("it is owned");
+    assert!(
+        matches!(&refused, RegistryError::Elsewhere { node, .. } if node == "a"),
+        "{refused}"
+    );
+    let located = b.registry.locate(&id("s"), false).await.expect("located");
+    let expected = Located {
+        node: "a".to_owned(),
+        generation,
+        released: false,
+    };
+    assert_eq!(located, Some(expected));
+    assert!(b.registry.list().await.expect("listed").is_empty());
+    let all = b.registry.sessions(None, 10).await.expect("told of");
+    assert_eq!(all.len(), 1);
+    assert_eq!((all[0].node.as_str(), &all[0].record.id), ("a", &id("s")));
+
+    a.release("s", generation).await.expect("released");
+    let next = b.claim("s").await.expect("released is free at once");
+    assert!(next > generation);
+    let late = a.release("s", generation).await.expect_err("long over");
+    assert!(matches!(late, RegistryError::Superseded { .. }), "{late}");
+}
+
+#[tokio::test]
+async fn a_silent_node_is_taken_over_but_not_before_its_fence_has_ended() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let generation = a.claim_at_last("s").await;
+    let Node {
+        registry, fence, ..
+    } = a;
+    drop(registry);
+    let next = b.claim_at_last("s").await;
+    let taken_at = boot_time();
+    assert!(next > generation);
+    // The latest deadline that the silent one can have told its fence of.
+    let last_sent = BootTime(fence.deadline().0 - short().fence_ms);
+    assert!(
+        taken_at.since(last_sent) >= short().takeover_ms,
+        "taken over {} ms after the last renewal was sent",
+        taken_at.since(last_sent)
+    );
+    until("a is fenced for b", async || {
+        let peers = b.registry.peers();
+        let a = peers.iter().find(|peer| peer.name == "a");
+        a.is_some_and(|peer| peer.standing == conman_registry::PeerStanding::Fenced)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_ends_what_it_lost_and_thaws_what_it_kept() {
+    let Some(etcd) = Etcd::start() else { return };
+    let proxy = Proxy::to(etcd.address()).await;
+    let a = Node::join(&proxy.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let (lost, kept) = (a.claim_at_last("lost").await, a.claim_at_last("kept").await);
+    proxy.set(Way::Cut);
+    a.stands("fenced", |standing| !standing.is_ready()).await;
+    a.fence.fire();
+    let taken = b.claim_at_last("lost").await;
+    assert!(taken > lost);
+    proxy.set(Way::Open);
+    let Order::Condemned { id, generation, .. } = a.registry.orders().next().await;
+    assert_eq!((id.as_str(), generation), ("lost", lost));
+    let refused = a.release("lost", lost).await.expect_err("it is b's");
+    assert!(
+        matches!(refused, RegistryError::Superseded { .. }),
+        "{refused}"
+    );
+    a.live().await;
+    until("what was kept is thawed", async || {
+        a.fence.thawed() == [slot("kept", kept.get())] && !a.fence.is_closed()
+    })
+    .await;
+    let held = b.claim("kept").await.expect_err("a's again");
+    assert!(
+        matches!(
+            held,
+            RegistryError::Elsewhere { .. } | RegistryError::Unavailable { .. }
+        ),
+        "{held}"
+    );
+}
+
+#[tokio::test]
+async fn a_new_daemon_keeps_what_its_fence_holds_and_has_the_rest_ended() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let held = a.claim("held").await.expect("free");
+    let gone = a.claim("gone").await.expect("free");
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    let slots = vec![running("held", held.get()), running("stray", 7)];
+    let a = Node::in_dir(dir, slots, |dir| options(&etcd.url(), "a", patient(), dir));
+    // At once: the installation is the same, and only one daemon can run in it.
+    a.live().await;
+    until("thawed", async || {
+        a.fence.thawed() == [slot("held", held.get())]
+    })
+    .await;
+    let mut condemned = Vec::new();
+    for _ in 0..2 {
+        let Order::Condemned { id, generation, .. } = a.registry.orders().next().await;
+        condemned.push((id.as_str().to_owned(), generation.get()));
+    }
+    condemned.sort();
+    assert_eq!(
+        condemned,
+        [("gone".to_owned(), gone.get()), ("stray".to_owned(), 7)]
+    );
+    a.release("gone", gone).await.expect("released");
+    let stray = conman_proto::Generation::new(7).expect("not zero");
+    let unknown = a.release("stray", stray).await.expect_err("nobody's");
+    assert!(
+        matches!(unknown, RegistryError::Superseded { .. }),
+        "{unknown}"
+    );
+    let next = a.claim("gone").await.expect("free again");
+    assert!(next > gone);
+    let owned = a.claim("held").await.expect_err("it is held");
+    assert!(
+        matches!(owned, RegistryError::Owned { generation, .. } if generation == held),
+        "{owned}"
+    );
+}
+
+fn boot_time() -> BootTime {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let millis = now.tv_sec * 1_000 + now.tv_nsec / 1_000_000;
+    BootTime(u64::try_from(millis).expect("after boot"))
+}

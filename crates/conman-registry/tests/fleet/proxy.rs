@@ -1,0 +1,89 @@
+//! A way to etcd that can be cut, or that loses what etcd answers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Open,
+    /// What etcd says is swallowed, for ever on the connections that say it.
+    Deaf,
+    /// Nothing goes through, either way.
+    Cut,
+}
+
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    way: watch::Sender<Way>,
+    address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Proxy {
+    pub(crate) async fn to(etcd: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr().expect("its address");
+        let way = watch::Sender::new(Way::Open);
+        let ways = way.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.expect("a client");
+                tokio::spawn(carry(client, etcd, ways.clone()));
+            }
+        });
+        Self {
+            way,
+            address,
+            task: task.abort_handle(),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn set(&self, way: Way) {
+        self.way.send_replace(way);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn carry(client: TcpStream, etcd: SocketAddr, way: watch::Sender<Way>) {
+    let Ok(server) = TcpStream::connect(etcd).await else {
+        return;
+    };
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let way = Arc::new(way);
+    let there = Arc::clone(&way);
+    let onwards = async move {
+        let mut buffer = vec![0; 65_536];
+        while let Ok(count @ 1..) = from_client.read(&mut buffer).await {
+            if *there.borrow() == Way::Cut || to_server.write_all(&buffer[..count]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let back = async move {
+        let mut buffer = vec![0; 65_536];
+        let mut swallows = false;
+        while let Ok(count @ 1..) = from_server.read(&mut buffer).await {
+            // A stream with a hole would be torn at once: what is lost stays lost.
+            swallows |= *way.borrow() != Way::Open;
+            if !swallows && to_client.write_all(&buffer[..count]).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::join!(onwards, back);
+}
