@@ -7,7 +7,8 @@ use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState};
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::attached::{Attached, Presence};
@@ -189,17 +190,22 @@ pub(crate) async fn attach(
     if exec.is_none() && !handle.spec.tty {
         return Err(AccessError::NoTerminal { id: id.clone() });
     }
-    let place = Arc::clone(&handle.attached).try_acquire_owned();
     let presence = Presence {
-        _place: place.map_err(|_| AccessError::TooManyAttached {
-            id: id.clone(),
-            limit: MAX_ATTACHED,
-        })?,
+        _place: place(&handle)?,
         _activity: handle.activity.begin(),
     };
     let attached = runtime.attach(&key, exec, options).await;
     let io = attached.map_err(failed(id))?;
     Ok(Attached { io, presence })
+}
+
+/// A place among those who are attached to the session's terminals.
+fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
+    let place = Arc::clone(&handle.attached).try_acquire_owned();
+    place.map_err(|_| AccessError::TooManyAttached {
+        id: handle.id.clone(),
+        limit: MAX_ATTACHED,
+    })
 }
 
 /// See [`crate::Node::keep_exec`].
@@ -276,16 +282,30 @@ pub(crate) async fn logs(
         session: id.clone(),
         generation,
     };
-    runtime
-        .logs(&key, options)
-        .await
-        .map_err(|source| match source {
-            RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
-            source => AccessError::Runtime {
-                id: id.clone(),
-                source,
-            },
-        })
+    // It costs the shim what being attached does.
+    let place = if options.follow && handle.spec.tty {
+        Some(place(&handle)?)
+    } else {
+        None
+    };
+    let log = runtime.logs(&key, options).await;
+    let log = log.map_err(|source| match source {
+        RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
+        source => AccessError::Runtime {
+            id: id.clone(),
+            source,
+        },
+    })?;
+    Ok(match place {
+        Some(place) => {
+            let held = stream::unfold((log, place), |(mut log, place)| async move {
+                let chunk = log.next().await?;
+                Some((chunk, (log, place)))
+            });
+            held.boxed()
+        }
+        None => log,
+    })
 }
 
 fn shown(

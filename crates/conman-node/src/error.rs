@@ -245,7 +245,7 @@ pub enum AccessError {
         "session {id} has no terminal; start it with `tty`, or keep a command's terminal in it"
     )]
     NoTerminal { id: SessionId },
-    #[error("{limit} are attached to session {id} already; detach one of them")]
+    #[error("{limit} are attached to session {id}, or follow its log, already; detach one of them")]
     TooManyAttached { id: SessionId, limit: usize },
     #[error("session {id} has no container any more, so its log is gone")]
     NotKept { id: SessionId },

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_node::{AccessError, RouteError};
-use conman_proto::SessionState;
-use conman_runtime::{ExecPlan, Fault, LogOptions, Operation};
+use conman_proto::{SessionRequest, SessionState};
+use conman_runtime::{AttachOptions, ExecPlan, Fault, LogOptions, Operation};
 use futures_util::StreamExt;
 use stage::{Stage, eventually, idle, program, session, web, web_from};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -211,4 +211,51 @@ fn a_sessions_log_is_read_while_its_container_exists() {
     });
     let error = daemon.run(daemon.node.exec(&session("alice"), ExecPlan::default()));
     assert!(matches!(error, Err(AccessError::NotRunning { .. })));
+}
+
+#[test]
+fn who_follows_what_a_terminal_shows_has_a_place_among_those_who_are_attached() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with_terminals();
+    let with_terminal = SessionRequest {
+        tty: Some(true),
+        ..idle()
+    };
+    daemon.start("alice", &with_terminal);
+    let id = session("alice");
+    let logs = |follow| {
+        let options = LogOptions {
+            follow,
+            ..LogOptions::default()
+        };
+        daemon.run(daemon.node.logs(&id, options))
+    };
+    let attach = || {
+        let options = AttachOptions {
+            size: None,
+            scrollback: true,
+        };
+        daemon.run(daemon.node.attach(&id, None, options))
+    };
+    let attached = attach().expect("there is room");
+    let mut followers = Vec::new();
+    let most = loop {
+        match logs(true) {
+            Ok(log) => followers.push(log),
+            Err(AccessError::TooManyAttached { limit, .. }) => break limit,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(followers.len() + 1, most);
+    let refused = attach().map(|_| ()).expect_err("no place is left");
+    assert!(
+        matches!(refused, AccessError::TooManyAttached { .. }),
+        "{refused}"
+    );
+    // What it showed so far can be read all the same.
+    drop(logs(false).expect("it is read at once"));
+    drop(attached);
+    followers.push(logs(true).expect("there is room again"));
+    followers.pop();
+    drop(attach().expect("and again"));
 }

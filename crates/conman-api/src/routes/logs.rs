@@ -40,6 +40,9 @@ const MAX_TAIL: u64 = 1_000_000;
             (LogLine = "application/x-ndjson"),
         )),
         (status = 404, description = "no-such-session, or log-not-kept: its container is gone"),
+        (status = 409, description =
+            "too-many-terminals: following the log of a session with `tty` counts as being \
+             attached"),
         (status = 503, description = "runtime-unavailable"),
     )
 )]

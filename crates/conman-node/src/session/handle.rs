@@ -10,8 +10,9 @@ use super::view::View;
 use crate::hold::Seats;
 use crate::kill_table::Fate;
 
-/// Attached to one session at a time, all its terminals together: more than look over one shoulder,
-/// and few enough that no session takes all the places that the shim has.
+/// Attached to one session at a time, all its terminals together, with those who follow the log of
+/// one that has a terminal: more than look over one shoulder, and few enough that no session takes
+/// all the places that the shim has.
 pub(crate) const MAX_ATTACHED: usize = 32;
 
 /// One life of a session: from its start to its end, in one generation.
@@ -29,7 +30,7 @@ pub(crate) struct SessionHandle {
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: Arc<Seats>,
-    /// Places for those who are attached to its terminals.
+    /// Places for those who are attached to its terminals, or follow what one shows.
     pub(crate) attached: Arc<Semaphore>,
 }
 

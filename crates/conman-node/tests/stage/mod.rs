@@ -5,6 +5,7 @@
 
 pub(crate) mod flaky_registry;
 pub(crate) mod frozen;
+pub(crate) mod with_terminals;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,6 +23,7 @@ use conman_proto::{
 use conman_registry::{Journal, ModelRegistry, Registry, SessionRecord};
 use conman_runtime::{Faults, ProcessOptions, ProcessRuntime, Runtime};
 use tempfile::TempDir;
+use with_terminals::WithTerminals;
 
 /// Longer than anything here takes on a busy machine, and short enough not to hang a build.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,6 +98,26 @@ impl Stage {
         registry: Arc<dyn Registry>,
         call_timeout: Duration,
     ) -> Daemon {
+        self.boot_as(options, registry, call_timeout, |runtime| runtime)
+    }
+
+    /// A daemon that takes its runtime for conman's own, whose sessions may ask for terminals.
+    pub(crate) fn boot_with_terminals(&self) -> Daemon {
+        let mut options = self.options();
+        options.policy.default_runtime = RuntimeKind::Native;
+        let patience = Duration::from_secs(30);
+        self.boot_as(options, self.registry.clone(), patience, |runtime| {
+            Arc::new(WithTerminals(runtime))
+        })
+    }
+
+    fn boot_as(
+        &self,
+        options: NodeOptions,
+        registry: Arc<dyn Registry>,
+        call_timeout: Duration,
+        as_given: impl FnOnce(Arc<ProcessRuntime>) -> Arc<dyn Runtime>,
+    ) -> Daemon {
         let tokio = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -108,7 +130,7 @@ impl Stage {
         });
         let runtime = Arc::new(runtime.expect("the host has cgroups"));
         let journal = self.journal(&options.name);
-        let runtimes: Vec<Arc<dyn Runtime>> = vec![runtime.clone()];
+        let runtimes = vec![as_given(runtime.clone())];
         let started = Node::start(options, registry.clone(), journal, runtimes);
         let node = tokio.block_on(started).expect("the node starts");
         Daemon {

@@ -161,19 +161,24 @@ impl Inner {
             Err(RuntimeError::NoTerminal { .. }) => return Ok(stream::empty().boxed()),
             Err(error) => return Err(error),
         };
-        let log = TerminalLog {
+        let mut log = TerminalLog {
             watcher,
-            options,
+            tail: options.tail,
+            timestamps: options.timestamps,
             begun: false,
             at_line_start: true,
         };
+        if !options.follow {
+            // At once, so that nobody who does not read on keeps a place in the shim.
+            let after = self.timeouts.call;
+            let shown = timeout(after, log.next()).await;
+            let shown = shown
+                .map_err(|_| call_failed("read the log of", key, LinkError::TimedOut { after }));
+            return Ok(stream::iter(shown?.map(chunk).map(Ok)).boxed());
+        }
         Ok(stream::unfold(log, |mut log| async move {
             let bytes = log.next().await?;
-            let chunk = LogChunk {
-                stream: OutputStream::Stdout,
-                bytes,
-            };
-            Some((Ok(chunk), log))
+            Some((Ok(chunk(bytes)), log))
         })
         .boxed())
     }
@@ -319,7 +324,8 @@ async fn carry_input(socket: &UnixStream, from: &mut mpsc::Receiver<Bytes>) {
 /// Reads a terminal as a log.
 struct TerminalLog {
     watcher: Watcher,
-    options: LogOptions,
+    tail: Option<u32>,
+    timestamps: bool,
     /// The scrollback was told.
     begun: bool,
     at_line_start: bool,
@@ -327,20 +333,17 @@ struct TerminalLog {
 
 impl TerminalLog {
     async fn next(&mut self) -> Option<Bytes> {
-        if self.begun && !self.options.follow {
-            return None;
-        }
         let bytes: Bytes = match self.watcher.next().await? {
             TerminalEvent::Output(bytes) => bytes.into(),
             TerminalEvent::Replay { scrollback, .. } if self.begun => scrollback.into(),
-            TerminalEvent::Replay { scrollback, .. } => match self.options.tail {
+            TerminalEvent::Replay { scrollback, .. } => match self.tail {
                 Some(lines) => Bytes::copy_from_slice(last_lines(&scrollback, lines)),
                 None => scrollback.into(),
             },
             TerminalEvent::End => return None,
         };
         self.begun = true;
-        Some(if self.options.timestamps {
+        Some(if self.timestamps {
             self.stamp(&bytes)
         } else {
             bytes
@@ -359,6 +362,13 @@ impl TerminalLog {
             self.at_line_start = line.ends_with(b"\n");
         }
         stamped.freeze()
+    }
+}
+
+fn chunk(bytes: Bytes) -> LogChunk {
+    LogChunk {
+        stream: OutputStream::Stdout,
+        bytes,
     }
 }
 

@@ -1,0 +1,96 @@
+//! A runtime of processes whose sessions may ask for a terminal. They get none; whoever attaches
+//! sees nothing, as on a terminal that nothing is written to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_proto::{ExecId, KeptExec, RuntimeKind};
+use conman_runtime::{
+    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
+    LogOptions, ProcessRuntime, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+};
+use futures_util::stream::BoxStream;
+use tokio::sync::{mpsc, oneshot};
+
+#[derive(Debug)]
+pub(crate) struct WithTerminals(pub(crate) Arc<ProcessRuntime>);
+
+#[async_trait]
+impl Runtime for WithTerminals {
+    fn kind(&self) -> RuntimeKind {
+        RuntimeKind::Native
+    }
+
+    async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
+        self.0.info().await
+    }
+
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let mut plan = plan.clone();
+        plan.spec.tty = false;
+        self.0.create(&plan).await
+    }
+
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+        self.0.start(key).await
+    }
+
+    async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
+        self.0.find(key).await
+    }
+
+    async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
+        self.0.list().await
+    }
+
+    fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
+        self.0.owns_pid(key, pid)
+    }
+
+    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+        self.0.pids(key)
+    }
+
+    async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
+        self.0.exit_code(key, patience).await
+    }
+
+    async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
+        self.0.remove(keys).await
+    }
+
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        self.0.exec(key, plan).await
+    }
+
+    async fn attach(
+        &self,
+        _key: &ContainerKey,
+        _exec: Option<ExecId>,
+        _options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        Ok(TerminalIo {
+            input: mpsc::channel(1).0,
+            output: mpsc::channel(1).1,
+            resize: mpsc::channel(1).0,
+            status: oneshot::channel().1,
+        })
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        self.0.keep_exec(key, plan).await
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        self.0.logs(key, options).await
+    }
+}
