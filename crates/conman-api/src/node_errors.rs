@@ -141,7 +141,9 @@ fn failure_kind(failure: FailureKind) -> Kind {
 
 fn runtime_kind(error: &RuntimeError) -> Kind {
     match error {
-        RuntimeError::Unavailable { .. } | RuntimeError::TimedOut { .. } => Kind::NO_RUNTIME,
+        RuntimeError::Unavailable { .. }
+        | RuntimeError::TimedOut { .. }
+        | RuntimeError::Fenced { .. } => Kind::NO_RUNTIME,
         RuntimeError::NoSuchImage { .. } => Kind::NO_SUCH_IMAGE,
         RuntimeError::Refused { .. } => Kind::REFUSED,
         RuntimeError::NoSuchCommand { .. } => Kind::NO_SUCH_COMMAND,

@@ -80,6 +80,11 @@ impl Query {
         values.pop()
     }
 
+    /// Whether a parameter that has not been taken yet stands there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.pairs.iter().any(|(key, _)| key == name)
+    }
+
     /// A whole number between bounds.
     pub(crate) fn number(&mut self, name: &'static str, min: u64, max: u64) -> Option<u64> {
         let text = self.one(name)?;

@@ -288,6 +288,16 @@ pub enum RuntimeError {
         subject: String,
         reason: String,
     },
+    /// Nothing is to run on this node for now.
+    #[error(
+        "{runtime} does not {action} {subject}: this node has lost touch with the others, and \
+         everything of it is frozen until it is back"
+    )]
+    Fenced {
+        runtime: RuntimeKind,
+        action: &'static str,
+        subject: String,
+    },
     /// It started, and its program ended before anybody could take hold of it. Whether a program
     /// that ends soon is told so or by its exit is a matter of timing alone.
     #[error("{subject} {reason}")]
@@ -344,6 +354,7 @@ impl RuntimeError {
             Self::Unavailable { .. } | Self::TimedOut { .. } => true,
             Self::NoSuchImage { .. }
             | Self::Refused { .. }
+            | Self::Fenced { .. }
             | Self::EndedAtOnce { .. }
             | Self::NoSuchCommand { .. }
             | Self::NoSuchContainer { .. }

@@ -49,6 +49,9 @@ const MAX_CALLS: usize = 8_192;
 /// Readable by root alone: what a shim complains of names containers and paths.
 const STDERR_MODE: u32 = 0o600;
 
+/// What to do where the shim has no room for more.
+pub(crate) const REMEDY_FOR_FULL: &str = "stop some sessions, or try again in a moment";
+
 /// The call whose answer is of no interest.
 const NOBODYS: u64 = 0;
 

@@ -71,23 +71,20 @@ pub(crate) async fn attach(
 
 /// Both measures or none.
 fn size(query: &mut Query) -> Option<TerminalSize> {
+    match (query.has("columns"), query.has("rows")) {
+        (true, false) => query.mistake("rows", "is required beside `columns`"),
+        (false, true) => query.mistake("columns", "is required beside `rows`"),
+        _ => {}
+    }
     let mut measure = |name| {
         let number = query.number(name, 1, u16::MAX.into());
         number.and_then(|number| u16::try_from(number).ok())
     };
     let (columns, rows) = (measure("columns"), measure("rows"));
-    match (columns, rows) {
-        (Some(columns), Some(rows)) => Some(TerminalSize { columns, rows }),
-        (Some(_), None) => {
-            query.mistake("rows", "is required beside `columns`");
-            None
-        }
-        (None, Some(_)) => {
-            query.mistake("columns", "is required beside `rows`");
-            None
-        }
-        (None, None) => None,
-    }
+    Some(TerminalSize {
+        columns: columns?,
+        rows: rows?,
+    })
 }
 
 /// Run a command in a terminal that is kept
@@ -165,4 +162,36 @@ pub(crate) async fn end(
     Query::of(&uri).finish()?;
     state.node.end_exec(&id, exec).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The size, or which parameters are wrong.
+    fn size_of(text: &str) -> Result<Option<TerminalSize>, Vec<String>> {
+        let mut query = Query::of(&format!("/x?{text}").parse().expect("a URI"));
+        let size = size(&mut query);
+        let wrong = |error: ApiError| {
+            let errors = error.problem().errors.iter();
+            errors.map(|error| error.field.clone()).collect()
+        };
+        query.finish().map(|()| size).map_err(wrong)
+    }
+
+    #[test]
+    fn a_size_has_both_measures_and_each_mistake_is_told_once() {
+        let columns = 80;
+        assert_eq!(size_of(""), Ok(None));
+        let both = Some(TerminalSize { columns, rows: 24 });
+        assert_eq!(size_of("columns=80&rows=24"), Ok(both));
+        for (text, wrong) in [
+            ("columns=80", "rows"),
+            ("rows=24", "columns"),
+            ("columns=0&rows=5", "columns"),
+            ("columns=80&rows=x", "rows"),
+        ] {
+            assert_eq!(size_of(text), Err(vec![wrong.to_owned()]), "{text}");
+        }
+    }
 }

@@ -148,6 +148,16 @@ async fn a_start_that_failed_is_a_failure_with_the_sessions_name_in_the_advice()
     assert!(outcome.stderr.contains("`conman why alice`"), "{outcome:?}");
 }
 
+#[tokio::test]
+async fn an_image_that_is_missing_is_told_with_one_remedy() {
+    let detail = "image `python` is not on this node; import it with `conman image import`";
+    let refuse = move || async move { problem(422, "no-such-image", detail) };
+    let daemon = Daemon::start(Router::new().route("/v1/sessions/{id}", put(refuse)));
+    let outcome = daemon.run(&["run", "alice"]).await;
+    assert!(outcome.stderr.contains(detail), "{outcome:?}");
+    assert!(!outcome.stderr.contains("load"), "{outcome:?}");
+}
+
 /// A daemon with three pages of sessions that notes the queries.
 fn paging(seen: &Calls) -> Daemon {
     let seen = seen.clone();

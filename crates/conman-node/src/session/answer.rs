@@ -46,12 +46,16 @@ impl Trouble {
             RuntimeError::NoSuchImage { .. } => (FailureKind::NoSuchImage, ""),
             RuntimeError::Refused { .. }
             | RuntimeError::NoSuchCommand { .. }
-            | RuntimeError::Unsupported { .. }
-            | RuntimeError::NoTerminal { .. }
-            | RuntimeError::NoSuchExec { .. }
-            | RuntimeError::TooMany { .. } => {
+            | RuntimeError::Unsupported { .. } => {
                 (FailureKind::Refused, "; correct the session's spec")
             }
+            // No start comes back with them.
+            RuntimeError::NoTerminal { .. } | RuntimeError::NoSuchExec { .. } => {
+                (FailureKind::Refused, "")
+            }
+            // The spec is not at fault, and the same start may succeed later.
+            RuntimeError::TooMany { .. } => (FailureKind::Host, ""),
+            RuntimeError::Fenced { .. } => (FailureKind::RuntimeUnavailable, ""),
             // Its exit code and last words say more than any remedy.
             RuntimeError::EndedAtOnce { .. } => (FailureKind::Exited, ""),
             RuntimeError::Exists { .. } => (
@@ -140,4 +144,41 @@ pub(super) enum LostStart {
 pub(super) enum ReleaseFailure {
     Superseded(Ending),
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_proto::RuntimeKind;
+
+    use super::*;
+
+    #[test]
+    fn a_spec_that_is_not_at_fault_is_not_to_be_corrected() {
+        let refused = RuntimeError::Refused {
+            runtime: RuntimeKind::Native,
+            action: "start",
+            subject: "alice".to_owned(),
+            reason: "no".to_owned(),
+        };
+        let trouble = Trouble::of_runtime("start", &refused);
+        assert!(
+            trouble.why.ends_with("correct the session's spec"),
+            "{trouble:?}"
+        );
+        let full = RuntimeError::TooMany {
+            subject: "alice".to_owned(),
+            what: "containers".to_owned(),
+            remedy: "stop some",
+        };
+        let fenced = RuntimeError::Fenced {
+            runtime: RuntimeKind::Native,
+            action: "start",
+            subject: "alice".to_owned(),
+        };
+        for error in [full, fenced] {
+            let trouble = Trouble::of_runtime("start", &error);
+            assert!(trouble.kind.is_retryable(), "{trouble:?}");
+            assert!(!trouble.why.contains("spec"), "{trouble:?}");
+        }
+    }
 }

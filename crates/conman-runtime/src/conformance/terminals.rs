@@ -27,6 +27,7 @@ async fn with_terminal(stage: &Stage, command: &[&str]) -> Option<ContainerPlan>
     }
     let error = stage.runtime().create(&plan).await.expect_err("refused");
     assert!(matches!(error, RuntimeError::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("native"), "{error}");
     None
 }
 
@@ -42,6 +43,7 @@ async fn keeps_commands(stage: &Stage, key: &ContainerKey) -> bool {
     let error = stage.runtime().keep_exec(key, plan).await;
     let error = error.expect_err("refused");
     assert!(matches!(error, RuntimeError::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("native"), "{error}");
     assert_eq!(stage.runtime().kept_execs(key).await.expect("none"), []);
     false
 }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::daemon::Lane;
 use super::failure::Failure;
-use crate::shim_link::{Connection, Link, LinkError, ShimCommand, name};
+use crate::shim_link::{Connection, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name};
 use crate::{ContainerKey, RuntimeError};
 
 /// Bound on the shim's answers, which it gives at once.
@@ -261,12 +261,15 @@ impl Shared {
 fn fence_failed(action: &'static str, subject: impl ToString, error: LinkError) -> RuntimeError {
     let runtime = RuntimeKind::Docker;
     match error {
-        LinkError::Refused(CallError::Fenced) => RuntimeError::Refused {
+        LinkError::Refused(CallError::Fenced) => RuntimeError::Fenced {
             runtime,
             action,
             subject: subject.to_string(),
-            reason: "this node has lost touch with the others, and everything of it is frozen"
-                .to_owned(),
+        },
+        LinkError::Refused(CallError::Full { what }) => RuntimeError::TooMany {
+            subject: subject.to_string(),
+            what,
+            remedy: REMEDY_FOR_FULL,
         },
         LinkError::Refused(refusal) => RuntimeError::Refused {
             runtime,
@@ -282,5 +285,22 @@ fn fence_failed(action: &'static str, subject: impl ToString, error: LinkError) 
             action,
             reason: format!("its fence is missing: {error}"),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shim_that_has_no_room_or_is_fenced_is_no_fault_of_the_spec() {
+        let full = CallError::Full {
+            what: "containers".to_owned(),
+        };
+        let error = fence_failed("start", "alice", LinkError::Refused(full));
+        assert!(matches!(error, RuntimeError::TooMany { .. }), "{error}");
+        assert!(error.to_string().contains("stop some"), "{error}");
+        let error = fence_failed("start", "alice", LinkError::Refused(CallError::Fenced));
+        assert!(matches!(error, RuntimeError::Fenced { .. }), "{error}");
     }
 }

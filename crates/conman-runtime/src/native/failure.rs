@@ -6,7 +6,7 @@ use conman_proto::RuntimeKind;
 use conman_shim::{CallError, LaunchError};
 
 use crate::RuntimeError;
-use crate::shim_link::LinkError;
+use crate::shim_link::{LinkError, REMEDY_FOR_FULL};
 
 const RUNTIME: RuntimeKind = RuntimeKind::Native;
 
@@ -33,6 +33,16 @@ pub(super) fn call_failed(
             subject: subject.to_string(),
             after_ms: milliseconds(after),
         },
+        LinkError::Refused(CallError::Fenced) => RuntimeError::Fenced {
+            runtime: RUNTIME,
+            action,
+            subject: subject.to_string(),
+        },
+        LinkError::Refused(CallError::Full { what }) => RuntimeError::TooMany {
+            subject: subject.to_string(),
+            what,
+            remedy: REMEDY_FOR_FULL,
+        },
         LinkError::Refused(refusal) => refused(action, subject, refusal.to_string()),
     }
 }
@@ -49,11 +59,6 @@ pub(super) fn start_failed(subject: impl ToString, error: LinkError) -> RuntimeE
             },
             None => refused("start", subject, error.to_string()),
         },
-        LinkError::Refused(CallError::Fenced) => refused(
-            "start",
-            subject,
-            "this node has lost touch with the others, and everything of it is frozen".to_owned(),
-        ),
         other => call_failed("start", subject, other),
     }
 }

@@ -311,7 +311,7 @@ fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
         runtime: RuntimeKind::Process,
         action,
         subject: key.to_string(),
-        reason: "it has no terminals that outlive the daemon".to_owned(),
+        reason: "it has no terminals that outlive the daemon: use the runtime `native`".to_owned(),
     }
 }
 
