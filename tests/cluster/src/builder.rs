@@ -12,13 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 use conman_core::ownership::Timing;
 use conman_e2e::NATIVE_TEMPLATES;
 
-use crate::layout::{Host, Layout};
+use crate::layout::{self, Host, Layout, PREFIX};
 use crate::node::config_path;
 use crate::{cluster, command, image, node, overlap, timing};
 
-/// Room that etcd's members may take in memory: each allocates 64 MB segments of its log ahead.
-const ETCD_BYTES: u64 = 1 << 30;
-const MEMORY: &str = "/dev/shm";
 /// What nodes of a cluster know each other by.
 const SECRET: &str = "fleet.key";
 
@@ -133,7 +130,7 @@ impl Builder {
         }
         for host in layout.member_hosts() {
             // etcd wants its own to itself.
-            make_private(&layout.etcd_directory.join(&host.name))?;
+            make_private(&layout.etcd_directory(&host.name))?;
         }
         overlap::make_journal(layout)?;
         make_secret(&layout.directory.join(SECRET))?;
@@ -227,14 +224,8 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         "a cluster has 1 to {most} nodes and up to {most} members",
         most = crate::layout::MOST
     );
-    let directory = Layout::directory_of(&tag);
-    let memory = Path::new(MEMORY);
-    let roomy = rustix::fs::statvfs(memory)
-        .is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) > ETCD_BYTES);
-    let etcd_directory = match (roomy, directory.file_name()) {
-        (true, Some(name)) => memory.join(name),
-        _ => directory.join("etcd"),
-    };
+    let place = layout::places().into_iter().next().context("a place")?;
+    let directory = place.join(format!("{PREFIX}{tag}"));
     fs::DirBuilder::new()
         .mode(0o755)
         .create(&directory)
@@ -248,7 +239,6 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         binary: binary.to_owned(),
         binaries: builder.binaries.clone(),
         first_port: 0,
-        etcd_directory,
     })
 }
 

@@ -125,7 +125,7 @@ pub(crate) fn spawn(layout: &Layout, host: &Host, arguments: &[String]) -> Resul
         .iter()
         .map(|one| format!("{}=http://{}", one.name, one.etcd_peer()));
     let (client, peer) = (host.etcd(), host.etcd_peer());
-    let directory = layout.etcd_directory.join(&host.name);
+    let directory = layout.etcd_directory(&host.name);
     let log = log_file(&layout.host_directory(&host.name).join("etcd.log"))?;
     let mut command = detached(&layout.namespace_path(&host.name), Path::new("etcd"));
     command

@@ -8,6 +8,14 @@ use anyhow::{Context as _, Result};
 use conman_linux::ProcessIdentity;
 use serde::{Deserialize, Serialize};
 
+/// In memory: what dies here are processes, never the machine, and a disk that others keep busy would
+/// make leaders change and nodes late.
+const MEMORY: &str = "/dev/shm";
+/// Kernels from here on map owners of files in memory.
+const MEMORY_SINCE: (u32, u32) = (6, 6);
+/// Room that a cluster may take: each member allocates 64 MB segments of its log ahead.
+const ROOM_BYTES: u64 = 2 << 30;
+
 /// What the names of a cluster's directory and namespaces begin with.
 pub(crate) const PREFIX: &str = "conman-cluster-";
 /// Where named network namespaces are, as ip-netns(8) has them.
@@ -46,9 +54,6 @@ pub struct Layout {
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
-    /// Where etcd writes: in memory where that has room, as a slow disk's flushes would make leaders
-    /// change. What dies here are processes, never the machine.
-    pub etcd_directory: PathBuf,
 }
 
 /// A machine of a cluster: a network namespace with one address.
@@ -186,11 +191,39 @@ impl Layout {
         serde_json::from_str(&text).with_context(|| format!("cannot understand {}", path.display()))
     }
 
-    /// Where clusters have their directories.
+    /// Where an etcd member keeps its data.
     #[must_use]
-    pub fn directory_of(tag: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("{PREFIX}{tag}"))
+    pub fn etcd_directory(&self, member: &str) -> PathBuf {
+        self.host_directory(member).join("data")
     }
+}
+
+/// Where clusters may have their directories, the best first.
+#[must_use]
+pub(crate) fn places() -> Vec<PathBuf> {
+    let memory = Path::new(MEMORY);
+    let roomy = rustix::fs::statvfs(memory)
+        .is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) > ROOM_BYTES);
+    let mut places = vec![std::env::temp_dir()];
+    if roomy && kernel().is_some_and(|version| version >= MEMORY_SINCE) {
+        places.insert(0, memory.to_owned());
+    }
+    places
+}
+
+/// The directory of the cluster with this tag, if there is one.
+#[must_use]
+pub(crate) fn find(tag: &str) -> Option<PathBuf> {
+    let name = format!("{PREFIX}{tag}");
+    let all = [PathBuf::from(MEMORY), std::env::temp_dir()];
+    let mut directories = all.into_iter().map(|place| place.join(&name));
+    directories.find(|directory| directory.exists())
+}
+
+fn kernel() -> Option<(u32, u32)> {
+    let uname = rustix::system::uname();
+    let mut numbers = uname.release().to_str().ok()?.split(['.', '-']);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 impl Host {
@@ -236,7 +269,6 @@ mod tests {
             binary: PathBuf::from("/nowhere/conman"),
             binaries: BTreeMap::new(),
             first_port: 0,
-            etcd_directory: PathBuf::from("/nowhere"),
         };
         let hosts = layout.hosts();
         let names: std::collections::BTreeSet<_> = hosts.iter().map(|host| &host.name).collect();

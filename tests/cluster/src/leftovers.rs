@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use conman_linux::{Cgroups, Freezer, PidFd, remove_tree};
 
-use crate::layout::{Layout, PREFIX};
+use crate::layout::{Layout, PREFIX, places};
 use crate::{network, process};
 
 /// Bound on the end of what was killed, on a loaded machine.
@@ -57,10 +57,8 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
             .filter(ours)
             .map(|line| format!("mount {line}")),
     );
-    for directory in [&layout.directory, &layout.etcd_directory] {
-        if directory.exists() {
-            found.push(format!("directory {}", directory.display()));
-        }
+    if layout.directory.exists() {
+        found.push(format!("directory {directory}"));
     }
     found.into_iter().map(Leftover).collect()
 }
@@ -71,11 +69,10 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
 /// What could not be removed; the rest is.
 pub fn remove(layout: &Layout) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    let instances = instances(layout);
     let mut problems = Vec::new();
-    loop {
+    let instances = loop {
         problems.clear();
-        // Daemons and shims first, since they make what comes next.
+        // Daemons and shims first, since they make what comes next: installations among that.
         for namespace in network::existing(layout) {
             let path = Path::new(crate::layout::NAMESPACES).join(&namespace);
             let pids = process::residents(&path).into_iter().map(|one| one.pid);
@@ -83,18 +80,19 @@ pub fn remove(layout: &Layout) -> Result<()> {
                 problems.push(format!("{error:#}"));
             }
         }
+        let instances = instances(layout);
         for instance in &instances {
             end_sessions(instance, &mut problems);
         }
         if problems.is_empty() {
-            break;
+            break instances;
         }
         if Instant::now() > deadline {
             bail!("cannot end all of a cluster: {}", problems.join("; "));
         }
         // The kernel takes a moment to let go of processes that are dead.
         std::thread::park_timeout(POLL);
-    }
+    };
     for instance in &instances {
         let run = run_directory(instance);
         if run.exists() {
@@ -104,14 +102,8 @@ pub fn remove(layout: &Layout) -> Result<()> {
     for namespace in network::existing(layout) {
         network::remove(&namespace)?;
     }
-    // Last the directory by which the rest is found.
-    for directory in [&layout.etcd_directory, &layout.directory] {
-        if directory.exists() {
-            remove_tree(directory)
-                .with_context(|| format!("cannot remove {}", directory.display()))?;
-        }
-    }
-    Ok(())
+    remove_tree(&layout.directory)
+        .with_context(|| format!("cannot remove {}", layout.directory.display()))
 }
 
 /// Removes the clusters of processes that are dead.
@@ -119,23 +111,29 @@ pub fn remove(layout: &Layout) -> Result<()> {
 /// # Errors
 /// When one cannot be removed.
 pub fn sweep() -> Result<()> {
-    let directory = std::env::temp_dir();
-    let entries = fs::read_dir(&directory)
-        .with_context(|| format!("cannot look into {}", directory.display()))?;
-    for entry in entries.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            continue;
-        }
-        // One without a file is just being made or removed.
-        let Ok(layout) = Layout::load(&entry.path()) else {
-            continue;
-        };
-        let Some(owner) = &layout.owner else { continue };
-        if layout.directory == entry.path() && PidFd::open_verified(owner).is_err() {
-            remove(&layout)?;
+    for place in places() {
+        let entries = fs::read_dir(&place)
+            .with_context(|| format!("cannot look into {}", place.display()))?;
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                sweep_one(&entry.path())?;
+            }
         }
     }
     Ok(())
+}
+
+fn sweep_one(directory: &Path) -> Result<()> {
+    // One without a file is just being made or removed.
+    let Ok(layout) = Layout::load(directory) else {
+        return Ok(());
+    };
+    match &layout.owner {
+        Some(owner) if layout.directory == directory && PidFd::open_verified(owner).is_err() => {
+            remove(&layout)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Kills a node's sessions, frozen ones included, and removes their cgroups.

@@ -16,7 +16,7 @@ use crate::command::inside;
 use crate::cut::{self, Cut};
 use crate::etcd::{self, log_file};
 use crate::forward::Forward;
-use crate::layout::{Host, Layout};
+use crate::layout::{Host, Layout, find};
 use crate::leftovers::{Leftover, leftovers, remove, sweep};
 use crate::requirements::Ready;
 use crate::{network, node, process};
@@ -47,8 +47,8 @@ pub struct HostStatus {
 /// # Errors
 /// When none is.
 pub fn current() -> Result<Layout> {
-    Layout::load(&Layout::directory_of(TAG))
-        .context("no cluster is up; `cargo xtask cluster up` makes one")
+    let directory = find(TAG).context("no cluster is up; `cargo xtask cluster up` makes one")?;
+    Layout::load(&directory)
 }
 
 /// Makes the cluster; `step` is told what it is doing.
@@ -62,8 +62,7 @@ pub fn up(
     step: &mut dyn FnMut(&str),
 ) -> Result<Layout> {
     sweep()?;
-    let directory = Layout::directory_of(TAG);
-    if directory.exists() {
+    if find(TAG).is_some() {
         bail!(
             "a cluster is up already, or was left half made; `cargo xtask cluster down` removes it"
         );
@@ -268,10 +267,9 @@ pub fn status(layout: &Layout) -> Vec<HostStatus> {
 /// When something is left, with all that is.
 pub fn down() -> Result<bool> {
     sweep()?;
-    let directory = Layout::directory_of(TAG);
-    if !directory.exists() {
+    let Some(directory) = find(TAG) else {
         return Ok(false);
-    }
+    };
     match Layout::load(&directory) {
         Ok(layout) => {
             remove_forwarding(&layout)?;
