@@ -18,6 +18,8 @@ use crate::{cluster, command, image, node, overlap, timing};
 
 /// What nodes of a cluster know each other by.
 const SECRET: &str = "fleet.key";
+/// A fence that closes long after a takeover.
+const UNFENCED_MS: u64 = 600_000;
 
 /// What a cluster is to be like. Without a word it has three nodes and three members of etcd.
 #[derive(Debug, Clone)]
@@ -30,6 +32,7 @@ pub struct Builder {
     timing: Timing,
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
+    unfenced: Option<String>,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
 }
@@ -43,6 +46,7 @@ impl Default for Builder {
             binaries: BTreeMap::new(),
             timing: Timing::default(),
             joined: false,
+            unfenced: None,
             sections: Vec::new(),
             toml: String::new(),
         }
@@ -75,6 +79,12 @@ impl Builder {
     /// Nodes that know nothing of each other, each with a registry of its own.
     pub fn apart(mut self) -> Self {
         self.joined = false;
+        self
+    }
+
+    /// Has a node believe that nobody takes it over for ten minutes: its fence is of no use then.
+    pub fn unfenced(mut self, node: &str) -> Self {
+        self.unfenced = Some(node.to_owned());
         self
     }
 
@@ -150,12 +160,18 @@ impl Builder {
         format!("kind = \"etcd\"\nendpoints = {endpoints:?}\n")
     }
 
-    fn fleet(&self, layout: &Layout) -> String {
+    fn fleet(&self, layout: &Layout, host: &Host) -> String {
         if !self.joined {
             return String::new();
         }
         let secret = layout.directory.join(SECRET);
-        let timing = timing::lines(&self.timing);
+        let mut own = self.timing;
+        let mut unsafe_switch = "";
+        if self.unfenced.as_ref() == Some(&host.name) {
+            own.fence_ms = UNFENCED_MS;
+            unsafe_switch = "unsafe_timing = true\n";
+        }
+        let timing = timing::lines(&own) + unsafe_switch;
         format!("secret_file = \"{}\"\n{timing}", secret.display())
     }
 
@@ -180,7 +196,7 @@ impl Builder {
                 ),
             ),
             ("registry", self.registry(layout)),
-            ("fleet", self.fleet(layout)),
+            ("fleet", self.fleet(layout, host)),
             ("limits", String::new()),
             ("preempt", String::new()),
             (

@@ -12,6 +12,7 @@ use conman_linux::Signal;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use crate::command::{inside, run};
 use crate::forward::Forward;
 use crate::layout::{Host, Layout};
 use crate::process;
@@ -81,6 +82,33 @@ impl Member {
             .and_then(|child| i32::try_from(child.id()).ok())
     }
 
+    /// Writes all that it holds to a file.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn save_snapshot(&self, file: &Path) -> Result<()> {
+        let mut save = inside(&self.layout.namespace_path(&self.host.name), "etcdctl");
+        save.env("ETCDCTL_API", "3");
+        save.args(["--endpoints", &format!("http://{}", self.host.etcd())]);
+        run(save.args(["snapshot", "save"]).arg(file)).map(drop)
+    }
+
+    /// Ends it and has it hold what such a file holds; all members must, before any is started.
+    ///
+    /// # Errors
+    /// When the file is none of its kind.
+    pub fn restore_snapshot(&self, file: &Path) -> Result<()> {
+        self.kill()?;
+        let directory = self.layout.etcd_directory(&self.host.name);
+        conman_linux::remove_tree(&directory).context("cannot remove an etcd member's data")?;
+        let mut restore = Command::new("etcdctl");
+        restore.env("ETCDCTL_API", "3");
+        restore.args(["snapshot", "restore"]).arg(file);
+        restore.arg("--data-dir").arg(directory);
+        restore.args(identity(&self.layout, &self.host));
+        run(&mut restore).map(drop)
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors
@@ -120,24 +148,17 @@ impl Drop for Member {
 
 /// Starts a member; the process is etcd itself.
 pub(crate) fn spawn(layout: &Layout, host: &Host, arguments: &[String]) -> Result<Child> {
-    let members = layout.member_hosts();
-    let every = members
-        .iter()
-        .map(|one| format!("{}=http://{}", one.name, one.etcd_peer()));
     let (client, peer) = (host.etcd(), host.etcd_peer());
     let directory = layout.etcd_directory(&host.name);
     let log = log_file(&layout.host_directory(&host.name).join("etcd.log"))?;
     let mut command = detached(&layout.namespace_path(&host.name), Path::new("etcd"));
     command
-        .args(["--name", &host.name])
+        .args(identity(layout, host))
         .arg("--data-dir")
         .arg(directory)
         .args(["--listen-client-urls", &format!("http://{client}")])
         .args(["--advertise-client-urls", &format!("http://{client}")])
         .args(["--listen-peer-urls", &format!("http://{peer}")])
-        .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
-        .args(["--initial-cluster", &every.collect::<Vec<_>>().join(",")])
-        .args(["--initial-cluster-token", &layout.tag])
         .args(["--logger", "zap"])
         .args(arguments)
         // 3.4 refuses architectures that it was not tested on without this; it is their name.
@@ -145,6 +166,23 @@ pub(crate) fn spawn(layout: &Layout, host: &Host, arguments: &[String]) -> Resul
         .stdout(log.try_clone().context("cannot share a log")?)
         .stderr(log);
     command.spawn().context("cannot start etcd")
+}
+
+/// Who it is among which members.
+fn identity(layout: &Layout, host: &Host) -> Vec<String> {
+    let members = layout.member_hosts();
+    let every = members
+        .iter()
+        .map(|one| format!("{}=http://{}", one.name, one.etcd_peer()));
+    let every = every.collect::<Vec<_>>().join(",");
+    let own = format!("http://{}", host.etcd_peer());
+    let arguments = [
+        ["--name", &host.name],
+        ["--initial-advertise-peer-urls", &own],
+        ["--initial-cluster", &every],
+        ["--initial-cluster-token", &layout.tag],
+    ];
+    arguments.concat().into_iter().map(str::to_owned).collect()
 }
 
 fn architecture() -> &'static str {

@@ -27,6 +27,7 @@ pub fn requirements() -> Option<Ready> {
 fn missing() -> Option<String> {
     let programs = [
         ("etcd", "etcd-server"),
+        ("etcdctl", "etcd-client"),
         ("ip", "iproute2"),
         ("nft", "nftables"),
         ("nsenter", "util-linux"),

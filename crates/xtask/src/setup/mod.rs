@@ -35,9 +35,10 @@ const ETCD: &str = "etcd-server";
 const ETCD_UNIT: &str = "etcd.service";
 
 /// What clusters need besides root.
-const CLUSTER: [&str; 6] = [
+const CLUSTER: [&str; 7] = [
     "busybox-static",
     "curl",
+    "etcd-client",
     ETCD,
     "iproute2",
     "nftables",

@@ -302,3 +302,45 @@ async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     fleet.goes_on("s", new).await;
     fleet.judge();
 }
+
+#[tokio::test]
+async fn row_14_old_etcd_snapshot_restored_is_refused_by_nodes_that_saw_more() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let before = fleet.ensure(0, "before").await.generation.get();
+    fleet.goes_on("before", before).await;
+    let file = fleet.cluster.layout().directory.join("snapshot");
+    let leader = fleet.cluster.leader().await.expect("one leads");
+    let member = &fleet.cluster.members()[leader];
+    member.save_snapshot(&file).expect("saved");
+    // What the snapshot knows nothing of.
+    let after = fleet.ensure(0, "after").await.generation.get();
+    fleet.goes_on("after", after).await;
+    fleet.node(0).api().stop("before").await;
+    for member in fleet.cluster.members() {
+        member.kill().expect("killed");
+    }
+    for member in fleet.cluster.members() {
+        member.restore_snapshot(&file).expect("restored");
+    }
+    for member in fleet.cluster.members() {
+        member.start().expect("started");
+    }
+    fleet.cluster.leader().await.expect("one leads");
+    for node in [0, 1] {
+        eventually("it refuses that etcd", PATIENCE, async || {
+            fleet.node(node).readiness().await.is_err()
+        })
+        .await;
+    }
+    // It may have been ready for a moment before; after the takeover time there is no doubt.
+    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
+    for node in [0, 1] {
+        let why = fleet.node(node).readiness().await.expect_err("not ready");
+        assert!(why.contains("older") || why.contains("restored"), "{why}");
+        let answer = fleet.try_ensure(node, "after").await;
+        assert!(answer.is_none_or(|answer| !answer.status.is_success()));
+    }
+    fleet.judge();
+}

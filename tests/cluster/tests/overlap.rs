@@ -1,0 +1,84 @@
+//! No two containers of one session ever run, whatever befalls the fleet; and where the fence is off,
+//! this test says so. `cargo xtask overlap` goes on for longer.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use conman_cluster::overlap::{Drive, Scale, TEMPLATE, Tail, Violation, journal};
+use conman_cluster::{Cluster, requirements};
+use conman_e2e::eventually;
+use http::Method;
+use serde_json::json;
+
+const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
+/// Far above what it takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Another one by this variable.
+const SEED: u64 = 1;
+const SEED_VARIABLE: &str = "CONMAN_OVERLAP_SEED";
+
+#[tokio::test]
+async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().short();
+    if !builder.is_joined() {
+        let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
+        return;
+    }
+    let seed = std::env::var(SEED_VARIABLE).ok();
+    let drive = Drive {
+        seed: seed.map_or(SEED, |text| text.parse().expect("a number")),
+        sessions: 6,
+        handovers: 10,
+        most: Duration::from_secs(600),
+        scale: Scale::of(builder.timing()),
+    };
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    let tell = &mut |what: &str| {
+        let _ = writeln!(std::io::stderr(), "{what}");
+    };
+    let report = drive.run(&cluster, tell).await.expect("a verdict");
+    let violations: Vec<String> = report.violations.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        violations,
+        Vec::<String>::new(),
+        "seed {}: {report}",
+        drive.seed
+    );
+    assert!(
+        report.handovers >= drive.handovers,
+        "seed {}: {report}",
+        drive.seed
+    );
+}
+
+#[tokio::test]
+async fn without_the_fence_two_containers_of_one_session_run_and_are_seen() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(2).short().unfenced("n1");
+    if !builder.is_joined() {
+        let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
+        return;
+    }
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    let [unfenced, other] = cluster.nodes() else {
+        panic!("two nodes");
+    };
+    let body = json!({"template": TEMPLATE});
+    unfenced.api().ensure("w", &body).await;
+    cluster.cut_from_etcd(0).expect("cut");
+    let mut tail = Tail::open(&journal(cluster.layout())).expect("the journal");
+    eventually("the overlap is seen", PATIENCE, async || {
+        let asked = other.api();
+        let asked = asked.try_send(Method::PUT, "/v1/sessions/w", Some(&body));
+        // Refused until the takeover time is over.
+        let _ = tokio::time::timeout(Duration::from_secs(5), asked).await;
+        let violations = tail.catch_up().expect("readable").violations;
+        let caught = |violation: &Violation| matches!(violation, Violation::Overlap { .. });
+        violations.iter().any(caught)
+    })
+    .await;
+}
