@@ -1,10 +1,11 @@
 //! Faults that a fleet must survive, each by its number: witnesses tell whether two of a session ever
 //! ran, and what was interrupted.
 //!
-//! A number that is missing here is tried where no fleet is needed.
+//! Bad input is among them. A number that is missing here is tried where no fleet is needed.
 
 mod fleet;
 mod machine;
 mod network;
 mod node;
 mod store;
+mod trouble;

@@ -1,0 +1,85 @@
+//! What is wrong from the beginning ends in a message that says what to do, never in two containers.
+
+use std::fs;
+
+use conman_cluster::Cluster;
+use conman_e2e::eventually_some;
+use serde_json::json;
+
+use crate::fleet::{Fleet, PATIENCE};
+
+/// Waits until a node says why it is not ready, in these words.
+async fn says(fleet: &Fleet, node: usize, words: &[&str]) {
+    let what = format!("n{} says {words:?}", node + 1);
+    eventually_some(&what, PATIENCE, async || {
+        let why = fleet.node(node).readiness().await.err()?;
+        words.iter().all(|word| why.contains(word)).then_some(())
+    })
+    .await;
+}
+
+/// It serves nothing that it cannot own.
+async fn starts_nothing(fleet: &Fleet, node: usize) {
+    let answer = fleet.try_ensure(node, "w").await;
+    assert!(answer.is_none_or(|answer| !answer.status.is_success()));
+    assert_eq!(fleet.node(node).session_processes(), []);
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_not_there_at_the_start_is_waited_for() {
+    let builder = Cluster::builder().nodes(1).members(1).short();
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    fleet.node(0).kill_daemon().expect("killed");
+    fleet.cluster.members()[0].kill().expect("killed");
+    fleet.node(0).start().expect("started");
+    says(&fleet, 0, &["etcd"]).await;
+    starts_nothing(&fleet, 0).await;
+    fleet.cluster.members()[0].start().expect("started");
+    fleet.all_ready().await;
+    let generation = fleet.ensure(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn two_nodes_with_one_name_are_told_apart_and_only_the_first_is_served() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let generation = fleet.ensure(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    fleet.node(1).kill_daemon().expect("killed");
+    let config = fleet
+        .cluster
+        .layout()
+        .host_directory("n2")
+        .join("conman.toml");
+    let text = fs::read_to_string(&config).expect("readable");
+    let text = text.replace("name = \"n2\"", "name = \"n1\"");
+    fs::write(&config, text).expect("written");
+    fleet.node(1).start().expect("started");
+    says(&fleet, 1, &["`n1`", "node.name"]).await;
+    starts_nothing(&fleet, 1).await;
+    assert!(fleet.node(0).readiness().await.is_ok());
+    fleet.goes_on("w", generation).await;
+    assert_eq!(fleet.lives("w").len(), 1);
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn a_newer_registry_is_refused_with_its_format() {
+    let builder = Cluster::builder().nodes(1).members(1).short();
+    let Some(fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    fleet.node(0).kill_daemon().expect("killed");
+    // "/conman/schema" and {"format":999}, in base64.
+    let newer = json!({"key": "L2Nvbm1hbi9zY2hlbWE=", "value": "eyJmb3JtYXQiOjk5OX0="});
+    let member = &fleet.cluster.members()[0];
+    member.post("/v3/kv/put", &newer).await.expect("written");
+    fleet.node(0).start().expect("started");
+    says(&fleet, 0, &["999"]).await;
+    starts_nothing(&fleet, 0).await;
+}
