@@ -64,14 +64,16 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         name().prop_map(move |name| format!("{below}/{name}")),
     ];
     let paths = (path.clone(), path.clone(), path);
-    (
+    let whole = (
         name(),
         cgroup,
         paths,
         program(),
         proptest::option::of(size()),
-    )
-        .prop_map(|(name, cgroup, (store, scratch, log), program, terminal)| {
+        any::<bool>(),
+    );
+    whole.prop_map(
+        |(name, cgroup, (store, scratch, log), program, terminal, shared_ids)| {
             Request::Launch(Box::new(LaunchSpec {
                 name,
                 cgroup,
@@ -81,7 +83,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                     layers: vec!["base".into()],
                     scratch,
                     read_only: false,
-                    shared_ids: false,
+                    shared_ids,
                 },
                 hostname: "inside".to_owned(),
                 program,
@@ -92,7 +94,8 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 terminal,
                 hardening: Hardening::default(),
             }))
-        })
+        },
+    )
 }
 
 fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
