@@ -1,0 +1,201 @@
+//! Becoming the shim, anew or in the place of a program that this one replaces, and ceasing to be it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use conman_linux::{
+    Capabilities, CgroupLayout, Freezer, Interface, SoleThread, boot_id, inherited_fd,
+};
+use nix::sys::signal::{SigSet, Signal as NixSignal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::epoll::{self, CreateFlags};
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+use super::clients::spare;
+use super::{
+    Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
+    SIGNALS, TIMER,
+};
+use crate::containers::Containers;
+use crate::fence::DeadMan;
+use crate::handover::Sealed;
+use crate::ids::IdRanges;
+use crate::launching::Launching;
+use crate::ledger::Ledger;
+use crate::options::ShimOptions;
+use crate::protocol::{FenceState, Reply};
+use crate::seqpacket;
+use crate::sweeper::Sweeper;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// The first is never chosen by the OOM killer (proc_pid_oom_score_adj(5)); then what comes next.
+const OOM_SCORES: [i32; 4] = [-1000, -900, -500, -1];
+
+impl Control {
+    /// Binds the socket, adopts what an earlier shim left, and starts the launcher. The calling
+    /// process has one thread.
+    pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
+        let lock = Ledger::lock(&options.state_file)?;
+        let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?)?;
+        let listener = listen(&options)?;
+        let mut control = Self::build(options, lock, listener)?;
+        control.adopt(kept)?;
+        if let Some(doubt) = doubt {
+            control.recover(&doubt);
+        }
+        control.begin()?;
+        Ok(control)
+    }
+
+    /// Goes on where the program that this one replaces left off, in the same process.
+    pub(crate) fn take_over(options: ShimOptions, mut sealed: Sealed) -> io::Result<Self> {
+        let handover = &mut sealed.handover;
+        let lock = File::from(inherited_fd(handover.lock)?);
+        let listener = inherited_fd(handover.listener)?;
+        let mut control = Self::build(options, lock, listener)?;
+        control.resume(handover)?;
+        control.resume_terminals(handover, &sealed.blobs)?;
+        control.begin()?;
+        if let Some((client, call)) = handover.asked_by {
+            let replacements = control.replacements;
+            control.reply(client, call, Reply::Replaced { replacements }, None);
+        }
+        tracing::info!(
+            replacements = control.replacements,
+            "the shim goes on as a new program"
+        );
+        Ok(control)
+    }
+
+    fn build(options: ShimOptions, lock: File, listener: OwnedFd) -> io::Result<Self> {
+        let sole = SoleThread::prove()?;
+        let mut mask = SigSet::empty();
+        mask.add(NixSignal::SIGCHLD);
+        mask.add(NixSignal::SIGTERM);
+        mask.add(NixSignal::SIGHUP);
+        mask.thread_block()?;
+        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        let freezer = Freezer::of(&CgroupLayout::detect()?.part(options.cgroups))?;
+        let freezer = if options.do_without.contains(&Interface::CgroupKill) {
+            freezer.killing_one_by_one()
+        } else {
+            freezer
+        };
+        freezer.ensure(&options.fence_cgroup)?;
+        let ledger = Ledger::at(&options.state_file);
+        Ok(Self {
+            fence: DeadMan::new(options.freeze_patience),
+            unverified: BTreeSet::new(),
+            doomed: BTreeSet::new(),
+            told_fence: FenceState::Unarmed,
+            options,
+            sole,
+            epoll,
+            listener,
+            signals,
+            timer,
+            freezer,
+            ids: IdRanges::default(),
+            containers: Containers::default(),
+            launching: Launching::default(),
+            sweeper: Sweeper::default(),
+            clients: BTreeMap::new(),
+            spare: spare(),
+            next_client: FIRST_CLIENT,
+            buffer: seqpacket::buffer(),
+            lock,
+            ledger,
+            adopted: BTreeMap::new(),
+            next_adopted: FIRST_ADOPTED,
+            unexplained: BTreeMap::new(),
+            terminals: BTreeMap::new(),
+            terminal_names: BTreeMap::new(),
+            next_terminal: FIRST_TERMINAL,
+            watchers: BTreeMap::new(),
+            next_watcher: FIRST_WATCHER,
+            program: std::env::current_exe()?,
+            replacing: None,
+            replacements: 0,
+            unprotected: Vec::new(),
+        })
+    }
+
+    /// Everything that is known is in place.
+    fn begin(&mut self) -> io::Result<()> {
+        // The fence first, which may be due.
+        self.hold_if_closed();
+        self.on_time();
+        self.release_parent();
+        self.rewrite_ledger()?;
+        for token in [LISTENER, SIGNALS, TIMER] {
+            self.watch(token)?;
+        }
+        self.ensure_launcher()?;
+        self.ensure_sweeper()?;
+        self.launching.flush();
+        self.update_interest(LAUNCHER);
+        self.unprotected = protect();
+        // Children that ended in between have sent their signal to nobody.
+        self.reap_all()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.launching.stop();
+        self.sweeper.stop();
+        // A later shim at the same path may have replaced it; then it is gone already or renewed.
+        let _ = std::fs::remove_file(&self.options.socket);
+    }
+}
+
+/// The fence must work when memory is short. What is not permitted is done without, and told.
+fn protect() -> Vec<String> {
+    let mut missing = Vec::new();
+    // As low as is permitted: without the capability no lower than it once was.
+    let score = OOM_SCORES.into_iter().find(|score| {
+        let text = score.to_string();
+        std::fs::write("/proc/self/oom_score_adj", text).is_ok()
+    });
+    if score != OOM_SCORES.first().copied() {
+        missing.push("the OOM killer may choose the shim (it lacks CAP_SYS_RESOURCE)".to_owned());
+    }
+    // Without the capability a limit holds, at which allocations would fail.
+    let capable = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(Capabilities::IPC_LOCK));
+    // Pages as they are used: a large program is not brought into memory whole.
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if !capable || mlockall(flags).is_err() {
+        missing.push("the shim's memory may be swapped out (it lacks CAP_IPC_LOCK)".to_owned());
+    }
+    for what in &missing {
+        tracing::warn!("{what}");
+    }
+    missing
+}
+
+fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    match std::fs::remove_file(&options.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(&options.socket)?);
+    rustix::process::umask(mask);
+    bound?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
