@@ -1,0 +1,198 @@
+//! A daemon that hangs, is gone, loses answers, or believes what is not so.
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(200);
+
+fn short() -> DockerTimeouts {
+    DockerTimeouts {
+        info: SHORT,
+        create: SHORT,
+        start: SHORT,
+        inspect: SHORT,
+        list: SHORT,
+        remove: SHORT,
+        exec: SHORT,
+    }
+}
+
+/// The error of every call about containers.
+async fn errors(runtime: &DockerRuntime, stage: &Stage) -> Vec<(&'static str, RuntimeError)> {
+    let plan = stage.plan("alice", &["true"]);
+    let key = plan.key.clone();
+    let command = ExecPlan {
+        command: vec!["true".to_owned()],
+        ..ExecPlan::default()
+    };
+    vec![
+        ("create", runtime.create(&plan).await.expect_err("trouble")),
+        ("start", runtime.start(&key).await.expect_err("trouble")),
+        ("find", runtime.find(&key).await.expect_err("trouble")),
+        ("list", runtime.list().await.expect_err("trouble")),
+        (
+            "exec",
+            runtime.exec(&key, command).await.expect_err("trouble"),
+        ),
+        (
+            "logs",
+            runtime
+                .logs(&key, LogOptions::default())
+                .await
+                .err()
+                .expect("trouble"),
+        ),
+        (
+            "remove",
+            runtime.remove(&[key]).await.remove(0).expect_err("trouble"),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_daemon_that_hangs_costs_its_callers_their_patience_and_nothing_that_stays() {
+    let Some(stage) = stage() else { return };
+    for swallowed in ["/version", "/info", "/containers"] {
+        let relay = Relay::start(move |request| {
+            if request.contains(swallowed) {
+                Treatment::Swallow
+            } else {
+                Treatment::Pass
+            }
+        });
+        let runtime = connect(relay.socket(), stage.instance(), short());
+        if swallowed != "/containers" {
+            let error = runtime.info().await.expect_err("trouble");
+            assert!(error.is_ambiguous(), "{swallowed}: {error}");
+        }
+        for (call, error) in errors(&runtime, &stage).await {
+            assert!(
+                matches!(
+                    error,
+                    RuntimeError::TimedOut { .. } | RuntimeError::Unavailable { .. }
+                ),
+                "{swallowed}: {call}: {error}"
+            );
+            assert!(error.is_ambiguous(), "{error}");
+        }
+        eventually("the end of every connection", || relay.open() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_not_there_is_told_with_the_remedy_and_found_once_it_comes() {
+    let Some(stage) = stage() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let runtime = connect(socket_in(dir.path()), stage.instance(), short());
+    let of_info = ("info", runtime.info().await.expect_err("trouble"));
+    for (call, error) in errors(&runtime, &stage).await.into_iter().chain([of_info]) {
+        match error {
+            RuntimeError::Unavailable { reason, .. } => {
+                assert!(reason.contains("start Docker"), "{call}: {reason}");
+            }
+            other => panic!("{call}: {other}"),
+        }
+    }
+    assert!(
+        !stage.plan("alice", &[]).files_dir.exists(),
+        "nothing can come of that create"
+    );
+    let relay = Relay::start_in(dir, |_| Treatment::Pass);
+    let info = runtime.info().await.expect("it is there now");
+    assert!(!info.version.is_empty());
+    drop(relay);
+}
+
+#[tokio::test]
+async fn a_container_that_docker_believes_to_run_is_removed_once_it_notices() {
+    let Some(stage) = stage() else { return };
+    let container = stage.run_idle("alice").await;
+    container.kill();
+    let refusals = AtomicUsize::new(0);
+    let relay = Relay::start(move |request| {
+        let early = || refusals.fetch_add(1, Ordering::SeqCst) < 3;
+        if request.starts_with("DELETE") && early() {
+            Treatment::Answer(409, "You cannot remove a running container")
+        } else {
+            Treatment::Pass
+        }
+    });
+    let runtime = connect(relay.socket(), stage.instance(), DockerTimeouts::default());
+    let removed = runtime.remove(std::slice::from_ref(&container.key)).await;
+    assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+    assert_eq!(stage.runtime().list().await.expect("answered"), []);
+}
+
+#[tokio::test]
+async fn a_container_that_docker_believes_to_run_for_ever_is_reported_and_can_be_tried_again() {
+    let Some(stage) = stage() else { return };
+    let container = stage.run_idle("alice").await;
+    let never = stage.plan("nobody", &[]).key;
+    container.kill();
+    let relay = Relay::start(|request| {
+        if request.starts_with("DELETE") {
+            Treatment::Answer(409, "You cannot remove a running container")
+        } else {
+            Treatment::Pass
+        }
+    });
+    let timeouts = DockerTimeouts {
+        remove: SHORT,
+        ..DockerTimeouts::default()
+    };
+    let runtime = connect(relay.socket(), stage.instance(), timeouts);
+    let keys = [container.key.clone(), never];
+    match &runtime.remove(&keys).await[..] {
+        [Err(RuntimeError::Refused { reason, .. }), Ok(())] => {
+            assert!(reason.contains("running container"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let again = stage.runtime().remove(&keys).await;
+    assert!(matches!(again[..], [Ok(()), Ok(())]), "{again:?}");
+    assert!(!stage.plan("alice", &[]).files_dir.exists());
+}
+
+#[tokio::test]
+async fn a_create_whose_answer_is_lost_keeps_its_files_and_is_removed_with_them() {
+    let Some(stage) = stage() else { return };
+    let relay = Relay::start(|request| {
+        if request.contains("/containers/create") {
+            Treatment::LoseAnswer
+        } else {
+            Treatment::Pass
+        }
+    });
+    let timeouts = DockerTimeouts {
+        create: Duration::from_millis(500),
+        ..DockerTimeouts::default()
+    };
+    let runtime = connect(relay.socket(), stage.instance(), timeouts);
+    let plan = stage.plan("alice", &["sleep", "1000"]);
+    let error = runtime.create(&plan).await.expect_err("no answer");
+    assert!(matches!(error, RuntimeError::TimedOut { .. }), "{error}");
+    assert!(
+        plan.files_dir.exists(),
+        "the container that was made after all needs them"
+    );
+    let found = async {
+        while stage
+            .runtime()
+            .find(&plan.key)
+            .await
+            .expect("answered")
+            .is_none()
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, found)
+        .await
+        .expect("it comes to exist");
+    // By a runtime that did not create it: the container's label says where the files are.
+    let removed = stage
+        .runtime()
+        .remove(std::slice::from_ref(&plan.key))
+        .await;
+    assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+    assert!(!plan.files_dir.exists());
+}
