@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -37,6 +39,48 @@ pub struct Node {
     pub connections: u64,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
+    /// How the other nodes see it: null for a node that is alone.
+    #[serde(default)]
+    pub fleet: Option<NodeInFleet>,
+}
+
+/// A node as a node of its fleet sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeInFleet {
+    pub standing: NodeStanding,
+    /// Takes no new sessions.
+    pub draining: bool,
+    /// Since what is shown of it was told, in milliseconds; null when it has told nothing.
+    pub told_ago_ms: Option<u64>,
+    /// Where it listens for other nodes.
+    pub peer_url: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// Null when it has told nothing.
+    pub load: Option<NodeLoad>,
+}
+
+/// Whether a node owns what it owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeStanding {
+    Live,
+    /// Has not joined the fleet yet.
+    Joining,
+    /// Its renewal is late; not ready for new work.
+    Late,
+    /// Not heard of for longer than its fence takes.
+    Silent,
+    /// Frozen, or declared dead: its sessions may be claimed by others.
+    Fenced,
+}
+
+/// How much a node has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeLoad {
+    /// Share of the last 10 s in which some task waited for a processor, in percent.
+    pub cpu_pressure_percent: f64,
+    pub memory_available_bytes: u64,
+    pub memory_total_bytes: u64,
 }
 
 /// The limit of a host that binds first for sessions of the node's runtime.

@@ -4,11 +4,14 @@
 //! for, but for the probes; the inner one, around each group of routes, asks for the group's
 //! scope. So a route that somebody forgets to group is closed, not open.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin, Scope};
 
+use crate::hop::{self, ByPeer, Hop};
 use crate::problem::{ApiError, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
@@ -31,6 +34,24 @@ pub(crate) async fn authenticate(
     next: Next,
 ) -> Response {
     let (mut parts, body) = request.into_parts();
+    if let Some(map) = &state.fleet {
+        parts.extensions.insert(Hop {
+            node: Arc::clone(&state.node),
+            map: Arc::clone(map),
+        });
+    }
+    if listener == Listener::Peers {
+        // The listener lets nodes in alone.
+        return match hop::of_peer(&parts.headers) {
+            Ok(caller) => {
+                tracing::Span::current().record("caller", caller.name.as_str());
+                parts.extensions.insert(caller);
+                parts.extensions.insert(ByPeer);
+                next.run(Request::from_parts(parts, body)).await
+            }
+            Err(refusal) => refusal.into_response(),
+        };
+    }
     let judged = peer(parts.extensions.get::<Peer>(), listener).and_then(|peer| {
         if OPEN.contains(&parts.uri.path()) {
             state
@@ -82,6 +103,7 @@ pub(crate) fn in_words(caller: &Caller) -> String {
     match caller.origin {
         CallerOrigin::AdminSocket { uid } => format!("uid {uid} on the admin socket"),
         CallerOrigin::Token => format!("the holder of token `{}`", caller.name),
+        CallerOrigin::Peer => format!("`{}`, by way of another node", caller.name),
         CallerOrigin::Local => "the API".to_owned(),
     }
 }
@@ -95,7 +117,8 @@ pub(crate) fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_aut
         }
         (Some(Peer::Tcp(_)), Listener::Admin)
         | (Some(Peer::Unix { .. }), Listener::Tcp)
-        | (None, _) => {
+        | (Some(Peer::Node) | None, _)
+        | (_, Listener::Peers) => {
             Err(Kind::INTERNAL.because("the router is served on a listener that it is not for"))
         }
     }

@@ -3,6 +3,7 @@
 //! [`router`] is the whole API as an axum router over a running [`Node`]; [`serve_tcp`] and
 //! [`serve_unix`] put it on a listener with bounds on connections, headers and time. The crate
 //! owns no state and no policy: a handler reads the request, asks the node, and writes the answer.
+//! What another node of a fleet has is asked of that one (`hop`).
 //!
 //! A request passes, outermost first: an id, a log line and a metric; problems written out;
 //! preflights of allowed pages answered (CORS); panics caught; who asks ([`ApiGuard`]); the scope that its route needs; a time limit, unless
@@ -20,6 +21,8 @@ mod exec_collect;
 mod exec_request;
 mod exec_socket;
 mod field_errors;
+mod fleet_list;
+mod hop;
 mod image_errors;
 mod image_view;
 mod json_body;
@@ -41,12 +44,14 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use conman_auth::{ApiGuard, ConnectTokens};
 use conman_image::ImageKeeper;
 use conman_node::Node;
+use conman_peer::FleetMap;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use node_errors::route_problem;
-pub use server::{Peer, ServeOptions, serve_tcp, serve_unix};
+pub use routes::peers::Ready;
+pub use server::{Peer, ServeOptions, serve_node, serve_tcp, serve_unix};
 
 /// What the handlers work with.
 #[derive(Clone)]
@@ -55,6 +60,8 @@ pub struct ApiState {
     pub node: Arc<Node>,
     /// Who may ask.
     pub guard: Arc<ApiGuard>,
+    /// The other nodes; absent where there are none.
+    pub fleet: Option<Arc<FleetMap>>,
     /// Makes connect tokens.
     pub connect_tokens: Arc<ConnectTokens>,
     /// The image store.
@@ -79,11 +86,16 @@ pub enum Listener {
     Tcp,
     /// The admin socket: the peer's credentials count.
     Admin,
+    /// The listener for other nodes, which vouch for their callers.
+    Peers,
 }
 
-/// The API for one of the two listeners.
+/// The API for one of the listeners.
 pub fn router(state: ApiState, listener: Listener) -> Router {
-    let (routes, _) = routes::all().split_for_parts();
+    let (mut routes, _) = routes::all().split_for_parts();
+    if listener == Listener::Peers {
+        routes = routes.merge(routes::for_peers());
+    }
     let routes = routes
         .with_state(state.clone())
         .layer(from_fn_with_state(

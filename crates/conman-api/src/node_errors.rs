@@ -5,7 +5,7 @@ use std::error::Error;
 
 use conman_node::{AccessError, EnsureError, FailureKind, PreemptError, RouteError, StopError};
 use conman_proto::{LimitMet, Problem};
-use conman_registry::JournalError;
+use conman_registry::{JournalError, RegistryError};
 use conman_runtime::RuntimeError;
 
 use crate::problem::{ApiError, Kind};
@@ -15,10 +15,15 @@ impl From<EnsureError> for ApiError {
         if let EnsureError::BadSpec { errors, .. } = error {
             return Kind::BAD_SPEC.with_fields(errors);
         }
-        ensure_kind(&error)
+        let refusal = ensure_kind(&error)
             .because(chain(&error))
             .retryable(error.is_retryable())
-            .limit(limit_met(&error))
+            .limit(limit_met(&error));
+        if is_elsewhere(&error) {
+            crate::hop::turned(refusal)
+        } else {
+            refusal
+        }
     }
 }
 
@@ -91,6 +96,23 @@ pub fn route_problem(error: &RouteError) -> Problem {
     problem
 }
 
+/// [`route_problem`] for another node, which is told when the session is a third one's.
+pub(crate) fn route_error(error: &RouteError) -> ApiError {
+    let refusal = ApiError::from(Box::new(route_problem(error)));
+    match error {
+        RouteError::NotStarted { source, .. } if is_elsewhere(source) => {
+            crate::hop::turned(refusal)
+        }
+        _ => refusal,
+    }
+}
+
+/// Whether another node owns the session.
+fn is_elsewhere(error: &EnsureError) -> bool {
+    matches!(error, EnsureError::Registry { source, .. }
+        if matches!(**source, RegistryError::Elsewhere { .. }))
+}
+
 /// The limit that left no room for the session.
 fn limit_met(error: &EnsureError) -> Option<LimitMet> {
     match error {
@@ -118,6 +140,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::Stopped { .. } => Kind::STOPPED,
         EnsureError::Stuck { .. } => Kind::STUCK,
         EnsureError::StillEnding { .. } => Kind::ENDING,
+        EnsureError::Registry { .. } if is_elsewhere(error) => Kind::ELSEWHERE,
         EnsureError::Registry { .. } | EnsureError::RegistrySlow { .. } => Kind::NO_REGISTRY,
     }
 }

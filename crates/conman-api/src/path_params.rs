@@ -47,6 +47,10 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecPath {
 pub(crate) struct NodePath(String);
 
 impl NodePath {
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
     /// Refuses every node but the one called `own`.
     pub(crate) fn require(&self, own: &str) -> Result<(), ApiError> {
         if self.0 == "self" || self.0 == own {

@@ -127,6 +127,12 @@ kinds! {
     CROWDED = passing("too-many-waiting", "Too many connections wait", SERVICE_UNAVAILABLE);
     HELD_TOO_LONG = passing("hold-timed-out", "The session was not ready in time", GATEWAY_TIMEOUT);
     PREEMPTED = passing("node-preempted", "The node is going away", SERVICE_UNAVAILABLE);
+    ELSEWHERE = passing("session-elsewhere", "The session is on another node", MISDIRECTED_REQUEST);
+    MOVES = passing("session-moves", "The session changes its node", SERVICE_UNAVAILABLE);
+    NO_NODE = passing("no-node", "No node takes the session", SERVICE_UNAVAILABLE);
+    NODE_UNREACHABLE = passing("node-unreachable", "The session's node cannot be reached", SERVICE_UNAVAILABLE);
+    NODE_SILENT = lasting("node-silent", "The session's node did not answer", BAD_GATEWAY);
+    NODE_LOST = lasting("node-lost", "The session's node is gone", CONFLICT);
     NOT_READY = passing("node-not-ready", "The node is not ready", SERVICE_UNAVAILABLE);
     NO_RUNTIME = passing("runtime-unavailable", "The runtime does not answer", SERVICE_UNAVAILABLE);
     NO_REGISTRY = passing("registry-failed", "The registry failed", SERVICE_UNAVAILABLE);

@@ -6,19 +6,21 @@ mod exec;
 mod images;
 mod logs;
 mod nodes;
+pub(crate) mod peers;
 mod probes;
 mod sessions;
 mod templates;
 mod tokens;
 
+use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::post;
 use conman_auth::Scope;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt as _};
 use utoipa_axum::routes;
 
 use crate::access::{self, Needed};
-use crate::layers;
-use crate::{ApiState, openapi};
+use crate::{ApiState, hop, layers, openapi};
 
 /// The routes with their description. A route that is not bounded by `quick` bounds itself or
 /// streams; the scope is checked before a handler runs.
@@ -28,8 +30,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(probes::readyz)));
     let read = OpenApiRouter::new()
         .routes(quick(routes!(sessions::list)))
-        .routes(quick(routes!(sessions::get)))
-        .routes(quick(routes!(events::timeline)))
+        .routes(home(quick(routes!(sessions::get))))
+        .routes(home(quick(routes!(events::timeline))))
         .routes(routes!(events::events))
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
@@ -40,19 +42,19 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(probes::metrics)))
         .routes(quick(routes!(probes::index)));
     let frontend = OpenApiRouter::new()
-        .routes(routes!(sessions::ensure, sessions::stop))
-        .routes(routes!(logs::logs))
-        .routes(routes!(exec::exec, exec::exec_interactive))
-        .routes(routes!(attach::attach))
-        .routes(routes!(attach::keep, attach::list))
-        .routes(routes!(attach::end))
+        .routes(home(routes!(sessions::ensure, sessions::stop)))
+        .routes(home(routes!(logs::logs)))
+        .routes(home(routes!(exec::exec, exec::exec_interactive)))
+        .routes(home(routes!(attach::attach)))
+        .routes(home(routes!(attach::keep, attach::list)))
+        .routes(home(routes!(attach::end)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
-        .routes(routes!(nodes::preempt))
+        .routes(at_node(routes!(nodes::preempt)))
         .routes(routes!(images::add))
         .routes(quick(routes!(images::remove)))
         .routes(routes!(images::collect))
-        .routes(quick(routes!(nodes::readmit)));
+        .routes(at_node(quick(routes!(nodes::readmit))));
     OpenApiRouter::with_openapi(openapi::frame())
         .merge(group(open, Needed::Nothing))
         .merge(group(read, Needed::Scope(Scope::Read)))
@@ -62,6 +64,24 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
 
 fn quick(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     routes.layer(from_fn(layers::quick))
+}
+
+/// A route about one session: the session's node answers.
+fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
+    routes.layer(from_fn(hop::to_owner))
+}
+
+/// A route about one node: that node answers.
+fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
+    routes.layer(from_fn(hop::to_node))
+}
+
+/// The routes that are for other nodes alone, and described nowhere.
+pub(crate) fn for_peers() -> Router<ApiState> {
+    let needed = Needed::Scope(Scope::Frontend);
+    Router::new()
+        .route(peers::READY, post(peers::ready))
+        .route_layer(from_fn_with_state(needed, access::require))
 }
 
 fn group(mut routes: OpenApiRouter<ApiState>, needed: Needed) -> OpenApiRouter<ApiState> {

@@ -67,6 +67,8 @@ pub enum Peer {
         /// Its process id, for the log; it may be gone or reused by now.
         pid: Option<i32>,
     },
+    /// Another node, whose connection the listener for nodes has judged.
+    Node,
 }
 
 impl std::fmt::Display for Peer {
@@ -79,6 +81,7 @@ impl std::fmt::Display for Peer {
                 ..
             } => write!(formatter, "uid {uid} pid {pid}"),
             Self::Unix { uid, pid: None, .. } => write!(formatter, "uid {uid}"),
+            Self::Node => formatter.write_str("another node"),
         }
     }
 }
@@ -101,6 +104,19 @@ pub async fn serve_unix(
     shutdown: CancellationToken,
 ) {
     serve(listener, router, options, shutdown).await;
+}
+
+/// Serves `router` on one connection that another node's request has come by, until the connection
+/// or the daemon ends.
+pub async fn serve_node<S>(
+    stream: S,
+    router: Router,
+    options: ServeOptions,
+    shutdown: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    serve_connection(http(&options), stream, Peer::Node, router, shutdown).await;
 }
 
 /// Time after which a silent peer is probed; with the interval and count below a vanished one is

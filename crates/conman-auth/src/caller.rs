@@ -64,6 +64,8 @@ pub enum CallerOrigin {
     AdminSocket { uid: u32 },
     /// By a bearer token.
     Token,
+    /// By another node, which vouches for name and scope.
+    Peer,
     /// Not at all: no tokens are configured, and it is on this host.
     Local,
 }

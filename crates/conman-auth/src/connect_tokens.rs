@@ -13,14 +13,17 @@ use pasetors::version4::{LocalToken, V4};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::KeyFileError;
 use crate::key_file;
+use crate::{ClusterSecret, KeyFileError};
 
 /// Longest life of a connect token: one that is for a first visit need not outlast a day.
 pub const MAX_CONNECT_TTL: Duration = Duration::from_secs(86_400);
 
 /// Longest life of the cookie that a connect token is exchanged for.
 pub(crate) const MAX_COOKIE_TTL: Duration = Duration::from_secs(400 * 86_400);
+
+/// What the fleet's secret gives the keys of connect tokens for.
+const FLEET_KEYS: &[u8] = b"conman-connect-tokens-v1";
 
 /// Longest token that is looked at; a real one has about 300 bytes.
 const MAX_TOKEN_BYTES: usize = 512;
@@ -34,7 +37,8 @@ const HEADER: &str = LocalToken::HEADER;
 /// and what the token is for are its implicit assertion: a cookie does not pass as a token, nor
 /// either on another node, even if the keys were the same.
 pub struct ConnectTokens {
-    key: SymmetricKey<V4>,
+    /// The first makes tokens; all of them are valid.
+    keys: Vec<SymmetricKey<V4>>,
     /// Of tokens in a header, a subprotocol or a URL.
     connect: Vec<u8>,
     /// Of cookies.
@@ -100,12 +104,22 @@ impl ConnectTokens {
     /// # Errors
     /// A key file that cannot be read or made, or that others could know or have chosen.
     pub fn open(state_dir: &Path, instance: &str) -> Result<Self, KeyFileError> {
-        Ok(Self::with_key(key_file::open(state_dir)?, instance))
+        Ok(Self::with_keys(vec![key_file::open(state_dir)?], instance))
     }
 
-    fn with_key(key: SymmetricKey<V4>, instance: &str) -> Self {
+    /// Tokens that every node of a fleet makes and takes: their keys come from the secret that the
+    /// nodes share, as it is now.
+    #[must_use]
+    pub fn of_fleet(secret: &ClusterSecret) -> Self {
+        let keys = secret.derive(FLEET_KEYS);
+        // 32 bytes are a key.
+        let keys = keys.iter().filter_map(|key| SymmetricKey::from(key).ok());
+        Self::with_keys(keys.collect(), "fleet")
+    }
+
+    fn with_keys(keys: Vec<SymmetricKey<V4>>, instance: &str) -> Self {
         Self {
-            key,
+            keys,
             connect: format!("conman.connect.v1:{instance}").into_bytes(),
             cookie: format!("conman.cookie.v1:{instance}").into_bytes(),
         }
@@ -179,7 +193,8 @@ impl ConnectTokens {
             exp,
         };
         let claims = serde_json::to_vec(&claims).map_err(|_| MintError::Random)?;
-        let token = LocalToken::encrypt(&self.key, &claims, None, Some(purpose))
+        let key = self.keys.first().ok_or(MintError::Random)?;
+        let token = LocalToken::encrypt(key, &claims, None, Some(purpose))
             .map_err(|_| MintError::Random)?;
         Ok(MintedToken {
             token,
@@ -199,8 +214,9 @@ impl ConnectTokens {
         }
         let invalid = |_| ConnectTokenError::Invalid;
         let untrusted = UntrustedToken::<Local, V4>::try_from(token).map_err(invalid)?;
-        let trusted =
-            LocalToken::decrypt(&self.key, &untrusted, None, Some(purpose)).map_err(invalid)?;
+        let open = |key| LocalToken::decrypt(key, &untrusted, None, Some(purpose)).ok();
+        let trusted = self.keys.iter().find_map(open);
+        let trusted = trusted.ok_or(ConnectTokenError::Invalid)?;
         let claims: Claims =
             serde_json::from_str(trusted.payload()).map_err(|_| ConnectTokenError::Invalid)?;
         if claims.sub != *id {
@@ -226,7 +242,8 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn tokens(instance: &str) -> ConnectTokens {
-        ConnectTokens::with_key(SymmetricKey::generate().expect("random numbers"), instance)
+        let key = SymmetricKey::generate().expect("random numbers");
+        ConnectTokens::with_keys(vec![key], instance)
     }
 
     fn id(text: &str) -> SessionId {
@@ -266,8 +283,8 @@ pub(crate) mod tests {
     #[test]
     fn another_key_another_instance_and_another_purpose_do_not_verify() {
         let key = SymmetricKey::<V4>::generate().expect("random numbers");
-        let here = ConnectTokens::with_key(key.clone(), "here");
-        let there = ConnectTokens::with_key(key, "there");
+        let here = ConnectTokens::with_keys(vec![key.clone()], "here");
+        let there = ConnectTokens::with_keys(vec![key], "there");
         let minted = here.mint(&id("a"), TTL, at(0)).expect("made").token;
         let cookie = here.mint_cookie(&id("a"), TTL, at(0)).expect("made").token;
         let invalid = Err(ConnectTokenError::Invalid);
@@ -300,6 +317,31 @@ pub(crate) mod tests {
         let longest = id(&"a".repeat(63));
         let minted = tokens.mint(&longest, MAX_CONNECT_TTL, at(0)).expect("made");
         assert!(tokens.verify(&minted.token, &longest, at(0)).is_ok());
+    }
+
+    #[test]
+    fn a_token_of_one_node_of_a_fleet_is_good_at_every_other_while_the_secret_is_replaced() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let fleet = |secrets: &str| {
+            let path = folder.path().join("fleet.key");
+            std::fs::write(&path, secrets).expect("written");
+            let mode = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&path, mode).expect("chmod");
+            ConnectTokens::of_fleet(&ClusterSecret::load(path).expect("valid"))
+        };
+        let (old, new) = ("0".repeat(32), "1".repeat(32));
+        let (id, now) = ("alice".parse().expect("an id"), Timestamp::now());
+        let made = fleet(&old).mint(&id, Duration::from_secs(60), now);
+        let token = made.expect("a token").token;
+        assert!(fleet(&old).verify(&token, &id, now).is_ok());
+        assert!(
+            fleet(&format!("{new}\n{old}"))
+                .verify(&token, &id, now)
+                .is_ok()
+        );
+        assert!(fleet(&new).verify(&token, &id, now).is_err());
     }
 
     proptest! {

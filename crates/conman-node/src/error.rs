@@ -218,6 +218,15 @@ impl RouteError {
     }
 }
 
+/// Why this node does not take a connection that another one brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotHere {
+    /// It owns neither that generation nor a newer one.
+    NotOwner,
+    /// The session is starting, ending or frozen, or has no port.
+    NotReady,
+}
+
 /// Whose limit on held connections is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {

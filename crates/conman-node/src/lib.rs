@@ -60,8 +60,8 @@ mod view;
 pub use attached::{Attached, Presence};
 pub use emergency::{EmergencyHandle, PendingReport};
 pub use error::{
-    AccessError, EnsureError, FailureKind, NodeStartError, PreemptError, RouteError, StopError,
-    Waiting,
+    AccessError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError, RouteError,
+    StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use node::Node;

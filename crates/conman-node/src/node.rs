@@ -8,10 +8,11 @@ use conman_core::listing::ListQuery;
 use conman_core::naming::Instance;
 use conman_linux::NetnsSockets;
 use conman_proto::{
-    EnsureResponse, EventKind, ExecId, KeptExec, PreemptPlan, PreemptReport, PreemptRequest,
-    RuntimeKind, Session, SessionId, SessionList, SessionRequest, SessionState, StopReport,
+    EnsureResponse, EventKind, ExecId, Generation, KeptExec, PreemptPlan, PreemptReport,
+    PreemptRequest, RuntimeKind, Session, SessionId, SessionList, SessionRequest, SessionState,
+    StopReport,
 };
-use conman_registry::{Journal, Registry};
+use conman_registry::{Journal, Registry, RegistryError, SessionRecord};
 use conman_runtime::{
     AttachOptions, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
@@ -25,7 +26,9 @@ use crate::attached::Attached;
 use crate::cleanup::CleanupQueue;
 use crate::context::Context;
 use crate::emergency::{self, EmergencyHandle, Endpoint};
-use crate::error::{AccessError, EnsureError, NodeStartError, PreemptError, RouteError, StopError};
+use crate::error::{
+    AccessError, EnsureError, NodeStartError, NotHere, PreemptError, RouteError, StopError,
+};
 use crate::events::node_event;
 use crate::hold::Seats;
 use crate::host_limits::{HostLimit, HostLimits};
@@ -227,6 +230,47 @@ impl Node {
     /// Returns at once, without a wait or a lock held by anybody for long, when the session runs.
     pub async fn route(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
         access::route(&self.context, id, may_start).await
+    }
+
+    /// Whether a life of the session goes on here, or begins to.
+    #[must_use]
+    pub fn is_live(&self, id: &SessionId) -> bool {
+        let current = self.context.sessions.current(id);
+        current.is_some_and(|handle| !handle.is_ended())
+    }
+
+    /// The way to a session for another node, which believes that this one owns `generation` of
+    /// it. Never waits.
+    pub fn own_route(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+    ) -> Result<SessionRoute, NotHere> {
+        access::own_route(&self.context, id, generation)
+    }
+
+    /// The way to a session that runs here, or whose node has given it up or is `lost`: such a
+    /// one is claimed by this node and started by its record, if it ended with its node, or
+    /// `may_start` and its template say so. Waits while it starts; cancelling does not cancel the
+    /// start.
+    pub async fn revive(
+        &self,
+        id: &SessionId,
+        may_start: bool,
+        lost: bool,
+    ) -> Result<SessionRoute, RouteError> {
+        access::revive(&self.context, id, may_start, lost).await
+    }
+
+    /// What the registry holds of a session, whosever it is.
+    pub async fn record(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        self.context.registry.get(id).await
+    }
+
+    /// A session of another node, as its record tells of it.
+    #[must_use]
+    pub fn recorded(&self, node: &str, record: &SessionRecord) -> Session {
+        view::recorded(&self.context, node, record)
     }
 
     /// What happened on this node.

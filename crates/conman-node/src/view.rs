@@ -1,6 +1,9 @@
 //! Sessions and the node as the API shows them.
 
+use std::collections::BTreeMap;
+
 use conman_proto::{NodeState, Session, SessionState};
+use conman_registry::{Ending, Phases, RecordState, SessionRecord};
 use jiff::Timestamp;
 
 use crate::context::Context;
@@ -10,10 +13,7 @@ use crate::session::SessionHandle;
 pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
     let spec = &*handle.spec;
-    let mut phases_ms = std::collections::BTreeMap::new();
-    for phase in view.phases.iter() {
-        *phases_ms.entry(phase.name.to_string()).or_insert(0.0) += phase.duration_ms;
-    }
+    let phases_ms = phases_ms(&view.phases);
     Session {
         id: handle.id.clone(),
         state: view.state,
@@ -35,6 +35,69 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         connections: handle.activity.in_flight(),
         spec: spec.clone(),
     }
+}
+
+/// A session as its record tells of it, which may be another node's.
+pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) -> Session {
+    let spec = &record.spec;
+    let (state, reason, ending) = match &record.state {
+        RecordState::Starting => (SessionState::Starting, None, None),
+        RecordState::Running { .. } => (SessionState::Running, None, None),
+        RecordState::Stopping { reason } => (SessionState::Stopping, Some(reason.clone()), None),
+        RecordState::Stuck { reason } => (SessionState::Stuck, Some(reason.clone()), None),
+        RecordState::Ended(ending) => (
+            ended_state(ending),
+            Some(ending.reason.clone()),
+            Some(ending),
+        ),
+    };
+    let (started_at, phases) = match &record.state {
+        RecordState::Running { started_at, phases } => (Some(*started_at), phases.clone()),
+        RecordState::Ended(ending) => (ending.started_at, ending.phases.clone()),
+        RecordState::Starting | RecordState::Stopping { .. } | RecordState::Stuck { .. } => {
+            (None, Phases::default())
+        }
+    };
+    Session {
+        id: record.id.clone(),
+        state,
+        reason,
+        exit_code: ending.and_then(|ending| ending.exit_code),
+        url: spec.port.map(|_| context.options.urls.url(&record.id)),
+        node: node.to_owned(),
+        runtime: spec.runtime,
+        generation: record.generation,
+        pid: record
+            .container
+            .as_ref()
+            .filter(|_| ending.is_none())
+            .map(|container| container.pid),
+        port: spec.port,
+        network: spec.network,
+        template: spec.template.clone(),
+        created_at: record.created_at,
+        started_at,
+        ended_at: ending.map(|ending| ending.ended_at),
+        phases_ms: phases_ms(&phases),
+        connections: 0,
+        spec: spec.clone(),
+    }
+}
+
+pub(crate) fn ended_state(ending: &Ending) -> SessionState {
+    if ending.failed {
+        SessionState::Failed
+    } else {
+        SessionState::Stopped
+    }
+}
+
+fn phases_ms(phases: &Phases) -> BTreeMap<String, f64> {
+    let mut phases_ms = BTreeMap::new();
+    for phase in phases.iter() {
+        *phases_ms.entry(phase.name.to_string()).or_insert(0.0) += phase.duration_ms;
+    }
+    phases_ms
 }
 
 pub(crate) fn node(
@@ -75,6 +138,7 @@ pub(crate) fn node(
             }),
         connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
         started_at,
+        fleet: None,
     }
 }
 

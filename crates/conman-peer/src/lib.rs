@@ -1,8 +1,9 @@
-//! Connections between the nodes of a fleet.
+//! The other nodes of a fleet: where sessions are, and connections to them.
 //!
 //! [`Dialer`] opens them and [`PeerAcceptor`] takes them, both over TLS where the fleet has
 //! certificates; who is at the other end is judged by `conman-auth`, whose seals and verdicts
 //! belong to one connection each. [`PeerClient`] asks another node on behalf of a caller.
+//! [`FleetMap`] says which node that is: the session's owner, or the one that shall start it.
 //!
 //! One task a connection that is asked on, which ends with it. No channel, no pool: those who send
 //! much to a node keep its connections themselves.
@@ -15,10 +16,12 @@ mod accept;
 mod address;
 mod client;
 mod dial;
+mod map;
 mod stream;
 
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient};
 pub use dial::{DialError, Dialed, Dialer};
+pub use map::{FleetMap, Node, Owner, Whereabouts, Wish};
 pub use stream::PeerStream;

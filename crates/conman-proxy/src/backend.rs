@@ -13,7 +13,7 @@ use crate::answer::Unforwarded;
 use crate::body::RequestBody;
 use crate::pool::Wire;
 use crate::watchdog::Watchdog;
-use crate::{Keepalive, Link, ProxyOptions, Route, Stream};
+use crate::{Keepalive, Link, ProxyOptions, Route, Stream, Way};
 
 /// A connection to the session's port.
 pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Link, Unforwarded> {
@@ -43,7 +43,10 @@ pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Lin
             });
         }
     };
-    if let Some(socket) = link.stream.tcp() {
+    // Whoever connects to a node has tuned the connection.
+    if route.way == Way::Session
+        && let Some(socket) = link.stream.tcp()
+    {
         tune(socket, options.keepalive);
     }
     Ok(link)

@@ -76,6 +76,8 @@ pub struct Announcement {
     pub templates: Vec<String>,
     pub max_sessions: u32,
     pub load: NodeLoad,
+    /// The node as its own API shows it.
+    pub view: Option<conman_proto::Node>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]

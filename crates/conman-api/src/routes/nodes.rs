@@ -7,11 +7,11 @@ use conman_proto::{FieldError, Node, NodeList, PreemptPlan, PreemptReport, Preem
 use http::Uri;
 use utoipa::ToSchema;
 
-use crate::ApiState;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::NodePath;
 use crate::problem::{ApiError, Kind};
 use crate::query::Query;
+use crate::{ApiState, fleet_list};
 
 const MAX_BUDGET_MS: u32 = 3_600_000;
 const MAX_REASON_CHARS: usize = 500;
@@ -26,9 +26,11 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<NodeList>, ApiError> {
     Query::of(&uri).finish()?;
-    Ok(Json(NodeList {
-        nodes: vec![state.node.view()],
-    }))
+    let nodes = match &state.fleet {
+        Some(map) => fleet_list::nodes(&state.node, map),
+        None => vec![state.node.view()],
+    };
+    Ok(Json(NodeList { nodes }))
 }
 
 /// Show a node
@@ -46,6 +48,11 @@ pub(crate) async fn get(
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
+    if let Some(map) = &state.fleet
+        && let Some(view) = fleet_list::node(&state.node, map, node.name())
+    {
+        return Ok(Json(view));
+    }
     let view = state.node.view();
     node.require(&view.name)?;
     Ok(Json(view))
@@ -91,7 +98,7 @@ pub(crate) async fn preempt(
     }
     let source = match caller.origin {
         CallerOrigin::AdminSocket { .. } => "admin",
-        CallerOrigin::Token | CallerOrigin::Local => "api",
+        CallerOrigin::Token | CallerOrigin::Peer | CallerOrigin::Local => "api",
     };
     Ok(Json(PreemptAnswer::Report(
         state.node.preempt(&asked, source).await?,

@@ -14,7 +14,7 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, Kind};
 use crate::query::Query;
-use crate::{ApiState, access};
+use crate::{ApiState, access, fleet_list, hop};
 
 /// Ensure that a session runs
 ///
@@ -27,6 +27,8 @@ use crate::{ApiState, access};
         ("id" = SessionId, Path, description = "The session's name, chosen by the frontend."),
         ("wait" = Option<bool>, Query, description =
             "Answer once the session is ready (the default), or at once."),
+        ("node_label" = Option<Vec<String>>, Query, description =
+            "Only on a node with this label, as `key=value`; repeated: with all of them."),
     ),
     request_body = SessionRequest,
     responses(
@@ -37,7 +39,8 @@ use crate::{ApiState, access};
         (status = 422, description = "bad-spec, no-such-image or start-refused"),
         (status = 502, description = "start-failed"),
         (status = 503, description =
-            "runtime-unavailable, registry-failed, node-full, host-full, node-preempted or node-recovering"),
+            "runtime-unavailable, registry-failed, node-full, host-full, node-preempted, \
+             node-recovering, no-node, node-unreachable or session-moves"),
     )
 )]
 pub(crate) async fn ensure(
@@ -48,6 +51,8 @@ pub(crate) async fn ensure(
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let wait = query.flag("wait", true);
+    // Read where the node is chosen.
+    query.all(hop::NODE_LABEL);
     query.finish()?;
     let asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let answer = state.node.ensure(&id, &asked, wait).await?;
@@ -158,5 +163,10 @@ pub(crate) async fn list(
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
-    Ok(Json(state.node.list(&query)))
+    match &state.fleet {
+        Some(map) => fleet_list::sessions(&state.node, map, &query)
+            .await
+            .map(Json),
+        None => Ok(Json(state.node.list(&query))),
+    }
 }

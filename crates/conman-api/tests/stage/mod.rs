@@ -22,8 +22,9 @@ use conman_core::{Instance, SpecPolicy, Template};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
+use conman_peer::FleetMap;
 use conman_proto::{Problem, RuntimeKind, SessionRequest};
-use conman_registry::{Journal, ModelRegistry};
+use conman_registry::{Journal, ModelRegistry, Registry};
 use conman_runtime::{Faults, ProcessOptions, ProcessRuntime};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -57,6 +58,7 @@ pub struct Api {
     pub closing: CancellationToken,
     tcp: Router,
     admin: Router,
+    pub peers: Router,
     tokens: BTreeMap<Scope, String>,
 }
 
@@ -90,6 +92,16 @@ impl Stage {
     }
 
     pub async fn boot_with(&self, change: impl FnOnce(&mut NodeOptions)) -> Api {
+        self.boot_among(self.registry.clone(), None, change).await
+    }
+
+    /// A daemon of a fleet, which shares its registry with others.
+    pub async fn boot_among(
+        &self,
+        registry: Arc<dyn Registry>,
+        fleet: Option<Arc<FleetMap>>,
+        change: impl FnOnce(&mut NodeOptions),
+    ) -> Api {
         let runtime = ProcessRuntime::open(ProcessOptions {
             instance: self.instance.clone(),
             state_dir: self.state.path().join("containers"),
@@ -100,7 +112,6 @@ impl Stage {
         let mut options = self.options();
         change(&mut options);
         let journal = self.journal(&options.name).await;
-        let registry = self.registry.clone();
         let node = Node::start(options, registry, journal, vec![runtime])
             .await
             .expect("the node starts");
@@ -111,6 +122,7 @@ impl Stage {
             node: Arc::clone(&node),
             guard: Arc::new(self.guard()),
             connect_tokens: Arc::new(connect_tokens),
+            fleet,
             images: ImageKeeper::new(self.images.clone(), self.pulls.clone()),
             metrics: PrometheusBuilder::new().build_recorder().handle(),
             closing: closing.clone(),
@@ -120,7 +132,8 @@ impl Stage {
             faults,
             closing,
             tcp: conman_api::router(state.clone(), Listener::Tcp),
-            admin: conman_api::router(state, Listener::Admin),
+            admin: conman_api::router(state.clone(), Listener::Admin),
+            peers: conman_api::router(state, Listener::Peers),
             tokens: self.tokens.clone(),
         }
     }

@@ -79,6 +79,14 @@ impl ClusterSecret {
         &self.path
     }
 
+    /// A key for another purpose from each secret, in the file's order.
+    pub(crate) fn derive(&self, purpose: &[u8]) -> Vec<Vec<u8>> {
+        let keys = self.keys.load();
+        keys.iter()
+            .map(|key| hmac::sign(key, purpose).as_ref().to_vec())
+            .collect()
+    }
+
     pub(super) fn sign(&self, message: &[u8]) -> hmac::Tag {
         // A file without a secret is refused.
         hmac::sign(&self.keys.load()[0], message)

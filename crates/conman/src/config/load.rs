@@ -13,7 +13,7 @@ use conman_proxy::ProxyOptions;
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
-use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, images, templates};
+use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, fleet, images, templates};
 
 /// The configuration file when none is named.
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
@@ -132,6 +132,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     node.finish();
 
     let listen = listen(&root.section("listen"));
+    let fleet = fleet::fleet(&root.section("fleet"), listen.peers);
     let registry = root.section("registry");
     registry.parsed("kind", |kind| match kind {
         "embedded" => Ok(()),
@@ -200,6 +201,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         state_dir,
         runtime,
         listen,
+        fleet,
         limits,
         tokens_file,
         cookie_ttl: Duration::from_secs(cookie_ttl_s),
@@ -240,6 +242,10 @@ fn listen(section: &Section<'_, '_>) -> Listen {
              their content is hostile to it",
         );
     }
+    let peers = section.parsed("peers", |text| {
+        text.parse::<SocketAddr>()
+            .map_err(|_| "must be ADDRESS:PORT, for example \"10.0.0.1:7702\"".to_owned())
+    });
     let admin = absolute(section, "admin", "/run/conman/conman.sock");
     let domain = section
         .string("domain")
@@ -274,6 +280,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
     Listen {
         api,
         sessions,
+        peers,
         admin,
         domain,
         hosts,

@@ -3,6 +3,7 @@
 //! A file is read and checked whole before anything is bound or made. Every mistake is told at
 //! once, each with its line; an unknown field names the nearest known one.
 
+mod fleet;
 mod images;
 mod load;
 mod reader;
@@ -15,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use conman_auth::FleetTlsFiles;
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
 use conman_node::{NodeLimits, UrlScheme};
@@ -32,6 +34,7 @@ pub(crate) struct Config {
     /// `node.runtime`.
     pub(crate) runtime: RuntimeKind,
     pub(crate) listen: Listen,
+    pub(crate) fleet: Fleet,
     pub(crate) limits: Limits,
     /// `auth.tokens_file`: nobody needs a token when absent, and nothing may listen beyond
     /// loopback then.
@@ -66,6 +69,8 @@ pub(crate) struct Listen {
     pub(crate) api: SocketAddr,
     /// The sessions themselves.
     pub(crate) sessions: SocketAddr,
+    /// Other nodes; there are none when absent.
+    pub(crate) peers: Option<SocketAddr>,
     /// The command line's socket.
     pub(crate) admin: PathBuf,
     /// `{id}.<domain>` addresses a session.
@@ -80,6 +85,19 @@ pub(crate) struct Listen {
     pub(crate) secure_urls: bool,
     /// Whether `X-Forwarded-*` of clients are believed.
     pub(crate) trust_forwarded: bool,
+}
+
+/// `[fleet]`
+#[derive(Debug, Clone)]
+pub(crate) struct Fleet {
+    /// Holds the secret by which nodes know each other.
+    pub(crate) secret_file: Option<PathBuf>,
+    /// The certificates by which they do.
+    pub(crate) tls: Option<FleetTlsFiles>,
+    /// Where other nodes reach this one; `listen.peers` when it is an address of one host.
+    pub(crate) peer_url: Option<String>,
+    /// By which sessions can ask for nodes.
+    pub(crate) labels: BTreeMap<String, String>,
 }
 
 /// `[limits]`

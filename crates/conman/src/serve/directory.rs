@@ -2,46 +2,73 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_node::{Node, SessionRoute};
+use conman_node::{Node, RouteError, SessionRoute};
 use conman_proto::SessionId;
-use conman_proxy::{Backend, Directory, Link, Refusal, Route, Way};
+use conman_proxy::{Backend, Directory, Link, Refusal, Route, Turned, Way};
+
+use super::seeker::Seeker;
 
 /// When a client may ask again for a session that cannot be reached for a while.
 const RETRY_AFTER_S: u32 = 1;
 
-/// The node as the proxy's directory.
+/// The node as the proxy's directory, and with others the whole fleet.
 #[derive(Debug)]
 pub(super) struct NodeDirectory {
     node: Arc<Node>,
+    seeker: Option<Arc<Seeker>>,
 }
 
 impl NodeDirectory {
-    pub(super) fn new(node: Arc<Node>) -> Self {
-        Self { node }
+    pub(super) fn new(node: Arc<Node>, seeker: Option<Arc<Seeker>>) -> Self {
+        Self { node, seeker }
     }
 }
 
 #[async_trait]
 impl Directory for NodeDirectory {
     async fn route(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal> {
-        match self.node.route(id, may_start).await {
-            Ok(route) => Ok(Route {
-                session: route.id.clone(),
-                generation: route.generation,
-                activity: Arc::clone(&route.activity),
-                closing: route.closing.clone(),
-                way: Way::Session,
-                backend: Arc::new(SessionBackend(route)),
-            }),
-            Err(error) => {
-                let problem = conman_api::route_problem(&error);
-                let retry_after_s = problem.retryable.then_some(RETRY_AFTER_S);
-                Err(Refusal {
-                    problem,
-                    retry_after_s,
-                })
-            }
+        match &self.seeker {
+            Some(seeker) => seeker.find(id, may_start, false).await,
+            None => match self.node.route(id, may_start).await {
+                Ok(route) => Ok(own_route(route)),
+                Err(error) => Err(refusal(&error)),
+            },
         }
+    }
+
+    async fn route_anew(
+        &self,
+        from: &Route,
+        why: &Turned,
+        times: u32,
+        may_start: bool,
+    ) -> Result<Route, Refusal> {
+        match &self.seeker {
+            Some(seeker) => seeker.find_anew(from, why, times, may_start).await,
+            None => self.route(&from.session, may_start).await,
+        }
+    }
+}
+
+/// The way to a session of this node.
+pub(super) fn own_route(route: SessionRoute) -> Route {
+    Route {
+        session: route.id.clone(),
+        generation: route.generation,
+        activity: Arc::clone(&route.activity),
+        closing: route.closing.clone(),
+        way: Way::Session,
+        backend: Arc::new(SessionBackend(route)),
+    }
+}
+
+/// What a client is told of a session that cannot be reached.
+pub(super) fn refusal(error: &RouteError) -> Refusal {
+    let problem = conman_api::route_problem(error);
+    let retry_after_s = problem.retryable.then_some(RETRY_AFTER_S);
+    Refusal {
+        problem,
+        retry_after_s,
     }
 }
 

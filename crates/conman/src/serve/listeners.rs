@@ -23,6 +23,8 @@ pub(super) struct Listeners {
     pub(super) api: TcpListener,
     pub(super) sessions: std::net::TcpListener,
     pub(super) sessions_address: SocketAddr,
+    /// For other nodes.
+    pub(super) peers: Option<std::net::TcpListener>,
     pub(super) admin: AdminSocket,
 }
 
@@ -48,6 +50,10 @@ impl Listeners {
             .with_context(|| in_use("the API", "api", listen.api))?;
         let sessions = std::net::TcpListener::bind(listen.sessions)
             .with_context(|| in_use("sessions", "sessions", listen.sessions))?;
+        let peers = listen.peers.map(|address| {
+            std::net::TcpListener::bind(address)
+                .with_context(|| in_use("other nodes", "peers", address))
+        });
         let sessions_address = sessions
             .local_addr()
             .context("cannot read the sessions listener's address")?;
@@ -55,6 +61,7 @@ impl Listeners {
             api,
             sessions,
             sessions_address,
+            peers: peers.transpose()?,
             admin: bind_admin(&listen.admin)?,
         })
     }

@@ -9,12 +9,16 @@
 //! Signals are handled on the emergency thread, so that SIGTERM works when all else hangs. One
 //! watch channel carries the word to stop from there to the main task.
 
+mod announce;
 mod directory;
 mod gate;
 mod host_room;
 mod images;
 mod listeners;
+mod peers;
+mod renewal;
 mod runtimes;
+mod seeker;
 mod service_manager;
 mod signals;
 mod state;
@@ -32,15 +36,20 @@ use conman_auth::{
 use conman_cli::ServeArgs;
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
+use conman_core::placement::PlacementLimits;
 use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
+use conman_peer::{FleetMap, PeerClient};
 use conman_proxy::{Proxy, ProxyOptions};
+use conman_registry::{Fleet, SoloFleet};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use listeners::Listeners;
+use peers::Credentials;
 use runtimes::Runtimes;
+use seeker::Seeker;
 use signals::Signals;
 use state::State;
 
@@ -75,8 +84,15 @@ pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
+    let credentials = match peers::Credentials::load(&config) {
+        Ok(credentials) => credentials,
+        Err(error) => {
+            let _ = crate::fail(&format!("{error:#}"));
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
     crate::telemetry::init(config.log_format);
-    match start(arguments, config, tokens) {
+    match start(arguments, config, tokens, credentials) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => crate::fail(&format!("{error:#}")),
     }
@@ -93,7 +109,12 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn start(arguments: &ServeArgs, config: Config, tokens: Option<Arc<TokenFile>>) -> Result<()> {
+fn start(
+    arguments: &ServeArgs,
+    config: Config,
+    tokens: Option<Arc<TokenFile>>,
+    credentials: Credentials,
+) -> Result<()> {
     // What this process was given is not for the shim, which outlives it.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
@@ -112,7 +133,7 @@ fn start(arguments: &ServeArgs, config: Config, tokens: Option<Arc<TokenFile>>) 
     let state = State::open(&config, arguments.generation_floor)?;
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
-        serve(config, state, listeners, tokens, signals).await
+        serve(config, state, listeners, (tokens, credentials), signals).await
     });
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
@@ -123,12 +144,16 @@ async fn serve(
     config: Config,
     state: State,
     listeners: Listeners,
-    tokens: Option<Arc<TokenFile>>,
+    (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
     mut signals: Signals,
 ) -> Result<()> {
     let metrics = install_metrics()?;
-    let connect_tokens = ConnectTokens::open(&config.state_dir, state.instance.as_str())
-        .context("cannot open the key of connect tokens")?;
+    // A token that one node makes must open connections to every other.
+    let connect_tokens = match &credentials.secret {
+        Some(secret) => ConnectTokens::of_fleet(secret),
+        None => ConnectTokens::open(&config.state_dir, state.instance.as_str())
+            .context("cannot open the key of connect tokens")?,
+    };
     let connect_tokens = Arc::new(connect_tokens);
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
@@ -145,9 +170,31 @@ async fn serve(
     };
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
-    let stopped = signals::watch(signals, &node, on_sigterm, tokens.clone());
+    let stopped = signals::watch(
+        signals,
+        &node,
+        on_sigterm,
+        (tokens.clone(), credentials.clone()),
+    );
     let closing = CancellationToken::new();
-    let proxy = start_proxy(&config, &listeners, &node, &tokens, &connect_tokens)?;
+    renewal::run(&credentials, closing.clone());
+    let map = listeners.peers.is_some().then(|| {
+        let fleet: Arc<dyn Fleet> = Arc::new(SoloFleet::new(config.name.clone()));
+        announce::run(&config, &node, &fleet, closing.clone());
+        let client = PeerClient::new(credentials.dialer(&config.name));
+        Arc::new(FleetMap::new(fleet, client, PlacementLimits::default()))
+    });
+    let seeker = map.as_ref().map(|map| {
+        let dialer = credentials.dialer(&config.name);
+        Seeker::new(Arc::clone(&node), Arc::clone(map), dialer, closing.clone())
+    });
+    let proxy = start_proxy(
+        &config,
+        &listeners,
+        (&node, seeker),
+        &tokens,
+        &connect_tokens,
+    )?;
     let api_address = listeners
         .api
         .local_addr()
@@ -160,6 +207,7 @@ async fn serve(
     let api = ApiState {
         node: Arc::clone(&node),
         guard: Arc::new(guard),
+        fleet: map,
         connect_tokens,
         images,
         metrics,
@@ -169,6 +217,12 @@ async fn serve(
         max_connections: config.limits.max_api_connections,
         ..ServeOptions::default()
     };
+    let peers = listeners.peers.as_ref().map(|listener| {
+        let router = conman_api::router(api.clone(), Listener::Peers);
+        let serving = (router, options.clone(), closing.clone());
+        peers::start(&config, listener, &credentials, &node, serving)
+    });
+    let peers = peers.transpose()?;
     let tcp = serve_tcp(
         listeners.api,
         conman_api::router(api.clone(), Listener::Tcp),
@@ -193,7 +247,11 @@ async fn serve(
     service_manager::stopping(why);
     // Tunnels and streams are told first; the listeners accept nothing more from here on.
     closing.cancel();
-    proxy.shutdown(PROXY_PATIENCE).await;
+    let (_, _) = tokio::join!(proxy.shutdown(PROXY_PATIENCE), async {
+        if let Some(peers) = peers {
+            peers.shutdown(PROXY_PATIENCE).await;
+        }
+    });
     for server in servers {
         server.await.context("a listener's task panicked")?;
     }
@@ -285,7 +343,7 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
 fn start_proxy(
     config: &Config,
     listeners: &Listeners,
-    node: &Arc<Node>,
+    (node, seeker): (&Arc<Node>, Option<Arc<Seeker>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
 ) -> Result<Proxy> {
@@ -313,7 +371,7 @@ fn start_proxy(
     Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(Arc::clone(node))),
+        Arc::new(directory::NodeDirectory::new(Arc::clone(node), seeker)),
         Arc::new(gate::SessionGate::new(guard)),
     )
     .context("cannot start the sessions listener's threads")

@@ -8,6 +8,8 @@ use conman_proto::PreemptRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use super::peers::Credentials;
+use super::renewal;
 use crate::config::OnSigterm;
 
 /// Time for the rest of the daemon to stop in order once every session is dead and released.
@@ -66,12 +68,13 @@ impl Stopped {
 }
 
 /// Handles signals on the emergency thread: SIGTERM and SIGINT stop the daemon, after a preemption
-/// where the configuration says so; SIGHUP reads the token file again.
+/// where the configuration says so; SIGHUP reads the token file, and what nodes know each other by,
+/// again.
 pub(super) fn watch(
     signals: Signals,
     node: &Arc<Node>,
     on_sigterm: OnSigterm,
-    tokens: Option<Arc<TokenFile>>,
+    (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
     let emergency = node.emergency().clone();
@@ -81,7 +84,7 @@ pub(super) fn watch(
     } = signals;
     node.emergency()
         .spawn(async move { stop_on_signal(&mut ending, &emergency, on_sigterm, &sender).await });
-    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens).await });
+    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens, credentials).await });
     Stopped(receiver)
 }
 
@@ -125,8 +128,13 @@ async fn stop_on_signal(
     }
 }
 
-async fn reload_on_hangup(hangup: &mut Signal, tokens: Option<Arc<TokenFile>>) {
+async fn reload_on_hangup(
+    hangup: &mut Signal,
+    tokens: Option<Arc<TokenFile>>,
+    credentials: Credentials,
+) {
     while hangup.recv().await.is_some() {
+        renewal::reload(&credentials).await;
         let Some(tokens) = tokens.clone() else {
             tracing::info!("SIGHUP: there is no token file to read again");
             continue;

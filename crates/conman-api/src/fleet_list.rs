@@ -1,0 +1,148 @@
+//! Sessions and nodes of the whole fleet.
+
+use conman_core::listing::ListQuery;
+use conman_node::Node;
+use conman_peer::FleetMap;
+use conman_proto::{
+    NodeInFleet, NodeLoad, NodeStanding, NodeState, RuntimeKind, Session, SessionList,
+};
+use conman_registry::{FleetSession, Peer, PeerStanding, Standing};
+use jiff::Timestamp;
+
+use crate::node_errors::chain;
+use crate::problem::{ApiError, Kind};
+
+/// Records read at a time.
+const PAGE: usize = 500;
+
+/// Most records that one request looks through, for filters that hardly any session fits: then
+/// the page ends early, with a cursor to go on from.
+const MAX_SCANNED: usize = 20_000;
+
+/// A page of the fleet's sessions: this node's own as it sees them, others by their records.
+pub(crate) async fn sessions(
+    node: &Node,
+    map: &FleetMap,
+    query: &ListQuery,
+) -> Result<SessionList, ApiError> {
+    let mut after = query.after.clone();
+    let mut found: Vec<Session> = Vec::new();
+    let mut scanned = 0;
+    loop {
+        let page = map.fleet().sessions(after.as_ref(), PAGE).await;
+        let page = page.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        let is_last = page.len() < PAGE;
+        scanned += page.len();
+        after = page.last().map(|session| session.record.id.clone());
+        let shown = page.into_iter().map(|session| show(node, map, &session));
+        found.extend(shown.filter(|session| query.matches(session)));
+        if found.len() > query.limit {
+            found.truncate(query.limit);
+            let next = found.last().map(|session| session.id.to_string());
+            return Ok(SessionList {
+                sessions: found,
+                next,
+            });
+        }
+        if is_last || scanned >= MAX_SCANNED {
+            return Ok(SessionList {
+                sessions: found,
+                next: after.filter(|_| !is_last).map(|id| id.to_string()),
+            });
+        }
+    }
+}
+
+fn show(node: &Node, map: &FleetMap, session: &FleetSession) -> Session {
+    let own = (session.node == map.me())
+        .then(|| node.get(&session.record.id))
+        .flatten();
+    own.unwrap_or_else(|| node.recorded(&session.node, &session.record))
+}
+
+/// All nodes, ordered by name.
+pub(crate) fn nodes(node: &Node, map: &FleetMap) -> Vec<conman_proto::Node> {
+    let peers = map.fleet().peers();
+    if !peers.iter().any(|peer| peer.name == map.me()) {
+        // Not joined yet: the others, and itself.
+        let others = peers.iter().map(|peer| show_node(node, map, peer));
+        let mut nodes: Vec<_> = others.chain([node.view()]).collect();
+        nodes.sort_by(|one, other| one.name.cmp(&other.name));
+        return nodes;
+    }
+    peers
+        .iter()
+        .map(|peer| show_node(node, map, peer))
+        .collect()
+}
+
+/// One node by its name, or `self`.
+pub(crate) fn node(node: &Node, map: &FleetMap, name: &str) -> Option<conman_proto::Node> {
+    let name = if name == "self" { map.me() } else { name };
+    let peers = map.fleet().peers();
+    let peer = peers.iter().find(|peer| peer.name == name)?;
+    Some(show_node(node, map, peer))
+}
+
+fn show_node(node: &Node, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
+    let mine = peer.name == map.me();
+    let told = peer.announcement.as_ref();
+    let view = if mine {
+        Some(node.view())
+    } else {
+        told.and_then(|told| told.view.clone())
+    };
+    let standing = if mine {
+        own_standing(&map.fleet().standing().borrow())
+    } else {
+        match peer.standing {
+            PeerStanding::Live if told.is_none() => NodeStanding::Joining,
+            PeerStanding::Live => NodeStanding::Live,
+            PeerStanding::Silent => NodeStanding::Silent,
+            PeerStanding::Fenced => NodeStanding::Fenced,
+        }
+    };
+    let mut view = view.unwrap_or_else(|| unknown(&peer.name));
+    view.fleet = Some(NodeInFleet {
+        standing,
+        draining: told.is_some_and(|told| told.draining),
+        told_ago_ms: told.map(|_| peer.announced_ago_ms),
+        peer_url: told.and_then(|told| told.peer_url.clone()),
+        labels: told.map(|told| told.labels.clone()).unwrap_or_default(),
+        load: told.map(|told| NodeLoad {
+            cpu_pressure_percent: told.load.cpu_pressure_percent,
+            memory_available_bytes: told.load.memory_available_bytes,
+            memory_total_bytes: told.load.memory_total_bytes,
+        }),
+    });
+    view
+}
+
+fn own_standing(standing: &Standing) -> NodeStanding {
+    match standing {
+        Standing::Alone | Standing::Live => NodeStanding::Live,
+        Standing::Joining { .. } => NodeStanding::Joining,
+        Standing::Late => NodeStanding::Late,
+        Standing::Fenced => NodeStanding::Fenced,
+    }
+}
+
+/// A node that has told nothing of itself.
+fn unknown(name: &str) -> conman_proto::Node {
+    conman_proto::Node {
+        name: name.to_owned(),
+        instance: String::new(),
+        version: String::new(),
+        state: NodeState::Recovering,
+        runtime: RuntimeKind::Native,
+        runtime_error: None,
+        sessions_running: 0,
+        sessions_starting: 0,
+        sessions_stuck: 0,
+        max_sessions: 0,
+        host_limit: None,
+        connections: 0,
+        started_at: Timestamp::UNIX_EPOCH,
+        fleet: None,
+    }
+}

@@ -1,0 +1,210 @@
+//! A request as it is sent to another node, and its answer.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::Bytes;
+use conman_auth::Caller;
+use conman_peer::{AskError, Node};
+use conman_proto::Generation;
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
+    HeaderValue, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::{StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+use super::caller::to_header;
+use super::{ByPeer, Hop, X_CONMAN_CALLER, X_CONMAN_ENDED, X_CONMAN_GENERATION};
+use crate::json_body::MAX_EXEC_BODY_BYTES;
+use crate::node_errors::chain;
+use crate::problem::{ApiError, Kind};
+
+/// A body that takes longer is cut, as the handlers cut it.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that a tunnel between two nodes has on their way, in each direction.
+const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
+
+/// Fields that end at this node: those of the connection, and those by which it knows its caller.
+const OWN: [HeaderName; 13] = [
+    AUTHORIZATION,
+    CONNECTION,
+    CONTENT_LENGTH,
+    COOKIE,
+    EXPECT,
+    HOST,
+    ORIGIN,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Which generation a request is about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About {
+    pub(super) generation: Generation,
+    pub(super) ended: bool,
+}
+
+/// A request with its body, which is small, so that it can be sent more than once.
+pub(super) struct Parcel {
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
+}
+
+/// Why there is no answer.
+pub(super) enum Unsent {
+    /// Nothing has gone out; in words, with the node and what to do.
+    Unreachable(String),
+    /// It may have been carried out.
+    Broken(ApiError),
+}
+
+impl Parcel {
+    /// Reads the body, within the bounds of the handlers.
+    pub(super) async fn pack(request: Request) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let body = Limited::new(body, MAX_EXEC_BODY_BYTES).collect();
+        let body = tokio::time::timeout(BODY_PATIENCE, body)
+            .await
+            .map_err(|_| {
+                let patience = BODY_PATIENCE.as_secs();
+                Kind::BODY_TOO_SLOW.because(format!("the body must arrive within {patience} s"))
+            })?
+            .map_err(|_| {
+                Kind::BODY_TOO_LARGE.because(format!(
+                    "the body breaks off, or has more than {MAX_EXEC_BODY_BYTES} bytes"
+                ))
+            })?
+            .to_bytes();
+        Ok(Self { parts, body })
+    }
+
+    /// The request for a handler of this node.
+    pub(super) fn unpack(&self) -> Request {
+        Request::from_parts(self.parts.clone(), Body::from(self.body.clone()))
+    }
+
+    /// Sends it to a node, and gives the answer as it is for the caller, or the one by which the
+    /// node turns it away.
+    pub(super) async fn send(
+        &self,
+        hop: &Hop,
+        node: &Node,
+        about: Option<About>,
+    ) -> Result<Response, Unsent> {
+        let address = node.address.clone().map_err(Unsent::Unreachable)?;
+        let asked = hop.map.client().ask(&address, self.outgoing(about)?).await;
+        let response = match asked {
+            Ok(response) => response,
+            Err(AskError::Dial(error)) => return Err(Unsent::Unreachable(chain(&error))),
+            Err(error @ (AskError::Request { .. } | AskError::Unanswered { .. })) => {
+                return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(
+                    "{}; the request may have been carried out: look before you repeat it",
+                    chain(&error)
+                ))));
+            }
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return self.switch(response);
+        }
+        let (mut parts, body) = response.into_parts();
+        strip(&mut parts.headers, true);
+        Ok(Response::from_parts(parts, Body::new(body)))
+    }
+
+    fn outgoing(&self, about: Option<About>) -> Result<http::Request<Full<Bytes>>, Unsent> {
+        let Some(caller) = self.parts.extensions.get::<Caller>() else {
+            let error = Kind::INTERNAL.because("nobody asked who the caller is");
+            return Err(Unsent::Broken(error));
+        };
+        debug_assert!(self.parts.extensions.get::<ByPeer>().is_none());
+        let mut request = http::Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.parts.method.clone();
+        let target = self.parts.uri.path_and_query().cloned();
+        *request.uri_mut() = target.map_or_else(|| Uri::from_static("/"), Uri::from);
+        let headers = request.headers_mut();
+        headers.clone_from(&self.parts.headers);
+        let upgrade = headers.get(UPGRADE).cloned();
+        strip(headers, false);
+        if let Some(upgrade) = upgrade.filter(|_| self.on_upgrade().is_some()) {
+            headers.insert(UPGRADE, upgrade);
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
+        headers.insert(X_CONMAN_CALLER, to_header(caller));
+        if let Some(about) = about {
+            let generation = HeaderValue::from(about.generation.get());
+            headers.insert(X_CONMAN_GENERATION, generation);
+            if about.ended {
+                headers.insert(X_CONMAN_ENDED, HeaderValue::from_static("1"));
+            }
+        }
+        Ok(request)
+    }
+
+    fn on_upgrade(&self) -> Option<OnUpgrade> {
+        self.parts.extensions.get::<OnUpgrade>().cloned()
+    }
+
+    /// Joins the two connections once both have become what the other node has agreed to.
+    fn switch(&self, mut response: Response<Incoming>) -> Result<Response, Unsent> {
+        let Some(here) = self.on_upgrade() else {
+            let error =
+                Kind::NODE_SILENT.because("the node changes to a protocol nobody asked for");
+            return Err(Unsent::Broken(error));
+        };
+        let there = hyper::upgrade::on(&mut response);
+        tokio::spawn(async move {
+            let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
+                return;
+            };
+            let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
+            let ended = tokio::io::copy_bidirectional_with_sizes(
+                &mut here,
+                &mut there,
+                TUNNEL_BUFFER_BYTES,
+                TUNNEL_BUFFER_BYTES,
+            );
+            let error = ended.await.err();
+            tracing::trace!(?error, "a tunnel to another node ended");
+        });
+        let (mut parts, _no_body) = response.into_parts();
+        let upgrade = parts.headers.get(UPGRADE).cloned();
+        strip(&mut parts.headers, true);
+        if let Some(upgrade) = upgrade {
+            parts.headers.insert(UPGRADE, upgrade);
+        }
+        parts
+            .headers
+            .insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        parts.extensions = http::Extensions::new();
+        Ok(Response::from_parts(parts, Body::empty()))
+    }
+}
+
+/// Removes what ends at this node. An answer keeps why it was turned away, which whoever sent the
+/// request takes out, and its length.
+fn strip(headers: &mut HeaderMap, answer: bool) {
+    let reserved: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| {
+            name.as_str().starts_with("x-conman-") && !(answer && **name == super::X_CONMAN_TURNED)
+        })
+        .cloned()
+        .collect();
+    for name in reserved.iter().chain(&OWN) {
+        if !(answer && *name == CONTENT_LENGTH) {
+            headers.remove(name);
+        }
+    }
+}

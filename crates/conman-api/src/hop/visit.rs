@@ -1,0 +1,280 @@
+//! One request's way to its session's node.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use conman_peer::{Node, Whereabouts};
+use conman_proto::{Generation, Problem, SessionId};
+use http::{Method, StatusCode};
+use tokio::time::Instant;
+
+use super::send::{About, Parcel, Unsent};
+use super::{Hop, X_CONMAN_TURNED, unreachable, wish};
+use crate::node_errors::chain;
+use crate::problem::{ApiError, Kind};
+
+/// How often a request that its node turned away is brought to the next, while the session moves.
+const MAX_TRIES: u32 = 6;
+
+/// How long a PUT waits for the session of a node that is not to be reached: until after it is
+/// declared dead with the default times, and its sessions may be claimed.
+const HOLD: Duration = Duration::from_secs(30);
+
+/// Between two tries while a node is not to be reached, at first and at most.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Nodes that are asked to start one session.
+const MAX_CANDIDATES: usize = 4;
+
+/// A request for a session that has no life on this node, or that shall have one somewhere.
+pub(super) struct Visit {
+    hop: Hop,
+    id: SessionId,
+    parcel: Parcel,
+    next: Next,
+}
+
+/// What a try came to.
+enum Step {
+    Answer(Response),
+    /// The session is elsewhere by now.
+    Moved,
+    /// Its node cannot be reached.
+    Unreachable(String),
+}
+
+impl Visit {
+    pub(super) async fn begin(hop: Hop, id: SessionId, request: Request, next: Next) -> Response {
+        let parcel = match Parcel::pack(request).await {
+            Ok(parcel) => parcel,
+            Err(refusal) => return refusal.into_response(),
+        };
+        let visit = Self {
+            hop,
+            id,
+            parcel,
+            next,
+        };
+        let mut response = visit.run().await.unwrap_or_else(ApiError::into_response);
+        response.headers_mut().remove(X_CONMAN_TURNED);
+        response
+    }
+
+    async fn run(&self) -> Result<Response, ApiError> {
+        let began = Instant::now();
+        let mut pause = PAUSE;
+        let (mut fresh, mut tries) = (false, 0);
+        loop {
+            let step = self.step(fresh).await?;
+            fresh = true;
+            tries += 1;
+            match step {
+                Step::Answer(response) => return Ok(response),
+                Step::Moved if tries < MAX_TRIES => {
+                    metrics::counter!("conman_api_hops_turned_total").increment(1);
+                    // The first time the registry was not asked yet.
+                    if tries > 1 {
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                    }
+                }
+                Step::Moved => {
+                    return Err(Kind::MOVES.because(format!(
+                        "session `{}` changed its node each of {MAX_TRIES} times that it was \
+                         asked for; try again",
+                        self.id
+                    )));
+                }
+                Step::Unreachable(_) if tries == 1 => {}
+                // What starts a session waits for its node to be given up.
+                Step::Unreachable(_) if self.is_put() && began.elapsed() < HOLD => {
+                    let _held = Held::new();
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tries = 2;
+                }
+                Step::Unreachable(why) => return Err(unreachable(&why)),
+            }
+        }
+    }
+
+    fn is_put(&self) -> bool {
+        self.parcel.parts.method == Method::PUT
+    }
+
+    async fn step(&self, fresh: bool) -> Result<Step, ApiError> {
+        if self.hop.node.is_live(&self.id) {
+            return Ok(self.here().await);
+        }
+        let whereabouts = self.hop.map.whereabouts(&self.id, fresh).await;
+        let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        match whereabouts {
+            Whereabouts::There(owner) => self.there(&owner.node, owner.generation).await,
+            Whereabouts::Here { .. } => Ok(self.here().await),
+            Whereabouts::Nobody | Whereabouts::Released { .. } | Whereabouts::Lost { .. }
+                if self.is_put() =>
+            {
+                self.place().await
+            }
+            Whereabouts::Nobody => Ok(self.here().await),
+            // That it has ended is believed of the registry alone.
+            Whereabouts::Released { .. } if !fresh => Ok(Step::Moved),
+            Whereabouts::Released { node, .. } if node == self.hop.map.me() => {
+                Ok(self.here().await)
+            }
+            Whereabouts::Released { node, generation } => self.ended_there(&node, generation).await,
+            Whereabouts::Lost { node, .. } => self.by_record(&node).await,
+        }
+    }
+
+    /// By the handler of this node.
+    async fn here(&self) -> Step {
+        let response = self.next.clone().run(self.parcel.unpack()).await;
+        if response.headers().contains_key(X_CONMAN_TURNED) {
+            return Step::Moved;
+        }
+        Step::Answer(response)
+    }
+
+    async fn there(&self, node: &Node, generation: Generation) -> Result<Step, ApiError> {
+        let about = About {
+            generation,
+            ended: false,
+        };
+        let sent = self.parcel.send(&self.hop, node, Some(about)).await;
+        let step = stepped(sent)?;
+        if matches!(step, Step::Moved) {
+            let fleet = self.hop.map.fleet();
+            fleet.forget_location(&self.id, generation);
+        }
+        Ok(step)
+    }
+
+    /// By the node that has ended it, which has its log; by its record where that node is gone.
+    async fn ended_there(&self, name: &str, generation: Generation) -> Result<Step, ApiError> {
+        let about = About {
+            generation,
+            ended: true,
+        };
+        let node = self.hop.map.node(name);
+        match stepped(self.parcel.send(&self.hop, &node, Some(about)).await)? {
+            Step::Moved | Step::Unreachable(_) => self.by_record(name).await,
+            answer @ Step::Answer(_) => Ok(answer),
+        }
+    }
+
+    /// What the registry tells of a session that no node can be asked about.
+    async fn by_record(&self, node: &str) -> Result<Step, ApiError> {
+        let record = self.hop.node.record(&self.id).await;
+        let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        let Some(record) = record else {
+            return Ok(self.here().await);
+        };
+        let path = self.parcel.parts.uri.path();
+        let shown = path.strip_prefix("/v1/sessions/") == Some(self.id.as_str());
+        if shown && self.parcel.parts.method == Method::GET {
+            let session = self.hop.node.recorded(node, &record);
+            return Ok(Step::Answer(Json(session).into_response()));
+        }
+        Err(Kind::NODE_LOST.because(format!(
+            "session `{}` was on node `{node}`, which is gone or has forgotten it; PUT it to have \
+             it started on another node",
+            self.id
+        )))
+    }
+
+    /// On the nodes that may start it, in turn.
+    async fn place(&self) -> Result<Step, ApiError> {
+        let parts = &self.parcel.parts;
+        let policy = self.hop.node.policy();
+        let wish = wish::of(&parts.uri, &self.parcel.body, policy)?;
+        let placement = self.hop.map.place(&self.id, &wish);
+        let mut last = None;
+        for name in placement.candidates.iter().take(MAX_CANDIDATES) {
+            let step = if name == self.hop.map.me() {
+                self.here().await
+            } else {
+                let node = self.hop.map.node(name);
+                stepped(self.parcel.send(&self.hop, &node, None).await)?
+            };
+            match step {
+                Step::Moved => return Ok(Step::Moved),
+                Step::Answer(response) if !wants_another(&response) => {
+                    return Ok(Step::Answer(response));
+                }
+                step => {
+                    tracing::debug!(session = %self.id, node = name, "did not start it");
+                    last = Some(step);
+                }
+            }
+        }
+        if let Some(step) = last {
+            return Ok(step);
+        }
+        let reasons: Vec<String> = placement
+            .refused
+            .iter()
+            .map(|refused| format!("node `{}` {}", refused.node, refused.why))
+            .collect();
+        Err(Kind::NO_NODE.because(format!(
+            "no node takes session `{}`: {}. Wait, add a node, or undrain one; `conman nodes` \
+             shows them",
+            self.id,
+            if reasons.is_empty() {
+                "none is known".to_owned()
+            } else {
+                reasons.join("; ")
+            }
+        )))
+    }
+}
+
+/// Whether a node has no room, so that the next may be asked.
+fn wants_another(response: &Response) -> bool {
+    if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+        return false;
+    }
+    // Of another node only the status is looked at: none of them has started anything.
+    response
+        .extensions()
+        .get::<Problem>()
+        .is_none_or(|problem| {
+            [
+                "node-full",
+                "host-full",
+                "node-preempted",
+                "node-draining",
+                "shutting-down",
+            ]
+            .contains(&problem.slug())
+        })
+}
+
+fn stepped(sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
+    match sent {
+        Ok(response) if response.headers().contains_key(X_CONMAN_TURNED) => Ok(Step::Moved),
+        Ok(response) => Ok(Step::Answer(response)),
+        Err(Unsent::Unreachable(why)) => Ok(Step::Unreachable(why)),
+        Err(Unsent::Broken(error)) => Err(error),
+    }
+}
+
+/// A request that waits for a node, in the metrics.
+struct Held;
+
+impl Held {
+    fn new() -> Self {
+        metrics::gauge!("conman_api_held").increment(1.0);
+        Self
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        metrics::gauge!("conman_api_held").decrement(1.0);
+    }
+}

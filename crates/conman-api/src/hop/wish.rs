@@ -1,0 +1,45 @@
+//! What a PUT asks of the node that shall start the session.
+
+use conman_core::SpecPolicy;
+use conman_peer::Wish;
+use conman_proto::{FieldError, SessionRequest};
+use http::Uri;
+
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+
+/// `key=value`: only a node with this label; repeated: with all of them.
+pub(crate) const NODE_LABEL: &str = "node_label";
+
+/// Reads the wish. What is wrong with the rest of the request the handler tells; a body that
+/// cannot be read wishes nothing.
+pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, ApiError> {
+    let request: SessionRequest = serde_json::from_slice(body).unwrap_or_default();
+    let template = request
+        .template
+        .as_ref()
+        .and_then(|name| policy.templates.get(name));
+    let memory_bytes = request
+        .memory_bytes
+        .or_else(|| template.and_then(|template| template.request.memory_bytes))
+        .unwrap_or_default();
+    let mut labels = std::collections::BTreeMap::new();
+    for text in Query::of(uri).all(NODE_LABEL) {
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() => {
+                labels.insert(name.to_owned(), value.to_owned());
+            }
+            _ => {
+                return Err(Kind::BAD_QUERY.with_fields(vec![FieldError {
+                    field: NODE_LABEL.to_owned(),
+                    message: "must be `key=value`, as in `pool=gpu`".to_owned(),
+                }]));
+            }
+        }
+    }
+    Ok(Wish {
+        template: request.template,
+        labels,
+        memory_bytes,
+    })
+}

@@ -1,0 +1,700 @@
+//! Several nodes that share one registry: whatever is asked of one is answered by the session's
+//! own.
+
+mod stage;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::TcpListener as StdListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use axum::Router;
+use conman_api::{ServeOptions, serve_node, serve_tcp};
+use conman_auth::{ClusterSecret, PeerConnection, PeerGuard, Scope};
+use conman_core::placement::PlacementLimits;
+use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient, PeerStream};
+use conman_proto::{
+    EXEC_PROTOCOL, EnsureResponse, ExecChannel, ExecResult, Generation, NodeList, NodeStanding,
+    PreemptPlan, Problem, ResolvedSpec, Session, SessionId, SessionList, SessionState, StopReport,
+    Timeline,
+};
+use conman_proxy::{
+    Backend, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy, ProxyOptions, Route,
+    Stream, Turned,
+};
+use conman_registry::{
+    Announcement, ContainerIdentity, Fleet, FleetSession, Located, ModelRegistry, Peer,
+    PeerStanding, RecordState, Registry, RegistryError, Release, SessionRecord, Standing,
+};
+use futures_util::{SinkExt as _, StreamExt as _};
+use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
+use http::request::Parts;
+use http::{Method, Request, StatusCode};
+use http_body_util::Empty;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use stage::{Api, PATIENCE, Stage, session};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_util::sync::CancellationToken;
+
+/// What the nodes share.
+#[derive(Debug)]
+struct World {
+    records: ModelRegistry,
+    owners: Mutex<BTreeMap<SessionId, String>>,
+    peers: Mutex<BTreeMap<String, Peer>>,
+    secret: Arc<ClusterSecret>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fleet.key");
+        std::fs::write(&path, "0123456789abcdef".repeat(4)).expect("written");
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).expect("chmod");
+        Arc::new(Self {
+            records: ModelRegistry::new(),
+            owners: Mutex::default(),
+            peers: Mutex::default(),
+            secret: Arc::new(ClusterSecret::load(path).expect("valid")),
+        })
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
+        let mut peers = self.peers.lock().expect("sound");
+        change(peers.get_mut(name).expect("a node"));
+    }
+
+    fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
+        self.change(name, |peer| {
+            change(peer.announcement.get_or_insert_default());
+        });
+    }
+}
+
+/// The registry as one node uses it.
+#[derive(Debug)]
+struct Shared {
+    world: Arc<World>,
+    me: String,
+}
+
+#[async_trait]
+impl Registry for Shared {
+    async fn claim(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError> {
+        match self.world.records.claim(id, spec).await {
+            Ok(record) => {
+                let mut owners = self.world.owners.lock().expect("sound");
+                owners.insert(id.clone(), self.me.clone());
+                Ok(record)
+            }
+            Err(RegistryError::Owned { id, generation }) => {
+                // The other one may be between its claim and its name.
+                let owner = loop {
+                    let owner = self.world.owners.lock().expect("sound").get(&id).cloned();
+                    match owner {
+                        Some(owner) => break owner,
+                        None => tokio::task::yield_now().await,
+                    }
+                };
+                if owner == self.me {
+                    return Err(RegistryError::Owned { id, generation });
+                }
+                Err(RegistryError::Elsewhere { id, node: owner })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError> {
+        let records = &self.world.records;
+        records.set_container(id, generation, container).await
+    }
+
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError> {
+        self.world.records.set_state(id, generation, state).await
+    }
+
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        self.world.records.release(batch).await
+    }
+
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        self.world.records.forget(id, generation).await
+    }
+
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        self.world.records.get(id).await
+    }
+
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        let mut records = self.world.records.list().await?;
+        let owners = self.world.owners.lock().expect("sound");
+        records.retain(|record| owners.get(&record.id) == Some(&self.me));
+        Ok(records)
+    }
+}
+
+/// The fleet as one node sees it.
+#[derive(Debug)]
+struct Seen {
+    world: Arc<World>,
+    me: String,
+    standing: watch::Sender<Standing>,
+    /// What was known once, and is not true any more.
+    stale: Mutex<HashMap<SessionId, Located>>,
+}
+
+#[async_trait]
+impl Fleet for Seen {
+    fn me(&self) -> &str {
+        &self.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        let peers = self.world.peers.lock().expect("sound");
+        peers.values().cloned().collect()
+    }
+
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
+        let stale = self.stale.lock().expect("sound").get(id).cloned();
+        if let Some(stale) = stale.filter(|_| !fresh) {
+            return Ok(Some(stale));
+        }
+        let Some(record) = self.world.records.get(id).await? else {
+            return Ok(None);
+        };
+        let owner = self.world.owners.lock().expect("sound").get(id).cloned();
+        Ok(owner.map(|node| Located {
+            node,
+            generation: record.generation,
+            released: record.state.is_ended(),
+        }))
+    }
+
+    fn forget_location(&self, id: &SessionId, _: Generation) {
+        self.stale.lock().expect("sound").remove(id);
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    fn announce(&self, announcement: Announcement) {
+        self.world
+            .announced(&self.me, |present| *present = announcement);
+    }
+
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<Vec<FleetSession>, RegistryError> {
+        let records = self.world.records.list().await?;
+        let owners = self.world.owners.lock().expect("sound");
+        let behind = |record: &SessionRecord| after.is_none_or(|after| record.id > *after);
+        Ok(records
+            .into_iter()
+            .filter(behind)
+            .take(limit)
+            .map(|record| FleetSession {
+                node: owners.get(&record.id).cloned().unwrap_or_default(),
+                record,
+            })
+            .collect())
+    }
+}
+
+/// A node with its API and its listener for the others.
+struct Node {
+    api: Api,
+    seen: Arc<Seen>,
+    _proxy: Proxy,
+    // Last: whatever still runs is ended when nothing else starts anything.
+    _stage: Stage,
+}
+
+impl Node {
+    async fn join(world: &Arc<World>, name: &str) -> Self {
+        let stage = Stage::new();
+        let seen = Arc::new(Seen {
+            world: Arc::clone(world),
+            me: name.to_owned(),
+            standing: watch::Sender::new(Standing::Live),
+            stale: Mutex::default(),
+        });
+        let dialer = Dialer::new(name, Some(Arc::clone(&world.secret)), None);
+        let fleet: Arc<dyn Fleet> = seen.clone();
+        let limits = PlacementLimits {
+            // A busy machine must not decide where a test's sessions go.
+            max_cpu_pressure_percent: 1_000.0,
+            ..PlacementLimits::default()
+        };
+        let map = Arc::new(FleetMap::new(fleet, PeerClient::new(dialer), limits));
+        let registry = Arc::new(Shared {
+            world: Arc::clone(world),
+            me: name.to_owned(),
+        });
+        let api = stage
+            .boot_among(registry, Some(map), |options| {
+                options.name = name.to_owned();
+            })
+            .await;
+        let listener = StdListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(&world.secret))));
+        let front = PeerFront {
+            accept: Arc::new(Accept(PeerAcceptor::new(guard, None))),
+            sessions: Arc::new(NoSessions),
+            api: Arc::new(Pipe {
+                router: api.peers.clone(),
+                closing: api.closing.clone(),
+                main: tokio::runtime::Handle::current(),
+            }),
+        };
+        let options = ProxyOptions {
+            workers: 1,
+            ..ProxyOptions::default()
+        };
+        let proxy = Proxy::start_peers(listener, options, front).expect("a proxy");
+        let peer = Peer {
+            name: name.to_owned(),
+            incarnation: 1,
+            standing: PeerStanding::Live,
+            announcement: Some(Announcement {
+                peer_url: Some(format!("http://{address}")),
+                templates: vec!["idle".to_owned()],
+                max_sessions: 100,
+                view: Some(api.node.view()),
+                ..Announcement::default()
+            }),
+            announced_ago_ms: 0,
+        };
+        world
+            .peers
+            .lock()
+            .expect("sound")
+            .insert(name.to_owned(), peer);
+        Self {
+            api,
+            seen,
+            _proxy: proxy,
+            _stage: stage,
+        }
+    }
+
+    async fn ensure(&self, id: &str) -> EnsureResponse {
+        let answer = self
+            .api
+            .call(Method::PUT, &session(id), r#"{"template": "idle"}"#)
+            .await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        answer.json()
+    }
+}
+
+struct Accept(PeerAcceptor);
+
+#[async_trait]
+impl PeerAccept for Accept {
+    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
+        let (stream, connection) = self.0.accept(stream).await?;
+        let stream = match stream {
+            PeerStream::Plain(stream) => Stream::Tcp(stream),
+            PeerStream::Tls(stream) => Stream::Other(stream),
+        };
+        Ok((stream, Box::new(Visitor(connection))))
+    }
+}
+
+struct Visitor(PeerConnection);
+
+impl PeerVisitor for Visitor {
+    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
+        self.0.admit(parts)
+    }
+}
+
+struct NoSessions;
+
+impl OwnSessions for NoSessions {
+    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, Turned> {
+        Err(Turned::NotOwner)
+    }
+}
+
+struct Pipe {
+    router: Router,
+    closing: CancellationToken,
+    main: tokio::runtime::Handle,
+}
+
+#[async_trait]
+impl Backend for Pipe {
+    async fn connect(&self) -> io::Result<Link> {
+        let (here, there) = tokio::io::duplex(64 * 1024);
+        let options = ServeOptions::default();
+        let serving = serve_node(there, self.router.clone(), options, self.closing.clone());
+        self.main.spawn(serving);
+        Ok(Link {
+            stream: Stream::Other(Box::new(here)),
+            seal: None,
+        })
+    }
+}
+
+async fn two() -> (Arc<World>, Node, Node) {
+    let world = World::new();
+    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    (world, a, b)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_asked_of_one_node_the_sessions_own_node_answers() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    let started = a.ensure("alice").await;
+    assert!(
+        started.created && started.session.node == "b",
+        "{started:?}"
+    );
+    world.announced("a", |a| a.draining = false);
+
+    let shown: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (shown.node.as_str(), shown.state),
+        ("b", SessionState::Running)
+    );
+    let again = a.ensure("alice").await;
+    assert!(!again.created && again.session.generation == started.session.generation);
+    let log = a
+        .api
+        .send(
+            a.api
+                .request(Scope::Frontend, Method::GET, "/v1/sessions/alice/logs"),
+        )
+        .await;
+    assert_eq!(log.text(), "hello\n");
+    let exec = a
+        .api
+        .call(
+            Method::POST,
+            "/v1/sessions/alice/exec",
+            r#"{"command": ["cat"], "stdin": "hi"}"#,
+        )
+        .await;
+    let result: ExecResult = exec.json();
+    assert_eq!((result.exit_code, result.stdout.as_str()), (0, "hi"));
+    let timeline: Timeline = a.api.get("/v1/sessions/alice/timeline").await.json();
+    assert!(!timeline.events.is_empty());
+    let stopped: StopReport = a
+        .api
+        .call(Method::DELETE, &session("alice"), "")
+        .await
+        .json();
+    assert_eq!(stopped.state, SessionState::Stopped);
+    assert!(!b.api.node.is_live(&"alice".parse().expect("an id")));
+    // It is b's still, and b is the one that knows.
+    let shown: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (shown.node.as_str(), shown.state),
+        ("b", SessionState::Stopped)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_are_asked_for_one_session_at_once_start_it_once() {
+    let (_world, a, b) = two().await;
+    for number in 0..10 {
+        let id = format!("s{number}");
+        let (one, other) = tokio::join!(a.ensure(&id), b.ensure(&id));
+        assert_eq!(one.session.node, other.session.node);
+        assert_eq!(one.session.generation, other.session.generation);
+        assert!(one.created != other.created, "{one:?} {other:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_taken_for_the_owner_and_is_not_says_so_before_it_does_anything() {
+    let (_world, a, b) = two().await;
+    let alice = b.ensure("alice").await.session;
+    for (method, wanted) in [
+        (Method::GET, StatusCode::OK),
+        (Method::DELETE, StatusCode::OK),
+    ] {
+        let stale = Located {
+            node: "b".to_owned(),
+            // Of a life that is none.
+            generation: Generation::new(alice.generation.get() + 100).expect("not zero"),
+            released: false,
+        };
+        a.seen
+            .stale
+            .lock()
+            .expect("sound")
+            .insert(alice.id.clone(), stale);
+        let answer = a.api.call(method, &session("alice"), "").await;
+        assert_eq!(answer.status, wanted, "{}", answer.text());
+        assert!(a.seen.stale.lock().expect("sound").is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewhere() {
+    let (world, a, b) = two().await;
+    let former = b.ensure("alice").await.session;
+    b.api.call(Method::DELETE, &session("alice"), "").await;
+    // It goes on at a, and b is asked by one who does not know yet.
+    world.announced("b", |b| b.draining = true);
+    let present = a.ensure("alice").await.session;
+    assert!(present.node == "a" && present.generation > former.generation);
+    let address = world.peers.lock().expect("sound")["b"].announcement.clone();
+    let url = address.and_then(|told| told.peer_url).expect("announced");
+    let to = PeerAddress::new("b", &url).expect("an address");
+    let client = PeerClient::new(Dialer::new("c", Some(Arc::clone(&world.secret)), None));
+    let request = Request::delete(session("alice"))
+        .header("x-conman-caller", "admin test")
+        .header("x-conman-generation", former.generation.get())
+        .body(Empty::<bytes::Bytes>::new())
+        .expect("a request");
+    let answer = client.ask(&to, request).await.expect("an answer");
+    assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
+    assert_eq!(answer.headers()["x-conman-turned"], "not-owner");
+    assert!(a.api.node.is_live(&present.id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_may_at_another_node_what_they_may_here() {
+    let (world, a, b) = two().await;
+    b.ensure("alice").await;
+    let request = a
+        .api
+        .request(Scope::Read, Method::DELETE, &session("alice"));
+    assert_eq!(a.api.send(request).await.status, StatusCode::FORBIDDEN);
+    // A node that would ask for more than its caller may is refused by the other as well.
+    let url = world.peers.lock().expect("sound")["b"].announcement.clone();
+    let url = url.and_then(|told| told.peer_url).expect("announced");
+    let to = PeerAddress::new("b", &url).expect("an address");
+    let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&world.secret)), None));
+    for (caller, status) in [
+        (Some("read test"), StatusCode::FORBIDDEN),
+        (None, StatusCode::BAD_REQUEST),
+    ] {
+        let mut request = Request::delete(session("alice")).header("x-conman-generation", "1");
+        if let Some(caller) = caller {
+            request = request.header("x-conman-caller", caller);
+        }
+        let request = request
+            .body(Empty::<bytes::Bytes>::new())
+            .expect("a request");
+        let answer = client.ask(&to, request).await.expect("an answer");
+        assert_eq!(answer.status(), status, "{caller:?}");
+    }
+    assert!(b.api.node.is_live(&"alice".parse().expect("an id")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_shows_every_nodes_sessions_and_a_page_at_a_time() {
+    let (_world, a, b) = two().await;
+    for (node, id) in [(&a, "a1"), (&b, "b1"), (&a, "c1"), (&b, "d1")] {
+        node.ensure(id).await;
+    }
+    let ids = |list: &SessionList| -> Vec<String> {
+        list.sessions
+            .iter()
+            .map(|session| session.id.to_string())
+            .collect()
+    };
+    let all: SessionList = a.api.get("/v1/sessions").await.json();
+    assert_eq!(ids(&all), ["a1", "b1", "c1", "d1"]);
+    assert_eq!(all.next, None);
+    let of = |name: &str| -> Vec<String> {
+        let own = all.sessions.iter().filter(|session| session.node == name);
+        own.map(|session| session.id.to_string()).collect()
+    };
+    for (query, wanted) in [("node=b", of("b")), ("node=self", of("a"))] {
+        let some: SessionList = a.api.get(&format!("/v1/sessions?{query}")).await.json();
+        assert_eq!(ids(&some), wanted, "{query}");
+    }
+    let first: SessionList = a.api.get("/v1/sessions?limit=3").await.json();
+    assert_eq!(ids(&first), ["a1", "b1", "c1"]);
+    let next = first.next.expect("there is more");
+    let rest: SessionList = a
+        .api
+        .get(&format!("/v1/sessions?cursor={next}"))
+        .await
+        .json();
+    assert_eq!(ids(&rest), ["d1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_shown_with_how_they_stand_and_a_word_to_one_reaches_it() {
+    let (world, a, b) = two().await;
+    b.ensure("alice").await;
+    world.change("b", |b| b.standing = PeerStanding::Silent);
+    let nodes: NodeList = a.api.get("/v1/nodes").await.json();
+    let shown: Vec<_> = nodes
+        .nodes
+        .iter()
+        .map(|node| {
+            let fleet = node.fleet.as_ref().expect("of a fleet");
+            (node.name.as_str(), fleet.standing)
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [("a", NodeStanding::Live), ("b", NodeStanding::Silent)]
+    );
+    world.change("b", |b| b.standing = PeerStanding::Live);
+    let plan = |name: &'static str| {
+        let uri = format!("/v1/nodes/{name}/preempt");
+        let a = &a;
+        async move {
+            let answer = a.api.call(Method::POST, &uri, r#"{"dry_run": true}"#).await;
+            answer.json::<PreemptPlan>()
+        }
+    };
+    let here = usize::from(a.api.node.is_live(&"alice".parse().expect("an id")));
+    assert_eq!(plan("a").await.sessions.len(), here);
+    assert_eq!(plan("b").await.sessions.len(), 1 - here);
+    let unknown = a.api.call(Method::POST, "/v1/nodes/c/preempt", "{}").await;
+    assert_eq!(unknown.problem().slug(), "no-such-node");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_no_node_takes_is_refused_with_every_nodes_reason() {
+    let (world, a, _b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    world.announced("b", |b| b.max_sessions = 0);
+    let answer = a
+        .api
+        .call(Method::PUT, &session("alice"), r#"{"template": "idle"}"#)
+        .await;
+    let problem = answer.problem();
+    assert_eq!(
+        (answer.status, problem.slug()),
+        (StatusCode::SERVICE_UNAVAILABLE, "no-node")
+    );
+    for part in ["node `a` is draining", "node `b` has its 0 sessions"] {
+        assert!(problem.detail.contains(part), "{}", problem.detail);
+    }
+    world.announced("b", |b| {
+        b.max_sessions = 10;
+        b.labels.insert("pool".to_owned(), "gpu".to_owned());
+    });
+    world.announced("a", |a| a.draining = false);
+    let uri = format!("{}?node_label=pool%3Dgpu", session("alice"));
+    let answer = a
+        .api
+        .call(Method::PUT, &uri, r#"{"template": "idle"}"#)
+        .await;
+    assert_eq!(answer.json::<EnsureResponse>().session.node, "b");
+    let uri = format!("{}?node_label=pool", session("bob"));
+    let answer = a
+        .api
+        .call(Method::PUT, &uri, r#"{"template": "idle"}"#)
+        .await;
+    assert_eq!(answer.problem().slug(), "bad-query");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_sessions() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
+    let address = nobody.local_addr().expect("bound");
+    drop(nobody);
+    world.announced("b", |b| b.peer_url = Some(format!("http://{address}")));
+    let answer = a.api.get(&session("alice")).await;
+    let problem = answer.problem();
+    assert_eq!(problem.slug(), "node-unreachable");
+    assert!(
+        problem.detail.contains("node `b` at 127.0.0.1:"),
+        "{}",
+        problem.detail
+    );
+    // Once it is declared dead, its record tells what there is to tell.
+    world.change("b", |b| b.standing = PeerStanding::Fenced);
+    let shown: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (shown.node.as_str(), shown.state),
+        ("b", SessionState::Running)
+    );
+    let answer = a.api.call(Method::DELETE, &session("alice"), "").await;
+    assert_eq!(answer.problem().slug(), "node-lost");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("an address");
+    let shutdown = CancellationToken::new();
+    let options = ServeOptions::default();
+    tokio::spawn(serve_tcp(
+        listener,
+        a.api.tcp_router(),
+        options,
+        shutdown.clone(),
+    ));
+    let asked = r#"{"command": ["cat"]}"#;
+    let query = utf8_percent_encode(asked, NON_ALPHANUMERIC);
+    let uri = format!("ws://{address}/v1/sessions/alice/exec?request={query}");
+    let mut request = uri.into_client_request().expect("a request");
+    let headers = request.headers_mut();
+    headers.insert(HOST, "127.0.0.1:7700".parse().expect("valid"));
+    let bearer = format!("Bearer {}", a.api.token(Scope::Frontend));
+    headers.insert(AUTHORIZATION, bearer.parse().expect("valid"));
+    headers.insert(
+        SEC_WEBSOCKET_PROTOCOL,
+        EXEC_PROTOCOL.parse().expect("valid"),
+    );
+    let connecting = tokio_tungstenite::connect_async(request);
+    let (mut socket, _) = tokio::time::timeout(PATIENCE, connecting)
+        .await
+        .expect("in time")
+        .expect("connected");
+    let message = |channel: ExecChannel, payload: &[u8]| {
+        Message::binary([&[channel as u8][..], payload].concat())
+    };
+    for payload in [&b"over two nodes"[..], b""] {
+        let sent = socket.send(message(ExecChannel::Stdin, payload)).await;
+        sent.expect("open");
+    }
+    let mut output = Vec::new();
+    let conversation = async {
+        while let Some(Ok(message)) = socket.next().await {
+            let bytes = message.into_data();
+            if bytes.first() == Some(&(ExecChannel::Stdout as u8)) {
+                output.extend_from_slice(&bytes[1..]);
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, conversation)
+        .await
+        .expect("it ends");
+    assert_eq!(output, b"over two nodes");
+    shutdown.cancel();
+}

@@ -1,0 +1,210 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use conman_core::placement::{
+    self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
+};
+use conman_proto::{Generation, SessionId};
+use conman_registry::{Fleet, Peer, PeerStanding, RegistryError, Standing};
+
+use crate::{PeerAddress, PeerClient};
+
+/// The nodes of the fleet and their sessions, as one of them sees them.
+#[derive(Debug)]
+pub struct FleetMap {
+    fleet: Arc<dyn Fleet>,
+    client: PeerClient,
+    limits: PlacementLimits,
+}
+
+/// Where a session is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Whereabouts {
+    /// Nobody has ever owned it, or it was forgotten.
+    Nobody,
+    /// This node owns it.
+    Here { generation: Generation },
+    /// Another node owns it.
+    There(Owner),
+    /// Its node has given it up.
+    Released {
+        node: String,
+        generation: Generation,
+    },
+    /// Its node is gone for good: whoever claims it gets it.
+    Lost {
+        node: String,
+        generation: Generation,
+    },
+}
+
+/// The node that owns a session.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Owner {
+    pub node: Node,
+    pub generation: Generation,
+    /// Not heard of for a while.
+    pub silent: bool,
+}
+
+/// Another node, and how it is reached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    pub name: Arc<str>,
+    pub incarnation: u64,
+    /// Or why it cannot be reached, and what to do, in words.
+    pub address: Result<PeerAddress, String>,
+}
+
+/// What is to be placed.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    pub template: Option<String>,
+    /// Labels that the node must have.
+    pub labels: BTreeMap<String, String>,
+    pub memory_bytes: u64,
+}
+
+impl FleetMap {
+    #[must_use]
+    pub fn new(fleet: Arc<dyn Fleet>, client: PeerClient, limits: PlacementLimits) -> Self {
+        Self {
+            fleet,
+            client,
+            limits,
+        }
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn me(&self) -> &str {
+        self.fleet.me()
+    }
+
+    #[must_use]
+    pub fn fleet(&self) -> &Arc<dyn Fleet> {
+        &self.fleet
+    }
+
+    #[must_use]
+    pub fn client(&self) -> &PeerClient {
+        &self.client
+    }
+
+    /// Where a session is: as last known, or with `fresh` by asking the registry.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub async fn whereabouts(
+        &self,
+        id: &SessionId,
+        fresh: bool,
+    ) -> Result<Whereabouts, RegistryError> {
+        let Some(located) = self.fleet.locate(id, fresh).await? else {
+            return Ok(Whereabouts::Nobody);
+        };
+        let (node, generation) = (located.node, located.generation);
+        if located.released {
+            return Ok(Whereabouts::Released { node, generation });
+        }
+        if node == self.fleet.me() {
+            return Ok(Whereabouts::Here { generation });
+        }
+        let peer = self.peer(&node);
+        let standing = peer.as_ref().map(|peer| peer.standing);
+        Ok(match standing {
+            Some(PeerStanding::Fenced) => Whereabouts::Lost { node, generation },
+            Some(PeerStanding::Live | PeerStanding::Silent) | None => Whereabouts::There(Owner {
+                node: way_to(&node, peer.as_ref()),
+                generation,
+                silent: standing != Some(PeerStanding::Live),
+            }),
+        })
+    }
+
+    /// Another node by its name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Node {
+        way_to(name, self.peer(name).as_ref())
+    }
+
+    fn peer(&self, name: &str) -> Option<Peer> {
+        let peers = self.fleet.peers();
+        peers.iter().find(|peer| peer.name == name).cloned()
+    }
+
+    /// The nodes that may start a session, the best first, and why the others may not.
+    #[must_use]
+    pub fn place(&self, session: &SessionId, wish: &Wish) -> Placement {
+        let me = self.fleet.me();
+        let own = own_standing(&self.fleet.standing().borrow());
+        let nodes: Vec<NodeView> = self
+            .fleet
+            .peers()
+            .iter()
+            .map(|peer| view(peer, (peer.name == me).then_some(own)))
+            .collect();
+        let demand = Demand {
+            session,
+            template: wish.template.as_deref(),
+            labels: &wish.labels,
+            memory_bytes: wish.memory_bytes,
+        };
+        placement::place(me, &nodes, demand, &self.limits)
+    }
+}
+
+fn own_standing(standing: &Standing) -> NodeStanding {
+    match standing {
+        Standing::Alone | Standing::Live => NodeStanding::Live,
+        Standing::Joining { .. } => NodeStanding::Joining,
+        Standing::Late => NodeStanding::Late,
+        Standing::Fenced => NodeStanding::Fenced,
+    }
+}
+
+fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
+    let told = peer.announcement.clone().unwrap_or_default();
+    let standing = match (own, peer.standing) {
+        (Some(own), _) => own,
+        (None, PeerStanding::Live) if peer.announcement.is_none() => NodeStanding::Joining,
+        (None, PeerStanding::Live) => NodeStanding::Live,
+        (None, PeerStanding::Silent) => NodeStanding::Silent,
+        (None, PeerStanding::Fenced) => NodeStanding::Fenced,
+    };
+    NodeView {
+        name: peer.name.clone(),
+        standing,
+        draining: told.draining,
+        reachable: told.peer_url.is_some(),
+        told_ago_ms: peer.announced_ago_ms,
+        labels: told.labels,
+        templates: told.templates,
+        max_sessions: told.max_sessions,
+        load: NodeBusy {
+            sessions: told.load.sessions,
+            starting: told.load.starting,
+            cpu_pressure_percent: told.load.cpu_pressure_percent,
+            memory_available_bytes: told.load.memory_available_bytes,
+            memory_total_bytes: told.load.memory_total_bytes,
+        },
+    }
+}
+
+fn way_to(name: &str, peer: Option<&Peer>) -> Node {
+    let url = peer
+        .and_then(|peer| peer.announcement.as_ref())
+        .and_then(|told| told.peer_url.as_deref());
+    let address = match url {
+        Some(url) => PeerAddress::new(name, url).map_err(|error| error.to_string()),
+        None => Err(format!(
+            "node `{name}` has not announced where it listens for other nodes; set \
+             `listen.peers` in its configuration"
+        )),
+    };
+    Node {
+        name: Arc::from(name),
+        incarnation: peer.map_or(0, |peer| peer.incarnation),
+        address,
+    }
+}

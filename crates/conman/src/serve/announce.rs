@@ -1,0 +1,127 @@
+//! Tells the other nodes what they place sessions by.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_node::Node;
+use conman_proto::NodeState;
+use conman_registry::{Announcement, Fleet, NodeLoad};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+
+/// Between two looks at the load; a change is told at once, the rest now and then.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Largest file of /proc that is read here.
+const MAX_PROC_BYTES: usize = 16 * 1024;
+
+/// Announces this node until the daemon stops.
+pub(super) fn run(
+    config: &Config,
+    node: &Arc<Node>,
+    fleet: &Arc<dyn Fleet>,
+    closing: CancellationToken,
+) {
+    let fixed = Announcement {
+        peer_url: config.fleet.peer_url.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        labels: config.fleet.labels.clone(),
+        templates: config.policy.templates.keys().cloned().collect(),
+        max_sessions: u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
+        ..Announcement::default()
+    };
+    let (node, fleet) = (Arc::clone(node), Arc::clone(fleet));
+    tokio::spawn(async move {
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // A tick that is dropped with the daemon is missed by nobody.
+        while closing.run_until_cancelled(looks.tick()).await.is_some() {
+            fleet.announce(announcement(&fixed, &node));
+        }
+        fleet.announce(Announcement {
+            draining: true,
+            ..announcement(&fixed, &node)
+        });
+    });
+}
+
+fn announcement(fixed: &Announcement, node: &Node) -> Announcement {
+    let view = node.view();
+    // What the host has no room for, other nodes need not try.
+    let host = view.host_limit.as_ref().map(|limit| limit.max_sessions);
+    let max_sessions = host.map_or(fixed.max_sessions, |host| {
+        fixed
+            .max_sessions
+            .min(u32::try_from(host).unwrap_or(u32::MAX))
+    });
+    let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    Announcement {
+        draining: view.state == NodeState::Preempted,
+        max_sessions,
+        load: NodeLoad {
+            sessions: count(view.sessions_running + view.sessions_starting + view.sessions_stuck),
+            starting: count(view.sessions_starting),
+            ..host_load()
+        },
+        view: Some(view),
+        ..fixed.clone()
+    }
+}
+
+/// Pressure and memory, as far as the kernel tells them.
+fn host_load() -> NodeLoad {
+    let read = |path: &str| {
+        let mut text = fs::read_to_string(path).unwrap_or_default();
+        text.truncate(MAX_PROC_BYTES);
+        text
+    };
+    let memory = read("/proc/meminfo");
+    NodeLoad {
+        cpu_pressure_percent: pressure(&read("/proc/pressure/cpu")).unwrap_or_default(),
+        memory_available_bytes: kibibytes(&memory, "MemAvailable:").unwrap_or_default(),
+        memory_total_bytes: kibibytes(&memory, "MemTotal:").unwrap_or_default(),
+        ..NodeLoad::default()
+    }
+}
+
+/// `avg10` of the line `some`.
+fn pressure(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let value = line
+        .split(' ')
+        .find_map(|word| word.strip_prefix("avg10="))?;
+    value
+        .parse()
+        .ok()
+        .filter(|percent: &f64| percent.is_finite())
+}
+
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let number: u64 = line.split_whitespace().next()?.parse().ok()?;
+    number.checked_mul(1_024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_and_memory_are_read_as_the_kernel_writes_them() {
+        let cpu = "some avg10=12.34 avg60=5.00 avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00\n";
+        assert_eq!(pressure(cpu), Some(12.34));
+        assert_eq!(pressure(""), None);
+        let memory = "MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n";
+        assert_eq!(kibibytes(memory, "MemAvailable:"), Some(512 << 10));
+        assert_eq!(kibibytes(memory, "SwapTotal:"), None);
+    }
+
+    #[test]
+    fn this_host_tells_how_much_memory_it_has() {
+        let load = host_load();
+        assert!(load.memory_total_bytes >= load.memory_available_bytes);
+        assert!(load.memory_total_bytes > 0);
+    }
+}

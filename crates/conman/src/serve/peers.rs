@@ -1,0 +1,176 @@
+//! The listener for other nodes, and the connections to theirs.
+
+use std::io;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use axum::Router;
+use conman_api::{ServeOptions, serve_node};
+use conman_auth::{ClusterSecret, FleetTls, PeerConnection, PeerGuard, Sealer};
+use conman_node::{Node, NotHere};
+use conman_peer::{Dialed, Dialer, PeerAcceptor, PeerAddress, PeerStream};
+use conman_proto::{Generation, Problem, SessionId};
+use conman_proxy::{
+    Backend, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy, ProxyOptions, Route,
+    Seal, Stream, Turned,
+};
+use http::request::Parts;
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use super::directory::own_route;
+use crate::config::Config;
+
+/// Bytes on their way between the listener and the API, in each direction.
+const API_PIPE_BYTES: usize = 64 * 1024;
+
+/// By what nodes know each other.
+#[derive(Debug, Clone)]
+pub(super) struct Credentials {
+    pub(super) secret: Option<Arc<ClusterSecret>>,
+    pub(super) tls: Option<Arc<FleetTls>>,
+}
+
+impl Credentials {
+    /// Reads the files that the configuration names.
+    pub(super) fn load(config: &Config) -> Result<Self> {
+        let secret = config.fleet.secret_file.clone().map(ClusterSecret::load);
+        let secret = secret.transpose().context("`fleet.secret_file`")?;
+        let tls = config.fleet.tls.clone().map(FleetTls::load);
+        let tls = tls.transpose().context("`fleet.tls`")?;
+        Ok(Self {
+            secret: secret.map(Arc::new),
+            tls: tls.map(Arc::new),
+        })
+    }
+
+    pub(super) fn dialer(&self, me: &str) -> Dialer {
+        Dialer::new(me, self.secret.clone(), self.tls.clone())
+    }
+}
+
+/// Starts to serve other nodes: sessions by `node`, everything else by `api`.
+pub(super) fn start(
+    config: &Config,
+    listener: &std::net::TcpListener,
+    credentials: &Credentials,
+    node: &Arc<Node>,
+    (api, options, closing): (Router, ServeOptions, CancellationToken),
+) -> Result<Proxy> {
+    let guard = PeerGuard::new(&config.name, credentials.secret.clone());
+    let front = PeerFront {
+        accept: Arc::new(Accept(PeerAcceptor::new(
+            Arc::new(guard),
+            credentials.tls.clone(),
+        ))),
+        sessions: Arc::new(Own(Arc::clone(node))),
+        api: Arc::new(Api {
+            router: api,
+            options,
+            closing,
+            main: Handle::current(),
+        }),
+    };
+    let options = ProxyOptions {
+        domain: None,
+        max_connections: config.limits.max_connections,
+        // Connections of other nodes wait in their pools for the next request.
+        idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
+        ..ProxyOptions::default()
+    };
+    let listener = listener
+        .try_clone()
+        .context("cannot share the listener for nodes")?;
+    Proxy::start_peers(listener, options, front)
+        .context("cannot start the threads of the listener for nodes")
+}
+
+struct Accept(PeerAcceptor);
+
+#[async_trait]
+impl PeerAccept for Accept {
+    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
+        let (stream, connection) = self.0.accept(stream).await?;
+        Ok((transport(stream), Box::new(Visitor(connection))))
+    }
+}
+
+struct Visitor(PeerConnection);
+
+impl PeerVisitor for Visitor {
+    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
+        self.0.admit(parts)
+    }
+}
+
+fn transport(stream: PeerStream) -> Stream {
+    match stream {
+        PeerStream::Plain(stream) => Stream::Tcp(stream),
+        PeerStream::Tls(stream) => Stream::Other(stream),
+    }
+}
+
+/// The sessions of this node.
+struct Own(Arc<Node>);
+
+impl OwnSessions for Own {
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned> {
+        match self.0.own_route(id, generation) {
+            Ok(route) => Ok(own_route(route)),
+            Err(NotHere::NotOwner) => Err(Turned::NotOwner),
+            Err(NotHere::NotReady) => Err(Turned::NotReady),
+        }
+    }
+}
+
+/// The API of this node, at the other end of a pipe. It runs on the main runtime, so that nothing
+/// there holds up the bytes of sessions.
+struct Api {
+    router: Router,
+    options: ServeOptions,
+    closing: CancellationToken,
+    main: Handle,
+}
+
+#[async_trait]
+impl Backend for Api {
+    async fn connect(&self) -> io::Result<Link> {
+        let (here, there) = tokio::io::duplex(API_PIPE_BYTES);
+        let (router, options) = (self.router.clone(), self.options.clone());
+        self.main
+            .spawn(serve_node(there, router, options, self.closing.clone()));
+        Ok(Link {
+            stream: Stream::Other(Box::new(here)),
+            seal: None,
+        })
+    }
+}
+
+/// The way to another node's listener.
+#[derive(Debug)]
+pub(super) struct ToNode {
+    pub(super) dialer: Dialer,
+    pub(super) address: PeerAddress,
+}
+
+#[async_trait]
+impl Backend for ToNode {
+    async fn connect(&self) -> io::Result<Link> {
+        let Dialed { stream, sealer } = self.dialer.dial(&self.address).await?;
+        Ok(Link {
+            stream: transport(stream),
+            seal: Some(Arc::new(Sealed(sealer))),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Sealed(Sealer);
+
+impl Seal for Sealed {
+    fn seal(&self, parts: &mut Parts) {
+        self.0.seal(parts);
+    }
+}

@@ -1,0 +1,531 @@
+//! Finds the node that serves a session, and waits where there is none yet.
+//!
+//! Whatever takes time — a session that is started, one that is not ready at its node, a node that
+//! is not to be reached — is done once for all who wait for the session (`Quest`): by a task of the
+//! main runtime, which ends when nobody waits for it any more. Each who has waited then looks the
+//! session up anew. How long and how many may wait, the proxy bounds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_core::Closing;
+use conman_node::{EnsureError, Node, RouteError};
+use conman_peer::{AskError, Dialer, FleetMap, Owner, PeerAddress, Whereabouts, Wish};
+use conman_proto::{Problem, SessionId};
+use conman_proxy::{Refusal, Route, Turned, Way};
+use conman_registry::{PeerStanding, RegistryError};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::directory::{own_route, refusal};
+use super::peers::ToNode;
+
+/// Sessions that are waited for at a time.
+const MAX_QUESTS: usize = 10_000;
+/// Look-ups of one call: each but the first asks the registry, after something was waited for.
+const MAX_LOOKUPS: u32 = 8;
+/// Nodes that are asked to start one session.
+const MAX_CANDIDATES: usize = 4;
+/// Between two tries, at first and at most.
+const PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Between two looks at which nodes are gone.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Bytes of a problem that another node answers with.
+const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// When a client may ask again.
+const RETRY_AFTER_S: u32 = 1;
+
+/// Who asks for a session to be ready, as the other node's log has it.
+const CALLER: HeaderValue = HeaderValue::from_static("frontend sessions");
+
+/// Finds sessions of the whole fleet.
+#[derive(Debug)]
+pub(super) struct Seeker {
+    node: Arc<Node>,
+    map: Arc<FleetMap>,
+    dialer: Dialer,
+    main: Handle,
+    quests: Mutex<HashMap<SessionId, Arc<Quest>>>,
+    /// How the tunnels to each node that has some are told that it is gone.
+    gone: Mutex<HashMap<Incarnation, watch::Sender<Option<Closing>>>>,
+}
+
+type Incarnation = (Arc<str>, u64);
+
+/// Something that all who wait for one session wait for. `None` until it is over.
+#[derive(Debug, Default)]
+struct Quest(watch::Sender<Option<Result<(), Refusal>>>);
+
+/// What has to be waited for.
+#[derive(Debug, Clone)]
+enum Need {
+    /// Nobody owns it: some node has to start it.
+    Start { may_start: bool, lost: bool },
+    /// Its node has to have it ready.
+    Ready { node: Arc<str>, may_start: bool },
+    /// Its node cannot be reached.
+    Reach { node: Arc<str> },
+}
+
+/// What another node said.
+enum Said {
+    Ready,
+    /// The session is elsewhere by now.
+    Elsewhere,
+    Problem(Problem),
+    Nothing,
+}
+
+impl Seeker {
+    pub(super) fn new(
+        node: Arc<Node>,
+        map: Arc<FleetMap>,
+        dialer: Dialer,
+        closing: CancellationToken,
+    ) -> Arc<Self> {
+        let seeker = Arc::new(Self {
+            node,
+            map,
+            dialer,
+            main: Handle::current(),
+            quests: Mutex::default(),
+            gone: Mutex::default(),
+        });
+        let watching = Arc::clone(&seeker);
+        tokio::spawn(async move {
+            let pause = || tokio::time::sleep(LOOK_EVERY);
+            // A look that is not taken any more tells nobody anything.
+            while closing.run_until_cancelled(pause()).await.is_some() {
+                watching.tell_of_gone_nodes();
+            }
+        });
+        seeker
+    }
+
+    /// Where the session is served, once it is.
+    pub(super) async fn find(
+        self: &Arc<Self>,
+        id: &SessionId,
+        may_start: bool,
+        mut fresh: bool,
+    ) -> Result<Route, Refusal> {
+        for _ in 0..MAX_LOOKUPS {
+            if self.node.is_live(id) {
+                match self.node.route(id, may_start).await {
+                    Ok(route) => return Ok(own_route(route)),
+                    // It has ended or was taken meanwhile, or another node was first.
+                    Err(error) if is_elsewhere(&error) || !self.node.is_live(id) => fresh = true,
+                    Err(error) => return Err(refusal(&error)),
+                }
+            }
+            let whereabouts = self.map.whereabouts(id, fresh).await.map_err(no_registry)?;
+            match whereabouts {
+                Whereabouts::There(owner) => {
+                    let address = owner.node.address.clone().map_err(unreachable)?;
+                    return Ok(self.way(id, owner, address));
+                }
+                Whereabouts::Nobody => return self.local(id, may_start).await,
+                Whereabouts::Here { .. } if fresh => return self.local(id, may_start).await,
+                Whereabouts::Released { .. } if fresh => {
+                    let lost = false;
+                    self.wait_for(id, Need::Start { may_start, lost }).await?;
+                }
+                Whereabouts::Lost { .. } if fresh => {
+                    let lost = true;
+                    self.wait_for(id, Need::Start { may_start, lost }).await?;
+                }
+                Whereabouts::Here { .. }
+                | Whereabouts::Released { .. }
+                | Whereabouts::Lost { .. } => {}
+            }
+            fresh = true;
+        }
+        Err(passing(Problem::new(
+            "session-moves",
+            "The session changes its node",
+            503,
+            format!("session `{id}` changed its node each time that it was looked up; try again"),
+        )))
+    }
+
+    /// Where a request goes that the node of `from` did not take.
+    pub(super) async fn find_anew(
+        self: &Arc<Self>,
+        from: &Route,
+        why: &Turned,
+        times: u32,
+        may_start: bool,
+    ) -> Result<Route, Refusal> {
+        let id = &from.session;
+        let node = match &from.way {
+            Way::Peer { node, .. } => Arc::clone(node),
+            Way::Session | Way::Api => return self.find(id, may_start, true).await,
+        };
+        match why {
+            Turned::NotOwner | Turned::Refused(_) => {
+                self.map.fleet().forget_location(id, from.generation);
+                // The first time the registry was not asked yet.
+                if times > 1 {
+                    tokio::time::sleep(pause(times)).await;
+                }
+            }
+            Turned::NotReady => self.wait_for(id, Need::Ready { node, may_start }).await?,
+            Turned::Unreachable(_) => self.wait_for(id, Need::Reach { node }).await?,
+        }
+        self.find(id, may_start, true).await
+    }
+
+    async fn local(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal> {
+        let route = self.node.route(id, may_start).await;
+        route.map(own_route).map_err(|error| refusal(&error))
+    }
+
+    fn way(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {
+        let key = (owner.node.name, owner.node.incarnation);
+        let closing = lock(&self.gone)
+            .entry(key.clone())
+            .or_insert_with(|| watch::Sender::new(None))
+            .subscribe();
+        let (node, incarnation) = key;
+        Route {
+            session: id.clone(),
+            generation: owner.generation,
+            // The owner counts what is open.
+            activity: Arc::default(),
+            closing,
+            way: Way::Peer { node, incarnation },
+            backend: Arc::new(ToNode {
+                dialer: self.dialer.clone(),
+                address,
+            }),
+        }
+    }
+
+    /// Ends the tunnels to nodes that are gone, so that their clients connect anew.
+    fn tell_of_gone_nodes(&self) {
+        let peers = self.map.fleet().peers();
+        lock(&self.gone).retain(|(name, incarnation), told| {
+            // An incarnation that was not known cannot be told from another.
+            let here = *incarnation == 0
+                || peers.iter().any(|peer| {
+                    peer.name == **name
+                        && peer.incarnation == *incarnation
+                        && peer.standing != PeerStanding::Fenced
+                });
+            if !here {
+                let why = format!("node {name} is gone, connect again");
+                told.send_replace(Some(Closing::service_restart(&why)));
+            }
+            here && told.receiver_count() > 0
+        });
+    }
+
+    /// Waits for what is needed, with all who wait for the session.
+    async fn wait_for(self: &Arc<Self>, id: &SessionId, need: Need) -> Result<(), Refusal> {
+        let mut over = {
+            let mut quests = lock(&self.quests);
+            match quests.get(id) {
+                Some(quest) => quest.0.subscribe(),
+                None if quests.len() >= MAX_QUESTS => {
+                    return Err(passing(Problem::new(
+                        "too-many-waiting",
+                        "Too many sessions are waited for",
+                        503,
+                        format!(
+                            "connections wait for {MAX_QUESTS} sessions already; try again in a \
+                             moment"
+                        ),
+                    )));
+                }
+                None => {
+                    let quest = Arc::<Quest>::default();
+                    let over = quest.0.subscribe();
+                    quests.insert(id.clone(), Arc::clone(&quest));
+                    let (seeker, id) = (Arc::clone(self), id.clone());
+                    self.main
+                        .spawn(async move { seeker.run(&id, need, &quest).await });
+                    over
+                }
+            }
+        };
+        metrics::gauge!("conman_hop_quests").set(lock(&self.quests).len() as f64);
+        let ended = match over.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone(),
+            // Its task panicked: look anew.
+            Err(_) => None,
+        };
+        ended.unwrap_or(Ok(()))
+    }
+
+    async fn run(&self, id: &SessionId, need: Need, quest: &Arc<Quest>) {
+        // Also when the quest panics: those who wait must not wait for ever.
+        let _entry = Entry {
+            seeker: self,
+            id,
+            quest,
+        };
+        let mut work = std::pin::pin!(self.quest(id, &need));
+        loop {
+            tokio::select! {
+                outcome = &mut work => {
+                    quest.0.send_replace(Some(outcome));
+                    return;
+                }
+                // Looked at anew below, where nobody can join meanwhile.
+                () = quest.0.closed() => {
+                    let mut quests = lock(&self.quests);
+                    if quest.0.receiver_count() == 0 {
+                        quests.remove(id);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
+        match need {
+            Need::Start { may_start, lost } => self.start(id, *may_start, *lost).await,
+            Need::Ready { node, may_start } => self.ready(id, node, *may_start).await,
+            Need::Reach { node } => {
+                self.reach(id, node).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Has some node start the session by its record.
+    async fn start(&self, id: &SessionId, may_start: bool, lost: bool) -> Result<(), Refusal> {
+        for times in 1.. {
+            let record = self.node.record(id).await.map_err(no_registry)?;
+            let Some(record) = record else {
+                return Ok(());
+            };
+            let wish = Wish {
+                template: record.spec.template.clone(),
+                labels: std::collections::BTreeMap::new(),
+                memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
+            };
+            let placement = self.map.place(id, &wish);
+            let mut trouble = None;
+            for name in placement.candidates.iter().take(MAX_CANDIDATES) {
+                let said = if name == self.map.me() {
+                    self.start_here(id, may_start, lost).await
+                } else {
+                    self.ask(id, &self.map.node(name).address, may_start, lost)
+                        .await
+                };
+                match said {
+                    Said::Ready | Said::Elsewhere => return Ok(()),
+                    // Another node has no better chance.
+                    Said::Problem(problem) if !problem.retryable => {
+                        return Err(Refusal::from(problem));
+                    }
+                    Said::Problem(problem) => trouble = Some(problem),
+                    Said::Nothing => {}
+                }
+            }
+            if placement.candidates.is_empty() {
+                return Err(no_node(id, &placement.refused));
+            }
+            tracing::debug!(session = %id, ?trouble, times, "no node could start it yet");
+            tokio::time::sleep(pause(times)).await;
+        }
+        Ok(())
+    }
+
+    async fn start_here(&self, id: &SessionId, may_start: bool, lost: bool) -> Said {
+        match self.node.revive(id, may_start, lost).await {
+            Ok(_) => Said::Ready,
+            Err(error) if is_elsewhere(&error) => Said::Elsewhere,
+            Err(error) => Said::Problem(conman_api::route_problem(&error)),
+        }
+    }
+
+    /// Has the session's node say when it takes requests.
+    async fn ready(&self, id: &SessionId, name: &str, may_start: bool) -> Result<(), Refusal> {
+        let said = self
+            .ask(id, &self.map.node(name).address, may_start, false)
+            .await;
+        match said {
+            Said::Ready | Said::Elsewhere => Ok(()),
+            Said::Nothing => {
+                tokio::time::sleep(PAUSE).await;
+                Ok(())
+            }
+            Said::Problem(problem) => {
+                // What a node says of a session that it has lost meanwhile is of no interest.
+                let now = self.map.whereabouts(id, true).await.map_err(no_registry)?;
+                match now {
+                    Whereabouts::There(owner) if *owner.node.name == *name => {
+                        Err(with_retry(problem))
+                    }
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Returns when the node can be reached, or is not the session's any more.
+    async fn reach(&self, id: &SessionId, name: &str) {
+        for times in 1.. {
+            tokio::time::sleep(pause(times)).await;
+            // While the registry does not answer, nothing has changed.
+            let Ok(now) = self.map.whereabouts(id, true).await else {
+                continue;
+            };
+            match now {
+                Whereabouts::There(owner) if *owner.node.name == *name => {
+                    if let Ok(address) = owner.node.address
+                        && self.dialer.dial(&address).await.is_ok()
+                    {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Asks a node to have the session ready.
+    async fn ask(
+        &self,
+        id: &SessionId,
+        address: &Result<PeerAddress, String>,
+        may_start: bool,
+        lost: bool,
+    ) -> Said {
+        let Ok(address) = address else {
+            return Said::Nothing;
+        };
+        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}");
+        let request = Request::post(target)
+            .header("x-conman-caller", CALLER)
+            .body(Empty::<Bytes>::new());
+        let Ok(request) = request else {
+            return Said::Nothing;
+        };
+        let response = match self.map.client().ask(address, request).await {
+            Ok(response) => response,
+            Err(
+                error
+                @ (AskError::Dial(_) | AskError::Request { .. } | AskError::Unanswered { .. }),
+            ) => {
+                tracing::debug!(session = %id, error = super::chain(&error), "a node did not answer");
+                return Said::Nothing;
+            }
+        };
+        if response.headers().contains_key("x-conman-turned") {
+            return Said::Elsewhere;
+        }
+        if response.status() == StatusCode::OK {
+            return Said::Ready;
+        }
+        let body = Limited::new(response.into_body(), MAX_PROBLEM_BYTES)
+            .collect()
+            .await;
+        let problem = body
+            .ok()
+            .and_then(|body| serde_json::from_slice(&body.to_bytes()).ok());
+        problem.map_or(Said::Nothing, Said::Problem)
+    }
+}
+
+/// A quest's place in the table, until its task ends.
+struct Entry<'run> {
+    seeker: &'run Seeker,
+    id: &'run SessionId,
+    quest: &'run Arc<Quest>,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        let mut quests = lock(&self.seeker.quests);
+        if quests
+            .get(self.id)
+            .is_some_and(|present| Arc::ptr_eq(present, self.quest))
+        {
+            quests.remove(self.id);
+        }
+        // For those whose quest has panicked.
+        self.quest.0.send_if_modified(|outcome| {
+            let without = outcome.is_none();
+            if without {
+                *outcome = Some(Ok(()));
+            }
+            without
+        });
+    }
+}
+
+/// The maps are sound after every single step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pause(times: u32) -> Duration {
+    (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
+}
+
+/// Whether another node was first.
+fn is_elsewhere(error: &RouteError) -> bool {
+    matches!(error, RouteError::NotStarted { source: EnsureError::Registry { source, .. }, .. }
+        if matches!(**source, RegistryError::Elsewhere { .. }))
+}
+
+fn with_retry(problem: Problem) -> Refusal {
+    let retry_after_s = problem.retryable.then_some(RETRY_AFTER_S);
+    Refusal {
+        problem,
+        retry_after_s,
+    }
+}
+
+fn passing(problem: Problem) -> Refusal {
+    with_retry(Problem {
+        retryable: true,
+        ..problem
+    })
+}
+
+fn no_registry(error: RegistryError) -> Refusal {
+    passing(Problem::new(
+        "registry-failed",
+        "The registry failed",
+        503,
+        super::chain(&error),
+    ))
+}
+
+fn unreachable(why: String) -> Refusal {
+    passing(Problem::new(
+        "node-unreachable",
+        "The session's node cannot be reached",
+        503,
+        why,
+    ))
+}
+
+fn no_node(id: &SessionId, refused: &[conman_core::placement::Refused]) -> Refusal {
+    let reasons: Vec<String> = refused
+        .iter()
+        .map(|refused| format!("node `{}` {}", refused.node, refused.why))
+        .collect();
+    let reasons = if reasons.is_empty() {
+        "none is known".to_owned()
+    } else {
+        reasons.join("; ")
+    };
+    passing(Problem::new(
+        "no-node",
+        "No node takes the session",
+        503,
+        format!("no node takes session `{id}`: {reasons}. Wait, add a node, or undrain one"),
+    ))
+}
