@@ -34,6 +34,33 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
     Ok(())
 }
 
+/// Arguments of `cargo xtask overlap`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OverlapArguments {
+    /// Go on until sessions have changed hosts so often.
+    #[arg(long, default_value_t = 300)]
+    handovers: usize,
+    /// What the faults are drawn from; a random one by default, which is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// `cargo xtask overlap`: the long form of the overlap test.
+pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
+    setup::for_clusters()?;
+    build(true)?;
+    let mut command = program();
+    command.args(["overlap", "--handovers", &arguments.handovers.to_string()]);
+    if let Some(seed) = arguments.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    let status = command.status().context("starting the overlap test")?;
+    if !status.success() {
+        bail!("the overlap test failed ({status})");
+    }
+    Ok(())
+}
+
 fn build(conman: bool) -> Result<()> {
     let mut build = cargo();
     build.args(["build", "--locked", "--package", "conman-cluster"]);

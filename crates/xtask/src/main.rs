@@ -1,4 +1,5 @@
-//! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `check`, `sim`, `setup`.
+//! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `check`, `sim`, `overlap`,
+//! `setup`.
 //!
 //! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
@@ -46,6 +47,8 @@ enum Command {
     Check,
     /// Search simulated fleets for two containers of one session, and all else that must not be.
     Sim(sim::SimArguments),
+    /// Disturb a real fleet at random, and judge whether two containers of one session ever ran.
+    Overlap(cluster::OverlapArguments),
     /// Only the set-up: packages, Docker Engine, images.
     Setup,
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Cluster(arguments) => cluster::run(&arguments),
+        Command::Overlap(arguments) => cluster::overlap(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),

@@ -167,6 +167,9 @@ fn overlap(handovers: usize, seed: u64) -> Result<()> {
     eprintln!("seed {seed}");
     let driven = runtime.block_on(async {
         let builder = Cluster::builder().short();
+        if !builder.is_joined() {
+            bail!("the nodes share no registry");
+        }
         let cluster = Cluster::start(&builder, &ready, &witness).await?;
         let drive = Drive {
             seed,

@@ -86,17 +86,17 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the daemon with these in its environment.
+    /// Starts the daemon with further arguments or an environment.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn start_with(&self, environment: &[(&str, &std::ffi::OsStr)]) -> Result<()> {
+    pub fn start_with(&self, change: impl FnOnce(&mut Command)) -> Result<()> {
         let mut daemon = self.child();
         if daemon.is_some() {
             bail!("the daemon of {} runs already", self.host.name);
         }
         let mut serve = self.serve()?;
-        serve.envs(environment.iter().copied());
+        change(&mut serve);
         *daemon = Some(serve.spawn().context("cannot start conman")?);
         Ok(())
     }

@@ -115,6 +115,19 @@ impl Fleet {
         asked.ok()?.ok()
     }
 
+    /// Asks any node for what runs already: it goes on, and no other one begins.
+    pub(crate) async fn is_one(&mut self, node: usize, id: &str, generation: u64) {
+        if let Some(answer) = self.try_ensure(node, id).await
+            && answer.status.is_success()
+        {
+            let response: EnsureResponse = answer.expect(answer.status);
+            assert_eq!(response.session.generation.get(), generation);
+        }
+        self.goes_on(id, generation).await;
+        let newest = self.lives(id).pop().expect("it lives");
+        assert_eq!(newest.generation, generation);
+    }
+
     /// The lives of a session so far.
     pub(crate) fn lives(&mut self, id: &str) -> Vec<Life> {
         self.tail.catch_up().expect("the journal can be read");

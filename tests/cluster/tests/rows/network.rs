@@ -68,8 +68,7 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
     .await;
     fleet.goes_on("s", new).await;
     assert_eq!(fleet.life("s", old).expect("it wrote").last_ns, last);
-    let again = fleet.ensure(owner, "s").await;
-    assert_eq!(again.generation.get(), new);
+    fleet.is_one(owner, "s", new).await;
     fleet.judge();
 }
 
@@ -166,7 +165,6 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     fleet.goes_on("s", generation).await;
     assert_eq!(fleet.lives("s").len(), 1);
     fleet.cluster.heal().expect("healed");
-    let session = fleet.ensure(other, "s").await;
-    assert_eq!(session.generation.get(), generation);
+    fleet.is_one(other, "s", generation).await;
     fleet.judge();
 }

@@ -119,12 +119,11 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
 const WATCHDOG_US: u64 = 600_000;
 
 fn start_watched(node: &Node, socket: &std::path::Path) {
-    let watchdog = WATCHDOG_US.to_string();
-    let environment = [
-        ("NOTIFY_SOCKET", socket.as_os_str()),
-        ("WATCHDOG_USEC", watchdog.as_ref()),
-    ];
-    node.start_with(&environment).expect("started");
+    let watched = node.start_with(|serve| {
+        serve.env("NOTIFY_SOCKET", socket);
+        serve.env("WATCHDOG_USEC", WATCHDOG_US.to_string());
+    });
+    watched.expect("started");
 }
 
 /// Whether the daemon tells within this time that it lives.
