@@ -34,7 +34,7 @@ pub(crate) async fn authenticate(
     next: Next,
 ) -> Response {
     let (mut parts, body) = request.into_parts();
-    if let Some(map) = &state.fleet {
+    if let Some(map) = state.others() {
         parts.extensions.insert(Hop {
             node: Arc::clone(&state.node),
             map: Arc::clone(map),

@@ -18,6 +18,7 @@ mod wish;
 
 use std::sync::Arc;
 
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -53,7 +54,7 @@ pub(crate) struct Hop {
 }
 
 /// The layer of routes for one session: sees to it that its node answers.
-pub(crate) async fn to_owner(params: RawPathParams, request: Request, next: Next) -> Response {
+pub(crate) async fn to_owner(params: PathParams, request: Request, next: Next) -> Response {
     let Some(hop) = request.extensions().get::<Hop>().cloned() else {
         return next.run(request).await;
     };
@@ -76,7 +77,7 @@ pub(crate) async fn to_owner(params: RawPathParams, request: Request, next: Next
 }
 
 /// The layer of routes for one node: sees to it that this node answers.
-pub(crate) async fn to_node(params: RawPathParams, request: Request, next: Next) -> Response {
+pub(crate) async fn to_node(params: PathParams, request: Request, next: Next) -> Response {
     let hop = request.extensions().get::<Hop>().cloned();
     let (Some(hop), Some(name)) = (hop, parameter(&params)) else {
         return next.run(request).await;
@@ -98,8 +99,13 @@ pub(crate) async fn to_node(params: RawPathParams, request: Request, next: Next)
     }
 }
 
-fn parameter(params: &RawPathParams) -> Option<&str> {
+/// A path that cannot be decoded is the handler's to refuse.
+type PathParams = Result<RawPathParams, RawPathParamsRejection>;
+
+fn parameter(params: &PathParams) -> Option<&str> {
     params
+        .as_ref()
+        .ok()?
         .iter()
         .find(|(name, _)| *name == "id")
         .map(|(_, value)| value)

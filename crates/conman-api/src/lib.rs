@@ -73,6 +73,13 @@ pub struct ApiState {
     pub closing: CancellationToken,
 }
 
+impl ApiState {
+    /// The other nodes, where there can be some.
+    pub(crate) fn others(&self) -> Option<&Arc<FleetMap>> {
+        self.fleet.as_ref().filter(|map| !map.is_alone())
+    }
+}
+
 impl std::fmt::Debug for ApiState {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("ApiState").finish_non_exhaustive()

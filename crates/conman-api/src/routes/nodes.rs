@@ -26,7 +26,7 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<NodeList>, ApiError> {
     Query::of(&uri).finish()?;
-    let nodes = match &state.fleet {
+    let nodes = match state.others() {
         Some(map) => fleet_list::nodes(&state.node, map),
         None => vec![state.node.view()],
     };
@@ -48,7 +48,7 @@ pub(crate) async fn get(
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
-    if let Some(map) = &state.fleet
+    if let Some(map) = state.others()
         && let Some(view) = fleet_list::node(&state.node, map, node.name())
     {
         return Ok(Json(view));

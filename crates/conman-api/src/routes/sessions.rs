@@ -163,7 +163,7 @@ pub(crate) async fn list(
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
-    match &state.fleet {
+    match state.others() {
         Some(map) => fleet_list::sessions(&state.node, map, &query)
             .await
             .map(Json),
