@@ -81,6 +81,12 @@ impl FleetMap {
         self.fleet.me()
     }
 
+    /// Whether there can be no other node.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        *self.fleet.standing().borrow() == Standing::Alone
+    }
+
     #[must_use]
     pub fn fleet(&self) -> &Arc<dyn Fleet> {
         &self.fleet
