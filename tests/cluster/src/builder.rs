@@ -152,6 +152,14 @@ impl Builder {
         image::archive(native, witness, &layout.directory)
     }
 
+    fn peers(&self, host: &Host) -> String {
+        if self.joined {
+            format!("peers = \"{}\"\n", host.peers())
+        } else {
+            String::new()
+        }
+    }
+
     fn registry(&self, layout: &Layout) -> String {
         if !self.joined {
             return String::new();
@@ -190,9 +198,10 @@ impl Builder {
             (
                 "listen",
                 format!(
-                    "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n{}",
+                    "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n{}{}",
                     layout.socket(&host.name).display(),
-                    url(layout, host)
+                    url(layout, host),
+                    self.peers(host)
                 ),
             ),
             ("registry", self.registry(layout)),
