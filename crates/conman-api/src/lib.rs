@@ -41,11 +41,14 @@ use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::get;
 use conman_auth::{ApiGuard, ConnectTokens};
 use conman_image::ImageKeeper;
 use conman_node::Node;
 use conman_peer::FleetMap;
+use conman_registry::Standing;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -118,6 +121,23 @@ pub fn router(state: ApiState, listener: Listener) -> Router {
         routes
     };
     // A router of its own: the inner one adds `Allow` to its answer only after its own layers.
+    Router::new()
+        .fallback_service(routes)
+        .layer(from_fn(layers::outermost))
+}
+
+/// What answers in place of the API while the node has not joined its fleet: that it lives, and
+/// why it is not ready.
+pub fn joining_router(standing: watch::Receiver<Standing>) -> Router {
+    let waiting = move || {
+        let refusal = routes::not_joined(&standing.borrow());
+        std::future::ready(refusal)
+    };
+    let routes = Router::new()
+        .route("/healthz", get(routes::healthz))
+        .fallback(waiting)
+        .layer(CatchPanicLayer::custom(layers::panicked))
+        .layer(from_fn(layers::note_route));
     Router::new()
         .fallback_service(routes)
         .layer(from_fn(layers::outermost))

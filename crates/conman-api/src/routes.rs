@@ -22,6 +22,8 @@ use utoipa_axum::routes;
 use crate::access::{self, Needed};
 use crate::{ApiState, hop, layers, openapi};
 
+pub(crate) use probes::{healthz, not_joined};
+
 /// The routes with their description. A route that is not bounded by `quick` bounds itself or
 /// streams; the scope is checked before a handler runs.
 pub(crate) fn all() -> OpenApiRouter<ApiState> {

@@ -273,6 +273,39 @@ fn take_on(
     session::spawn(Arc::clone(context), handle, beginning);
 }
 
+/// Ends the life of that generation, or makes one that hunts for what may be left of it.
+pub(crate) async fn condemn(
+    context: &Arc<Context>,
+    id: &SessionId,
+    generation: Generation,
+    why: &str,
+) {
+    if let Some(life) = context.sessions.current(id)
+        && !life.is_ended()
+    {
+        // Without a generation it waits for the registry, which says what becomes of it.
+        if life.generation() == Some(generation) {
+            tracing::warn!(session = %id, %generation, why, "it is ended");
+            life.order_stop(why);
+        }
+        return;
+    }
+    // What no life is known of is looked for among the containers as well.
+    context.stray_expected.notify_one();
+    match context.registry.get(id).await {
+        Ok(Some(record)) if record.generation == generation && !record.state.is_ended() => {
+            tracing::warn!(session = %id, %generation, why, "what may be left of it is ended");
+            let mut adopted = Adopted::default();
+            take_on(context, &record, Beginning::Unresolved, &mut adopted);
+        }
+        Ok(_) => {}
+        Err(error) => {
+            let reason = crate::error_chain(&error);
+            tracing::warn!(session = %id, %generation, reason, "its record cannot be read");
+        }
+    }
+}
+
 fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
     let view = View {
         state: if ending.failed {

@@ -12,7 +12,7 @@ use conman_proto::{
     PreemptRequest, RuntimeKind, Session, SessionId, SessionList, SessionRequest, SessionState,
     StopReport,
 };
-use conman_registry::{Journal, Registry, RegistryError, SessionRecord};
+use conman_registry::{Journal, Registry, RegistryError, SessionRecord, Standing};
 use conman_runtime::{
     AttachOptions, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
@@ -183,6 +183,18 @@ impl Node {
     /// shown as its reason. Stopping one that has ended succeeds. Cancelling does not cancel it.
     pub async fn stop(&self, id: &SessionId, why: &str) -> Result<StopReport, StopError> {
         ensure::stop(&self.context, id, why).await
+    }
+
+    /// Ends what the registry no longer holds for this node's, or holds for its without a container
+    /// that is known: killed, certified and released like any other.
+    pub async fn condemn(&self, id: &SessionId, generation: Generation, why: &str) {
+        adoption::condemn(&self.context, id, generation, why).await;
+    }
+
+    /// Whether the node owns what it owns.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.context.options.standing.borrow().clone()
     }
 
     /// Runs a command in a running session.

@@ -4,6 +4,8 @@ use std::time::Duration;
 use conman_core::SpecPolicy;
 use conman_core::naming::Instance;
 use conman_proto::SessionId;
+use conman_registry::Standing;
+use tokio::sync::watch;
 
 /// What a node is and how much it may do.
 #[derive(Debug, Clone)]
@@ -21,6 +23,8 @@ pub struct NodeOptions {
     pub preempt_budget_ms: u32,
     /// Watch the metadata server of Google Compute Engine for preemption notices.
     pub gce: Option<GceOptions>,
+    /// Whether the node owns what it owns, where it is not alone.
+    pub standing: watch::Receiver<Standing>,
 }
 
 impl NodeOptions {
@@ -37,6 +41,7 @@ impl NodeOptions {
             urls: UrlScheme::host("http", "localhost:7701"),
             preempt_budget_ms: 25_000,
             gce: None,
+            standing: watch::channel(Standing::Alone).1,
         }
     }
 }

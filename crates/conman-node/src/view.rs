@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use conman_proto::{NodeState, Session, SessionState};
-use conman_registry::{Ending, Phases, RecordState, SessionRecord};
+use conman_registry::{Ending, Phases, RecordState, SessionRecord, Standing};
 use jiff::Timestamp;
 
 use crate::context::Context;
@@ -14,9 +14,18 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
     let spec = &*handle.spec;
     let phases_ms = phases_ms(&view.phases);
+    let fenced = match *context.options.standing.borrow() {
+        Standing::Joining { .. } | Standing::Fenced => true,
+        Standing::Alone | Standing::Live | Standing::Late => false,
+    };
+    let state = match view.state {
+        // Nothing of this node runs before its ownership is renewed.
+        SessionState::Starting | SessionState::Running if fenced => SessionState::Frozen,
+        state => state,
+    };
     Session {
         id: handle.id.clone(),
-        state: view.state,
+        state,
         reason: view.reason,
         exit_code: view.exit_code,
         url: spec.port.map(|_| context.options.urls.url(&handle.id)),

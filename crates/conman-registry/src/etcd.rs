@@ -25,6 +25,7 @@ use tokio::time::sleep;
 
 use crate::fence_link::FenceLink;
 use crate::rules::Change;
+use crate::state_lock::StateLock;
 use crate::{
     Announcement, ContainerIdentity, Fleet, FleetSession, Located, Peer, RecordState, Registry,
     RegistryError, Release, SessionRecord, Standing,
@@ -94,6 +95,8 @@ pub struct EtcdOptions {
 pub enum EtcdStartError {
     #[error(transparent)]
     Access(#[from] AccessError),
+    #[error(transparent)]
+    State(#[from] RegistryError),
     #[error("`{prefix}` is no prefix of keys; begin and end it with `/`")]
     Prefix { prefix: String },
     #[error("what was seen of etcd cannot be read in {path}; see why, or remove the file")]
@@ -117,6 +120,8 @@ pub struct EtcdRegistry {
     membership: Arc<Membership>,
     commands: mpsc::Sender<Command>,
     runtime: Handle,
+    /// Only one daemon in an installation: it is what tells a predecessor from somebody else.
+    _lock: StateLock,
 }
 
 impl EtcdRegistry {
@@ -130,6 +135,7 @@ impl EtcdRegistry {
         if !prefix.starts_with('/') || !prefix.ends_with('/') {
             return Err(EtcdStartError::Prefix { prefix });
         }
+        let lock = StateLock::acquire(&options.state_dir)?;
         let forget = options.accept_above.is_some();
         let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
             let path = options.state_dir.clone();
@@ -192,6 +198,7 @@ impl EtcdRegistry {
             membership,
             commands,
             runtime: handle,
+            _lock: lock,
         }))
     }
 

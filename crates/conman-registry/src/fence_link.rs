@@ -43,6 +43,8 @@ pub enum FenceOrder {
     },
     /// Freeze everything now.
     FreezeAll,
+    /// Kill it, frozen or not; its certificate comes by the node.
+    Kill(Slot),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +77,7 @@ struct Memory {
     deadline: BootTime,
     closed: bool,
     thawed: Vec<Slot>,
+    killed: Vec<Slot>,
     told: Vec<FenceNews>,
 }
 
@@ -126,6 +129,12 @@ impl MemoryFence {
         self.state().thawed.clone()
     }
 
+    /// All that was to be killed.
+    #[must_use]
+    pub fn killed(&self) -> Vec<Slot> {
+        self.state().killed.clone()
+    }
+
     /// What it tells of from the next connection on.
     pub fn hold(&self, slots: Vec<SlotView>) {
         self.state().slots = slots;
@@ -160,6 +169,7 @@ impl FenceLink for MemoryFence {
                 state.closed = true;
                 state.thawed.clear();
             }
+            FenceOrder::Kill(slot) => state.killed.push(slot),
         }
         Ok(())
     }

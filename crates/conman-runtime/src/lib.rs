@@ -22,6 +22,7 @@ mod native;
 mod process;
 mod removals;
 mod runtime;
+mod shim_fence;
 mod shim_link;
 mod stored_plan;
 mod terminal;
@@ -36,5 +37,6 @@ pub use runtime::{
     LogChunk, LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
     TerminalOutput,
 };
-pub use shim_link::ShimCommand;
+pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};
+pub use shim_link::{FenceOpener, ShimCommand};
 pub use terminal_channels::TERMINAL_SIZE;

@@ -59,6 +59,21 @@ const NOBODYS: u64 = 0;
 pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
     /// `false` when the shim may forget it at once.
     fn hear(&self, ended: &ContainerView) -> bool;
+
+    /// The fence has changed its state.
+    fn hear_fence(&self, _state: FenceState) {}
+
+    /// The connection is over; told before anybody else notices.
+    fn hear_end(&self) {}
+}
+
+/// Who opens the fence, once it has closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FenceOpener {
+    /// Whoever connects: no other node can have taken anything over.
+    Anybody,
+    /// The registry alone, by [`crate::ShimFence`], once it knows what is still this node's.
+    Registry,
 }
 
 /// What a session's container is called.
@@ -100,6 +115,7 @@ pub(crate) struct Link {
     socket: PathBuf,
     command: Option<ShimCommand>,
     hearer: Option<Arc<dyn Hearer>>,
+    opener: FenceOpener,
     /// Locked while a connection is made, which is bounded.
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// The shim that was started here, to be reaped should it end.
@@ -135,11 +151,13 @@ impl Link {
         socket: PathBuf,
         command: Option<ShimCommand>,
         hearer: Option<Arc<dyn Hearer>>,
+        opener: FenceOpener,
     ) -> Self {
         Self {
             socket,
             command,
             hearer,
+            opener,
             current: tokio::sync::Mutex::default(),
             started: Mutex::default(),
         }
@@ -241,7 +259,10 @@ impl Link {
         if self.hearer.is_some() {
             connection.call(&Request::Subscribe, &[], left).await?;
         }
-        open_fence(&connection, left).await?;
+        match self.opener {
+            FenceOpener::Anybody => open_fence(&connection, left).await?,
+            FenceOpener::Registry => {}
+        }
         Ok(connection)
     }
 
@@ -428,7 +449,12 @@ impl Shared {
                     self.acknowledge(container.name);
                 }
             }
-            Ok(other) => tracing::debug!(?other, "the shim tells"),
+            Ok(Message::Fence { state }) => {
+                tracing::debug!(?state, "the shim's fence");
+                if let Some(hearer) = hearer {
+                    hearer.hear_fence(state);
+                }
+            }
             Err(error) => tracing::warn!(%error, "the shim is not understood"),
         }
     }
@@ -464,6 +490,9 @@ async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn Hearer>>) {
                 break;
             }
         }
+    }
+    if let Some(hearer) = hearer {
+        hearer.hear_end();
     }
     shared.close();
 }

@@ -19,7 +19,7 @@ use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_runtime::ShimCommand;
 use conman_shim::{Client, ClientError, Request, ShimOptions};
 
-use crate::config::{self, LogFormat};
+use crate::config::{self, Config, LogFormat};
 use crate::{state_dir, telemetry};
 
 /// Where all shims of the host note for how many sessions the kernel is prepared.
@@ -33,8 +33,6 @@ const LOCK: &str = "shim.lock";
 /// In the state directory: what a shim complains of that the daemon has started.
 const COMPLAINTS: &str = "shim.log";
 
-/// The design's K: how long the fence waits for proof that everything is frozen.
-const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 /// Bound on an answer of the shim's, and on its end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -86,17 +84,24 @@ impl ShimPlace {
     }
 }
 
-/// What the daemon runs where no shim answers, for so many sessions.
-pub(crate) fn command(state_dir: &Path, sessions: usize) -> Result<ShimCommand> {
+/// What the daemon runs where no shim answers.
+pub(crate) fn command(config: &Config) -> Result<ShimCommand> {
+    let state_dir = &config.state_dir;
+    let sessions = config.limits.node.max_sessions;
+    let mut arguments = vec![
+        OsString::from("shim"),
+        OsString::from("--state-dir"),
+        state_dir.into(),
+        OsString::from("--prepare-for"),
+        sessions.to_string().into(),
+    ];
+    if let Some(fleet) = &config.shared {
+        arguments.push(OsString::from("--freeze-ms"));
+        arguments.push(fleet.timing.freeze_ms.to_string().into());
+    }
     Ok(ShimCommand {
         program: std::env::current_exe().context("cannot find conman's own program")?,
-        arguments: vec![
-            OsString::from("shim"),
-            OsString::from("--state-dir"),
-            state_dir.into(),
-            OsString::from("--prepare-for"),
-            sessions.to_string().into(),
-        ],
+        arguments,
         stderr: state_dir.join(COMPLAINTS),
     })
 }
@@ -109,7 +114,7 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
         } else if arguments.replace {
             replace(&state_dir)
         } else {
-            be(&state_dir, arguments.prepare_for)
+            be(&state_dir, arguments)
         }
     });
     match done {
@@ -126,7 +131,7 @@ fn state_directory(arguments: &ShimArgs) -> Result<PathBuf> {
     }
 }
 
-fn be(state_dir: &Path, prepare_for: u32) -> Result<()> {
+fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
     telemetry::init(LogFormat::Text);
     state_dir::prepare(state_dir)?;
     let instance = state_dir::instance(state_dir)?;
@@ -143,9 +148,9 @@ fn be(state_dir: &Path, prepare_for: u32) -> Result<()> {
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
-        prepare_for,
+        prepare_for: arguments.prepare_for,
         prepared_file: PathBuf::from(PREPARED),
-        freeze_patience: FREEZE_PATIENCE,
+        freeze_patience: Duration::from_millis(arguments.freeze_ms),
     })
     .context("the shim cannot go on")?;
     if Cgroups::detect().is_ok_and(|cgroups| cgroups.pids_below(&fence_cgroup).is_empty()) {

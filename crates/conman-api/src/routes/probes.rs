@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use conman_proto::{NodeState, Readiness};
+use conman_registry::Standing;
 use http::Uri;
 use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
@@ -36,6 +37,10 @@ pub(crate) async fn healthz() -> &'static str {
 )]
 pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readiness>, ApiError> {
     let node = state.node.view();
+    let standing = state.node.standing();
+    if !standing.is_ready() {
+        return Err(not_joined(&standing));
+    }
     match node.state {
         NodeState::Live => {}
         NodeState::Recovering => {
@@ -57,6 +62,21 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
         state: node.state,
         warnings: state.node.warnings(),
     }))
+}
+
+/// Why a node among others takes no requests.
+pub(crate) fn not_joined(standing: &Standing) -> ApiError {
+    let detail = match standing {
+        Standing::Alone | Standing::Live => "the node begins to serve".to_owned(),
+        Standing::Joining { reason } => format!("the node has not joined its fleet: {reason}"),
+        Standing::Late => {
+            "the node could not renew its ownership in time, and tries again".to_owned()
+        }
+        Standing::Fenced => "the node's ownership has lapsed: everything on it is frozen until it \
+                             is renewed"
+            .to_owned(),
+    };
+    Kind::NOT_READY.because(detail)
 }
 
 /// Prometheus metrics

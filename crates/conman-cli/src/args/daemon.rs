@@ -29,6 +29,9 @@ pub struct ShimArgs {
     /// Sessions that the kernel is made ready for; 0 leaves it as it is
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub prepare_for: u32,
+    /// How long the fence waits for proof that a container is frozen before it kills it
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    pub freeze_ms: u64,
     /// Have the shim that runs go on as this program, with everything that it runs: after an upgrade
     #[arg(long, conflicts_with = "stop")]
     pub replace: bool,

@@ -435,7 +435,9 @@ impl<'a> Serving<'a> {
             true => "its ownership was lost: this node was silent for too long",
             false => "the registry says that it is this node's, and its container is not known",
         };
-        self.shared.orders.condemn(slot, why.to_owned());
+        self.shared.orders.condemn(slot.clone(), why.to_owned());
+        // After the node was told why.
+        self.order(FenceOrder::Kill(slot));
     }
 
     /// Adds what is told beside.
@@ -571,6 +573,8 @@ impl<'a> Serving<'a> {
         if self.protocol.may_act(now) {
             let late = left_ms < shared.timing.fence_ms / 2;
             shared.stands(if late { Standing::Late } else { Standing::Live });
+        } else if let Some(reason) = shared.store.client.seen().went_back() {
+            shared.stands(Standing::Joining { reason });
         } else if self.ever_live {
             shared.stands(Standing::Fenced);
         }

@@ -40,14 +40,7 @@ pub(super) async fn join(
         match attempt(shared, link, me, accept_above).await {
             Ok(joined) => return joined,
             Err(reason) => {
-                let before = shared.standing.borrow().clone();
-                let standing = Standing::Joining { reason };
-                if before != standing
-                    && let Standing::Joining { reason } = &standing
-                {
-                    tracing::warn!(reason, "this node cannot join its fleet; trying again");
-                }
-                shared.stands(standing);
+                shared.stands(Standing::Joining { reason });
                 sleep(RETRY_PAUSE).await;
             }
         }

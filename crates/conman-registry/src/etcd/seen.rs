@@ -42,6 +42,8 @@ pub(super) struct Seen {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Why the latest answer was not trusted.
+    refused: Option<String>,
     now: Kept,
     written: Kept,
 }
@@ -62,6 +64,7 @@ impl Seen {
             }
         };
         let state = State {
+            refused: None,
             now: kept,
             written: kept,
         };
@@ -87,23 +90,33 @@ impl Seen {
         let mut state = self.state();
         let now = &mut state.now;
         if now.cluster_id != 0 && now.cluster_id != cluster_id {
-            return Err(format!(
-                "this is etcd cluster {cluster_id:x}, and this node's registry was in cluster \
-                 {:x}; {REMEDY}",
+            let reason = format!(
+                "etcd has gone back, or is another one: this is cluster {cluster_id:x}, and this \
+                 node's registry was in cluster {:x}; {REMEDY}",
                 now.cluster_id
-            ));
+            );
+            state.refused = Some(reason.clone());
+            return Err(reason);
         }
         now.went_back |= revision < before.revision;
         if now.went_back {
-            return Err(format!(
+            let reason = format!(
                 "etcd has gone back from revision {} to {revision}, as after the restoration of a \
                  snapshot, and may not know who owns what; {REMEDY}",
                 before.revision
-            ));
+            );
+            state.refused = Some(reason.clone());
+            return Err(reason);
         }
         now.cluster_id = cluster_id;
         now.revision = now.revision.max(revision);
+        state.refused = None;
         Ok(())
+    }
+
+    /// Why the store that answers is not the one of before, if it is not.
+    pub(super) fn went_back(&self) -> Option<String> {
+        self.state().refused.clone()
     }
 
     /// Writes down what was seen since, durably. Blocks on the disk.

@@ -62,6 +62,16 @@ impl Shared {
     pub(super) fn stands(&self, standing: Standing) {
         self.standing.send_if_modified(|now| {
             let changed = *now != standing;
+            if changed {
+                match &standing {
+                    Standing::Fenced => {
+                        tracing::error!("ownership has lapsed: all is frozen until it is renewed");
+                    }
+                    Standing::Late => tracing::warn!("the renewal of ownership is late"),
+                    Standing::Alone | Standing::Live => tracing::info!("ownership is renewed"),
+                    Standing::Joining { reason } => tracing::info!(reason, "joining the fleet"),
+                }
+            }
             *now = standing;
             changed
         });

@@ -96,6 +96,10 @@ async fn a_node_that_comes_back_ends_what_it_lost_and_thaws_what_it_kept() {
     proxy.set(Way::Open);
     let Order::Condemned { id, generation, .. } = a.registry.orders().next().await;
     assert_eq!((id.as_str(), generation), ("lost", lost));
+    until("it is killed", async || {
+        a.fence.killed() == [slot("lost", lost.get())]
+    })
+    .await;
     let refused = a.release("lost", lost).await.expect_err("it is b's");
     assert!(
         matches!(refused, RegistryError::Superseded { .. }),

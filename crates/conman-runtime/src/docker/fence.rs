@@ -23,7 +23,9 @@ use tokio::time::Instant;
 use super::Shared;
 use super::daemon::Lane;
 use super::failure::Failure;
-use crate::shim_link::{Connection, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name};
+use crate::shim_link::{
+    Connection, FenceOpener, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name,
+};
 use crate::{ContainerKey, RuntimeError};
 
 /// Bound on the shim's answers, which it gives at once.
@@ -42,6 +44,7 @@ pub struct DockerFence {
     pub socket: PathBuf,
     /// Starts a shim where none answers; without it somebody else must.
     pub shim: Option<ShimCommand>,
+    pub opener: FenceOpener,
 }
 
 #[derive(Debug)]
@@ -54,7 +57,7 @@ pub(super) struct Fence {
 impl Fence {
     pub(super) fn new(options: DockerFence) -> Self {
         Self {
-            link: Link::new(options.socket, options.shim, None),
+            link: Link::new(options.socket, options.shim, None, options.opener),
             told: Mutex::default(),
         }
     }

@@ -342,6 +342,7 @@ mod tests {
             images: ImageStore::open(&images, ImageLimits::default()).expect("a new store"),
             socket: directory.join("nobody.sock"),
             shim: None,
+            fence: crate::FenceOpener::Anybody,
             timeouts: NativeTimeouts {
                 // A command that is about to begin is not waited for.
                 start: Duration::ZERO,

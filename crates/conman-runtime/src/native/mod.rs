@@ -45,7 +45,7 @@ use crate::blocking::on_blocking_thread;
 use crate::container_files::host_error;
 use crate::kernel_view::KernelView;
 use crate::removals::some_at_a_time;
-use crate::shim_link::{Link, LinkError, ShimCommand};
+use crate::shim_link::{FenceOpener, Link, LinkError, ShimCommand};
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
     LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
@@ -69,6 +69,7 @@ pub struct NativeOptions {
     pub socket: PathBuf,
     /// Starts a shim where none answers; without it somebody else must.
     pub shim: Option<ShimCommand>,
+    pub fence: FenceOpener,
     pub timeouts: NativeTimeouts,
 }
 
@@ -123,7 +124,12 @@ impl NativeRuntime {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
-            link: Link::new(options.socket, options.shim, Some(Arc::clone(&ends) as _)),
+            link: Link::new(
+                options.socket,
+                options.shim,
+                Some(Arc::clone(&ends) as _),
+                options.fence,
+            ),
             ends,
             timeouts: options.timeouts,
             created: Mutex::default(),

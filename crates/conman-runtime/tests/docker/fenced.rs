@@ -5,7 +5,7 @@ use std::time::Instant;
 use conman_core::naming::{CgroupDriver, cgroup_parent, instance_cgroup};
 use conman_linux::{Cgroups, Freezer, PidFd, Signal};
 use conman_runtime::conformance::Running;
-use conman_runtime::{DockerFence, ShimCommand};
+use conman_runtime::{DockerFence, FenceOpener, ShimCommand};
 use conman_shim::{Client, FenceState, Reply, Request};
 
 use super::*;
@@ -32,6 +32,7 @@ impl Harness for Fenced {
             fence: Some(DockerFence {
                 socket,
                 shim: Some(shim),
+                opener: FenceOpener::Anybody,
             }),
             ..DockerOptions::new(DOCKER_SOCKET.into(), instance.clone())
         };

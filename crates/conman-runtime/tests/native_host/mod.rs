@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
-use conman_runtime::{NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
+use conman_runtime::{FenceOpener, NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
 
 /// What the store calls busybox.
 pub(crate) const IMAGE: &str = "busybox:test";
@@ -73,6 +73,7 @@ impl Host {
             images: self.store.clone(),
             socket: self.path(&format!("{instance}.sock")),
             shim,
+            fence: FenceOpener::Anybody,
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")

@@ -13,7 +13,9 @@ use conman_proxy::ProxyOptions;
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
-use super::{Config, Limits, Listen, LogFormat, OnSigterm, Preempt, fleet, images, templates};
+use super::{
+    Config, Limits, Listen, LogFormat, OnSigterm, Preempt, fleet, images, registry, templates,
+};
 
 /// The configuration file when none is named.
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
@@ -132,13 +134,9 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     node.finish();
 
     let listen = listen(&root.section("listen"));
-    let fleet = fleet::fleet(&root.section("fleet"), listen.peers);
-    let registry = root.section("registry");
-    registry.parsed("kind", |kind| match kind {
-        "embedded" => Ok(()),
-        _ => Err("must be \"embedded\", the only registry of this version".to_owned()),
-    });
-    registry.finish();
+    let fleet_section = root.section("fleet");
+    let shared = registry::registry(&root.section("registry"), &fleet_section);
+    let fleet = fleet::fleet(&fleet_section, listen.peers);
     let limits_section = root.section("limits");
     let limits = limits(&limits_section);
     let mut policy = SpecPolicy {
@@ -196,12 +194,13 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     }
     policy_mistakes(reader, &policy);
     root.finish();
-    Config {
+    let config = Config {
         name: name.unwrap_or_else(host_name),
         state_dir,
         runtime,
         listen,
         fleet,
+        shared,
         limits,
         tokens_file,
         cookie_ttl: Duration::from_secs(cookie_ttl_s),
@@ -210,7 +209,11 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         docker_socket,
         log_format,
         policy,
+    };
+    if config.shared.is_some() {
+        registry::runtime_mistakes(reader, &config);
     }
+    config
 }
 
 /// The policy checks itself and names fields as it has them; here they are named as in the file.
@@ -462,6 +465,10 @@ impl fmt::Display for Config {
             self.name,
             self.runtime,
             self.state_dir.display()
-        )
+        )?;
+        match &self.shared {
+            Some(shared) => write!(formatter, ", {shared}"),
+            None => Ok(()),
+        }
     }
 }

@@ -7,6 +7,7 @@ mod fleet;
 mod images;
 mod load;
 mod reader;
+mod registry;
 mod templates;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 
 pub(crate) use load::load;
+pub(crate) use registry::SharedRegistry;
 
 /// Everything that an operator may set, checked.
 #[derive(Debug, Clone)]
@@ -35,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) runtime: RuntimeKind,
     pub(crate) listen: Listen,
     pub(crate) fleet: Fleet,
+    /// `[registry]` and the time-outs of `[fleet]`, where the registry is not this node's alone.
+    pub(crate) shared: Option<SharedRegistry>,
     pub(crate) limits: Limits,
     /// `auth.tokens_file`: nobody needs a token when absent, and nothing may listen beyond
     /// loopback then.

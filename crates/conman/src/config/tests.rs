@@ -127,3 +127,58 @@ fn a_url_pattern_names_the_session_by_host_or_by_path() {
         );
     }
 }
+
+#[test]
+fn a_fleet_needs_endpoints_and_both_halves_of_what_comes_in_pairs() {
+    let text = mistakes(
+        "[registry]\nkind = \"etcd\"\nuser = \"conman\"\nkey_file = \"/k\"\nprefix = \"x\"\n",
+    );
+    for part in [
+        "4 mistakes",
+        "`registry.endpoints` must name at least one endpoint of etcd",
+        "3: `registry.user` needs `password_file` beside it",
+        "4: `registry.key_file` needs `cert_file` beside it",
+        "5: `registry.prefix` must begin and end with `/`",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing() {
+    let unsafe_timing = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\
+                         [fleet]\ntakeover_ms = 9000\n";
+    let text = mistakes(unsafe_timing);
+    assert!(
+        text.contains("5: `fleet.takeover_ms` is too short") && text.contains("181 ms"),
+        "{text}"
+    );
+    let text = mistakes("[fleet]\nrenew_ms = 2000\n");
+    assert!(text.contains("at least three times `renew_ms`"), "{text}");
+    let allowed = format!("{unsafe_timing}unsafe_timing = true\n");
+    let shown = accepted(&allowed).to_string();
+    assert!(shown.contains("NOT SAFE"), "{shown}");
+}
+
+#[test]
+fn a_safe_fleet_tells_by_how_much() {
+    let config = accepted(
+        "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\
+         [fleet]\nlabels = { pool = \"gpu\" }\n",
+    );
+    let shown = config.to_string();
+    assert!(
+        shown.contains("9000 ms after the last renewal") && shown.contains("for 2790 ms"),
+        "{shown}"
+    );
+    assert_eq!(config.fleet.labels["pool"], "gpu");
+}
+
+#[test]
+fn processes_that_nothing_freezes_are_not_for_a_fleet() {
+    let text = mistakes(
+        "[node]\nruntime = \"process\"\n[registry]\nkind = \"etcd\"\n\
+         endpoints = [\"http://10.0.0.1:2379\"]\n",
+    );
+    assert!(text.contains("nothing freezes"), "{text}");
+}

@@ -66,6 +66,31 @@ impl Listeners {
         })
     }
 
+    /// The API's listeners once more, for somebody else to serve them meanwhile.
+    pub(super) fn share(self) -> Result<(Self, TcpListener, UnixListener)> {
+        let share = || -> std::io::Result<_> {
+            let api = self.api.into_std()?;
+            let admin = self.admin.listener.into_std()?;
+            let others = (
+                TcpListener::from_std(api.try_clone()?)?,
+                UnixListener::from_std(admin.try_clone()?)?,
+            );
+            let own = Self {
+                api: TcpListener::from_std(api)?,
+                peers: self.peers,
+                sessions: self.sessions,
+                sessions_address: self.sessions_address,
+                admin: AdminSocket {
+                    listener: UnixListener::from_std(admin)?,
+                    path: self.admin.path,
+                },
+            };
+            Ok((own, others.0, others.1))
+        };
+        let (own, api, admin) = share().context("cannot share the API's listeners")?;
+        Ok((own, api, admin))
+    }
+
     /// Whose name may stand in `Host` at a listener of this address.
     pub(super) fn host_rules(&self, config: &Config, address: SocketAddr) -> Result<HostRules> {
         let domain = (address == self.sessions_address).then_some(config.listen.domain.as_str());

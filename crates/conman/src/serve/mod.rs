@@ -11,6 +11,7 @@
 
 mod announce;
 mod directory;
+mod fleet;
 mod gate;
 mod host_room;
 mod images;
@@ -41,7 +42,6 @@ use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_peer::{FleetMap, PeerClient};
 use conman_proxy::{Proxy, ProxyOptions};
-use conman_registry::{Fleet, SoloFleet};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -158,6 +158,15 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let runtimes = Runtimes::open(&config, &state)?;
+    let listeners = tokio::select! {
+        // The listeners go with it, as does the process.
+        joined = fleet::join(&config, &*state.fleet, listeners) => joined?,
+        // Nothing was taken over yet, so that nothing can be preempted.
+        name = signals.ending.next() => {
+            tracing::info!("stopping: {name}, before the node had joined its fleet");
+            return Ok(());
+        }
+    };
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
@@ -168,6 +177,10 @@ async fn serve(
             return Ok(());
         }
     };
+    let obeying = state
+        .orders
+        .as_ref()
+        .map(|orders| fleet::obey(Arc::clone(orders), &node));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
     let stopped = signals::watch(
@@ -178,9 +191,12 @@ async fn serve(
     );
     let closing = CancellationToken::new();
     renewal::run(&credentials, closing.clone());
+    let fleet = &state.fleet;
+    if config.shared.is_some() || listeners.peers.is_some() {
+        announce::run(&config, &node, fleet, closing.clone());
+    }
     let map = listeners.peers.is_some().then(|| {
-        let fleet: Arc<dyn Fleet> = Arc::new(SoloFleet::new(config.name.clone()));
-        announce::run(&config, &node, &fleet, closing.clone());
+        let fleet = Arc::clone(fleet);
         let client = PeerClient::new(credentials.dialer(&config.name));
         Arc::new(FleetMap::new(fleet, client, PlacementLimits::default()))
     });
@@ -255,6 +271,9 @@ async fn serve(
     for server in servers {
         server.await.context("a listener's task panicked")?;
     }
+    if let Some(obeying) = obeying {
+        obeying.abort();
+    }
     // After a preemption there is nothing left to stop; otherwise the containers stay.
     node.shutdown(true).await;
     runtimes.close().await;
@@ -322,6 +341,7 @@ async fn start_node(
         .gce_endpoint
         .clone()
         .map(|endpoint| GceOptions { endpoint });
+    options.standing = state.fleet.standing();
     Node::start(
         options,
         Arc::clone(&state.registry),

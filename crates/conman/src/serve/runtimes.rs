@@ -4,8 +4,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use conman_proto::RuntimeKind;
 use conman_runtime::{
-    DockerFence, DockerOptions, DockerRuntime, NativeOptions, NativeRuntime, NativeTimeouts,
-    ProcessOptions, ProcessRuntime, Runtime,
+    DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions, NativeRuntime,
+    NativeTimeouts, ProcessOptions, ProcessRuntime, Runtime,
 };
 
 use super::state::State;
@@ -63,10 +63,8 @@ fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
         directory: config.state_dir.join(NATIVE),
         images: state.images.clone(),
         socket: ShimPlace::of(&state.instance).socket(),
-        shim: Some(shim::command(
-            &config.state_dir,
-            config.limits.node.max_sessions,
-        )?),
+        shim: Some(shim::command(config)?),
+        fence: opener(config),
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")
@@ -74,18 +72,25 @@ fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
 
 fn docker(config: &Config, state: &State) -> Result<DockerRuntime> {
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
-    // Only where there is a shim anyway: one that Docker's sessions alone need would be one more
-    // thing that they depend on.
-    if config.runtimes().contains(&RuntimeKind::Native) {
+    // Only where there is a shim anyway, since a node alone needs no fence, or where others take
+    // over what this node loses: one that Docker's sessions alone need would be one more thing that
+    // they depend on.
+    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
         options.fence = Some(DockerFence {
             socket: ShimPlace::of(&state.instance).socket(),
-            shim: Some(shim::command(
-                &config.state_dir,
-                config.limits.node.max_sessions,
-            )?),
+            shim: Some(shim::command(config)?),
+            opener: opener(config),
         });
     }
     DockerRuntime::connect(options).context("cannot set up the Docker runtime")
+}
+
+/// Where others may have taken over what was this node's, the registry knows what may run.
+fn opener(config: &Config) -> FenceOpener {
+    match config.shared {
+        Some(_) => FenceOpener::Registry,
+        None => FenceOpener::Anybody,
+    }
 }
 
 fn process(config: &Config, state: &State) -> Result<ProcessRuntime> {

@@ -17,6 +17,15 @@ pub(super) fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
+/// The start takes at least this much longer, and is no failure.
+pub(super) fn goes_on(longer: Duration) {
+    let micros = u32::try_from(longer.as_micros()).unwrap_or(u32::MAX);
+    tell(&[
+        NotifyState::ExtendTimeoutUsec(micros),
+        NotifyState::Status("joining the fleet"),
+    ]);
+}
+
 /// The daemon ends from here on.
 pub(super) fn stopping(why: &str) {
     let status = format!("stopping: {why}");

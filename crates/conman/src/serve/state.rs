@@ -6,9 +6,12 @@ use conman_core::Instance;
 use conman_image::ImageStore;
 use conman_linux::Features;
 use conman_proto::Generation;
-use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Journal, Registry};
+use conman_registry::{
+    EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Orders, Registry, SoloFleet,
+};
 use conman_shim::SHARED_IDS;
 
+use super::fleet;
 use crate::config::Config;
 use crate::state_dir;
 
@@ -18,26 +21,44 @@ const IMAGES: &str = "images";
 /// The state directory, held by this process alone.
 pub(super) struct State {
     pub(super) registry: Arc<dyn Registry>,
+    pub(super) fleet: Arc<dyn Fleet>,
+    /// What the registry has ended, where others may own what was this node's.
+    pub(super) orders: Option<Arc<Orders>>,
     pub(super) journal: Arc<Journal>,
     pub(super) instance: Instance,
     pub(super) images: ImageStore,
 }
 
 impl State {
-    /// Opens everything in the state directory. The registry comes first: its lock is what keeps
-    /// a second daemon out, which must not touch anything.
+    /// Opens everything in the state directory. The registry comes first, but for the installation's
+    /// id: its lock is what keeps a second daemon out, which must not touch anything.
     pub(super) fn open(config: &Config, generation_floor: Option<Generation>) -> Result<Self> {
         let directory = &config.state_dir;
         state_dir::prepare(directory)?;
-        let options = EmbeddedOptions { generation_floor };
-        let registry =
-            EmbeddedRegistry::open(directory, options).context("cannot open the registry")?;
+        let instance = state_dir::instance(directory)?;
+        let (registry, fleet, orders): (Arc<dyn Registry>, Arc<dyn Fleet>, _) = match &config.shared
+        {
+            Some(fleet) => {
+                let registry = fleet::registry(config, fleet, &instance, generation_floor)?;
+                let orders = registry.orders();
+                (Arc::clone(&registry) as _, registry, Some(orders))
+            }
+            None => {
+                let options = EmbeddedOptions { generation_floor };
+                let registry = EmbeddedRegistry::open(directory, options)
+                    .context("cannot open the registry")?;
+                let alone = SoloFleet::new(config.name.clone());
+                (Arc::new(registry), Arc::new(alone), None)
+            }
+        };
         let journal = Journal::open(directory, &config.name, config.limits.max_events)
             .context("cannot open the journal of events")?;
         Ok(Self {
-            registry: Arc::new(registry),
+            registry,
+            fleet,
+            orders,
             journal: Arc::new(journal),
-            instance: state_dir::instance(directory)?,
+            instance,
             images: images(&directory.join(IMAGES), config)?,
         })
     }

@@ -1,0 +1,302 @@
+//! The shim's fence, for whoever decides what this node still owns.
+//!
+//! A connection of its own, apart from the runtimes': orders go over the one that [`ShimFence::look`]
+//! made last, and fail with it, so that none reaches a shim that nothing was asked of.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_core::ownership::{BootTime, Slot, SlotView};
+use conman_shim::{CallError, ContainerView, FenceState, Reply, Request};
+use tokio::sync::Notify;
+
+use crate::shim_link::{Connection, FenceOpener, Hearer, Link, LinkError, ShimCommand};
+
+/// Bound on one answer, which the shim gives at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Names in one order to thaw: of the longest there are, three quarters of what a message holds.
+const NAMES: usize = 1_024;
+
+const NS_IN_MS: u64 = 1_000_000;
+
+/// What a fence holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FenceSeen {
+    /// It is closed: thawing takes an order.
+    pub fired: bool,
+    pub slots: Vec<SlotView>,
+}
+
+/// What the shim tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FenceHeard {
+    Fired,
+    /// The connection is over.
+    Lost,
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FenceFailure {
+    /// It may have been, if it was sent at all.
+    #[error("{reason}")]
+    Lost { reason: String },
+    #[error("{reason}")]
+    Refused { reason: String },
+}
+
+/// The way to the fence.
+#[derive(Debug)]
+pub struct ShimFence {
+    link: Link,
+    ear: Arc<Ear>,
+    current: Mutex<Option<Arc<Connection>>>,
+}
+
+/// Keeps what was heard until it is asked for. Bounded: what is there already is not added.
+#[derive(Debug, Default)]
+struct Ear {
+    heard: Mutex<VecDeque<FenceHeard>>,
+    more: Notify,
+}
+
+impl Ear {
+    fn add(&self, news: FenceHeard) {
+        let mut heard = self.heard();
+        if !heard.contains(&news) {
+            heard.push_back(news);
+        }
+        drop(heard);
+        self.more.notify_one();
+    }
+
+    /// A panic while the lock is held cannot leave half a change.
+    fn heard(&self) -> MutexGuard<'_, VecDeque<FenceHeard>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Hearer for Ear {
+    /// Ends are the runtimes' to deal with.
+    fn hear(&self, _ended: &ContainerView) -> bool {
+        true
+    }
+
+    fn hear_fence(&self, state: FenceState) {
+        if is_closed(state) {
+            self.add(FenceHeard::Fired);
+        }
+    }
+
+    fn hear_end(&self) {
+        self.add(FenceHeard::Lost);
+    }
+}
+
+impl ShimFence {
+    #[must_use]
+    pub fn new(socket: PathBuf, shim: Option<ShimCommand>) -> Self {
+        let ear = Arc::<Ear>::default();
+        let hearer = Arc::clone(&ear) as Arc<dyn Hearer>;
+        Self {
+            link: Link::new(socket, shim, Some(hearer), FenceOpener::Registry),
+            ear,
+            current: Mutex::default(),
+        }
+    }
+
+    /// Connects, starting a shim where none answers, and asks what its fence holds.
+    pub async fn look(&self) -> Result<FenceSeen, FenceFailure> {
+        let connection = self.link.connection().await.map_err(failure)?;
+        // Of earlier connections; what this one tells is told again by its state.
+        self.ear.heard().clear();
+        let fired = match ask(&connection, &Request::Fence).await? {
+            Reply::Fence { state } => is_closed(state),
+            _ => return Err(failure(LinkError::Unexpected)),
+        };
+        let mut slots = Vec::new();
+        let mut after = None;
+        loop {
+            let Reply::Containers { containers, more } =
+                ask(&connection, &Request::List { after }).await?
+            else {
+                return Err(failure(LinkError::Unexpected));
+            };
+            after = containers.last().map(|view| view.name.clone());
+            slots.extend(containers.iter().filter_map(|view| seen(view, fired)));
+            if !more {
+                break;
+            }
+        }
+        *self.current() = Some(connection);
+        Ok(FenceSeen { fired, slots })
+    }
+
+    /// Ownership was renewed; never thaws.
+    pub async fn extend(&self, deadline: BootTime) -> Result<(), FenceFailure> {
+        let until_boottime_ns = deadline.0.saturating_mul(NS_IN_MS);
+        self.open(&Request::ExtendDeadline { until_boottime_ns })
+            .await
+    }
+
+    /// Ownership was renewed after the fence had closed: these run until the deadline.
+    pub async fn thaw(&self, deadline: BootTime, slots: &[Slot]) -> Result<(), FenceFailure> {
+        let mut chunks: Vec<&[Slot]> = slots.chunks(NAMES).collect();
+        if chunks.is_empty() {
+            chunks.push(&[]);
+        }
+        let last = chunks.len();
+        for (index, chunk) in chunks.into_iter().enumerate() {
+            // Each order needs a later deadline than the one before it.
+            let early = u64::try_from(last - 1 - index).unwrap_or(0);
+            let until = deadline
+                .0
+                .saturating_mul(NS_IN_MS)
+                .saturating_sub(early * NS_IN_MS);
+            let names = chunk.iter().map(name).collect();
+            self.open(&Request::Unfence {
+                until_boottime_ns: Some(until),
+                names: Some(names),
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Freezes everything now.
+    pub async fn freeze_all(&self) -> Result<(), FenceFailure> {
+        let connection = self.connected()?;
+        ask(&connection, &Request::FreezeAll).await.map(|_| ())
+    }
+
+    /// Kills a container, frozen or not; none is as good.
+    pub async fn kill(&self, slot: &Slot) -> Result<(), FenceFailure> {
+        let connection = self.connected()?;
+        let kill = Request::Kill { name: name(slot) };
+        match connection.call(&kill, &[], PATIENCE).await {
+            Ok(_)
+            | Err(LinkError::Refused(
+                CallError::NoSuchContainer { .. } | CallError::Ended { .. },
+            )) => Ok(()),
+            Err(error) => Err(failure(error)),
+        }
+    }
+
+    /// The next news since [`Self::look`]. Cancel safe: it is taken when it is returned.
+    pub async fn heard(&self) -> FenceHeard {
+        loop {
+            let next = self.ear.heard().pop_front();
+            match next {
+                Some(news) => return news,
+                None => self.ear.more.notified().await,
+            }
+        }
+    }
+
+    /// An order after which the fence is open.
+    async fn open(&self, request: &Request) -> Result<(), FenceFailure> {
+        let connection = self.connected()?;
+        match ask(&connection, request).await? {
+            Reply::Fence { state } if is_closed(state) => Err(FenceFailure::Refused {
+                reason: "the deadline has passed".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn connected(&self) -> Result<Arc<Connection>, FenceFailure> {
+        let current = self.current();
+        current.clone().ok_or_else(|| FenceFailure::Lost {
+            reason: "no shim is connected".to_owned(),
+        })
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn ask(connection: &Connection, request: &Request) -> Result<Reply, FenceFailure> {
+    let answer = connection.call(request, &[], PATIENCE).await;
+    answer.map(|(reply, _)| reply).map_err(failure)
+}
+
+fn failure(error: LinkError) -> FenceFailure {
+    let reason = error.to_string();
+    match error {
+        LinkError::Refused(_) => FenceFailure::Refused { reason },
+        LinkError::Unreachable { .. }
+        | LinkError::Lost
+        | LinkError::TimedOut { .. }
+        | LinkError::Unexpected => FenceFailure::Lost { reason },
+    }
+}
+
+fn is_closed(state: FenceState) -> bool {
+    match state {
+        FenceState::Unarmed | FenceState::Armed { .. } => false,
+        FenceState::Freezing { .. } | FenceState::Fenced { .. } => true,
+    }
+}
+
+/// A session's container, as the registry calls it. Commands in one are not told of: they live and
+/// die with it.
+fn seen(view: &ContainerView, fired: bool) -> Option<SlotView> {
+    let (session, generation) = view.name.rsplit_once('.')?;
+    let generation = generation.parse().ok()?;
+    if view.exec_in.is_some() {
+        return None;
+    }
+    let alive = view.state.is_alive();
+    Some(SlotView {
+        slot: Slot {
+            session: session.into(),
+            generation,
+        },
+        present: alive && view.pid != 0,
+        frozen: alive && fired,
+        certified: !alive,
+    })
+}
+
+fn name(slot: &Slot) -> String {
+    format!("{}.{}", slot.session, slot.generation)
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_shim::ContainerState;
+
+    use super::*;
+
+    fn view(name: &str, state: ContainerState) -> ContainerView {
+        ContainerView {
+            name: name.to_owned(),
+            cgroup: format!("conman/{name}"),
+            pid: 7,
+            state,
+            exec_in: None,
+            foreign: false,
+        }
+    }
+
+    #[test]
+    fn containers_are_told_of_by_session_and_generation_and_commands_are_not() {
+        let running = seen(&view("a-b.12", ContainerState::Running), true).expect("a slot");
+        assert_eq!(
+            (&*running.slot.session, running.slot.generation),
+            ("a-b", 12)
+        );
+        assert!(running.present && running.frozen && !running.certified);
+        let ended = seen(&view("a.1", ContainerState::Lost), true).expect("a slot");
+        assert!(!ended.present && !ended.frozen && ended.certified);
+        let mut command = view("a.1.e5", ContainerState::Running);
+        assert_eq!(seen(&command, false), None);
+        command.name = "a.1.5".to_owned();
+        command.exec_in = Some("a.1".to_owned());
+        assert_eq!(seen(&command, false), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! `[registry]`, and the time-outs of `[fleet]`: where it is kept who owns what, and how long
+//! everything may take for a takeover to be safe.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use conman_core::ownership::Timing;
+use conman_proto::RuntimeKind;
+
+use super::Config;
+use super::load::absolute_path;
+use super::reader::{Reader, Section};
+
+const DEFAULT_PREFIX: &str = "/conman/";
+
+/// A longer time than any of the protocol's: an hour.
+const MAX_MS: u64 = 3_600_000;
+
+/// A registry that other nodes share.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedRegistry {
+    /// `registry.endpoints`
+    pub(crate) endpoints: Vec<String>,
+    /// `registry.prefix`
+    pub(crate) prefix: String,
+    /// `registry.user` and `registry.password_file`
+    pub(crate) login: Option<(String, PathBuf)>,
+    /// `registry.ca_file`
+    pub(crate) ca_file: Option<PathBuf>,
+    /// `registry.cert_file` and `registry.key_file`
+    pub(crate) identity_files: Option<(PathBuf, PathBuf)>,
+    pub(crate) timing: Timing,
+}
+
+/// `fleet` has more than is read here.
+pub(super) fn registry(
+    registry: &Section<'_, '_>,
+    fleet: &Section<'_, '_>,
+) -> Option<SharedRegistry> {
+    let shared = registry
+        .parsed("kind", |kind| match kind {
+            "embedded" => Ok(false),
+            "etcd" => Ok(true),
+            _ => Err("must be \"embedded\" or \"etcd\"".to_owned()),
+        })
+        .unwrap_or(false);
+    let endpoints = registry.strings("endpoints");
+    let prefix = registry.parsed("prefix", |text| {
+        let plain = text.starts_with('/') && text.ends_with('/') && text.len() <= 256;
+        plain
+            .then(|| text.to_owned())
+            .ok_or_else(|| "must begin and end with `/`, such as \"/conman/\"".to_owned())
+    });
+    let login = pair(
+        registry,
+        ("user", registry.string("user")),
+        ("password_file", file(registry, "password_file")),
+    );
+    let ca_file = file(registry, "ca_file");
+    let identity_files = pair(
+        registry,
+        ("cert_file", file(registry, "cert_file")),
+        ("key_file", file(registry, "key_file")),
+    );
+    registry.finish();
+    if shared && endpoints.as_ref().is_none_or(Vec::is_empty) {
+        registry.mistake(
+            "endpoints",
+            "must name at least one endpoint of etcd, such as [\"http://10.0.0.1:2379\"]",
+        );
+    }
+    let timing = timing(fleet);
+    // For tests that show what happens then.
+    let unsafe_timing = fleet.boolean("unsafe_timing").unwrap_or(false);
+    let config = SharedRegistry {
+        endpoints: endpoints.unwrap_or_default(),
+        prefix: prefix.unwrap_or_else(|| DEFAULT_PREFIX.to_owned()),
+        login,
+        ca_file,
+        identity_files,
+        timing,
+    };
+    if let Err(error) = timing.slack_ms()
+        && !unsafe_timing
+    {
+        fleet.mistake("takeover_ms", format_args!("is too short: {error}"));
+    }
+    shared.then_some(config)
+}
+
+fn timing(section: &Section<'_, '_>) -> Timing {
+    let defaults = Timing::default();
+    let ms = |field: &str, least: u64, default: u64| {
+        section.integer(field, least..=MAX_MS).unwrap_or(default)
+    };
+    let timing = Timing {
+        renew_ms: ms("renew_ms", 50, defaults.renew_ms),
+        fence_ms: ms("fence_ms", 500, defaults.fence_ms),
+        shim_restart_ms: ms("shim_restart_ms", 0, defaults.shim_restart_ms),
+        freeze_ms: ms("freeze_ms", 100, defaults.freeze_ms),
+        kill_ms: ms("kill_ms", 0, defaults.kill_ms),
+        takeover_ms: ms("takeover_ms", 1_000, defaults.takeover_ms),
+        drift_ppm: section
+            .integer("drift_ppm", 0..=500_000)
+            .unwrap_or(defaults.drift_ppm),
+        ..defaults
+    };
+    // Otherwise a single answer that is lost, or comes late, stops everything.
+    if timing.fence_ms < 3 * timing.renew_ms {
+        section.mistake(
+            "fence_ms",
+            format_args!(
+                "is {}, but must be at least three times `renew_ms`, which is {}",
+                timing.fence_ms, timing.renew_ms
+            ),
+        );
+    }
+    timing
+}
+
+/// What is not under the shim's fence cannot be proven to stand still.
+pub(super) fn runtime_mistakes(reader: &Reader<'_>, config: &Config) {
+    let kinds = config.runtimes();
+    if kinds.contains(&RuntimeKind::Process) {
+        reader.mistake(
+            "node.runtime",
+            "is or allows \"process\", whose processes nothing freezes when the node loses its \
+             sessions to others; use \"native\" or \"docker\", or an embedded registry",
+        );
+    }
+}
+
+fn file(section: &Section<'_, '_>, field: &str) -> Option<PathBuf> {
+    section.parsed(field, absolute_path)
+}
+
+/// Both or none.
+fn pair<A, B>(
+    section: &Section<'_, '_>,
+    (first_field, first): (&str, Option<A>),
+    (second_field, second): (&str, Option<B>),
+) -> Option<(A, B)> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some((first, second)),
+        (Some(_), None) => {
+            section.mistake(
+                first_field,
+                format_args!("needs `{second_field}` beside it"),
+            );
+            None
+        }
+        (None, Some(_)) => {
+            section.mistake(
+                second_field,
+                format_args!("needs `{first_field}` beside it"),
+            );
+            None
+        }
+        (None, None) => None,
+    }
+}
+
+/// With the numbers that its safety rests on.
+impl fmt::Display for SharedRegistry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let timing = &self.timing;
+        write!(
+            formatter,
+            "etcd at {}; ownership is renewed every {} ms and lapses after {} ms, everything is \
+             frozen or dead {} ms after the last renewal, and a silent node is taken over after \
+             {} ms: ",
+            self.endpoints.join(", "),
+            timing.renew_ms,
+            timing.fence_ms,
+            timing.bound_ms(),
+            timing.takeover_ms,
+        )?;
+        match timing.slack_ms() {
+            Ok(slack) => write!(
+                formatter,
+                "with clocks that run wrong by {} ppm, a machine may stand still unnoticed for \
+                 {slack} ms",
+                timing.drift_ppm
+            ),
+            Err(error) => write!(
+                formatter,
+                "NOT SAFE, as `fleet.unsafe_timing` allows: {error}"
+            ),
+        }
+    }
+}

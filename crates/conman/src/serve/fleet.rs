@@ -1,0 +1,192 @@
+//! A node among others: its registry in etcd, the fence that it drives, and the time before the node
+//! has joined.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use conman_api::{ServeOptions, serve_tcp, serve_unix};
+use conman_core::Instance;
+use conman_node::Node;
+use conman_proto::Generation;
+use conman_registry::{
+    EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FenceHolds, FenceLink,
+    FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, Standing,
+};
+use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::listeners::Listeners;
+use super::service_manager;
+use crate::config::{Config, SharedRegistry};
+use crate::shim::{self, ShimPlace};
+
+/// How often the service manager hears that a start goes on that waits for others.
+const JOINING_SIGN: Duration = Duration::from_secs(10);
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Begins to join the fleet.
+pub(super) fn registry(
+    config: &Config,
+    fleet: &SharedRegistry,
+    instance: &Instance,
+    generation_floor: Option<Generation>,
+) -> Result<Arc<EtcdRegistry>> {
+    let boot_id = fs::read_to_string(BOOT_ID)
+        .with_context(|| format!("cannot read {BOOT_ID}"))?
+        .trim()
+        .to_owned();
+    let credentials = match &fleet.login {
+        Some((user, file)) => Some(EtcdCredentials {
+            user: user.clone(),
+            password: secret(file, "registry.password_file")?,
+        }),
+        None => None,
+    };
+    let options = EtcdOptions {
+        node: config.name.clone(),
+        instance: instance.to_string(),
+        boot_id,
+        state_dir: config.state_dir.clone(),
+        access: EtcdAccess {
+            endpoints: fleet.endpoints.clone(),
+            credentials,
+            tls: tls(fleet)?,
+        },
+        prefix: fleet.prefix.clone(),
+        timing: fleet.timing,
+        accept_above: generation_floor,
+    };
+    let command = shim::command(config)?;
+    let fence = ShimFence::new(ShimPlace::of(instance).socket(), Some(command));
+    EtcdRegistry::start(options, Arc::new(Link(fence))).context("cannot begin to join the fleet")
+}
+
+fn secret(path: &Path, field: &str) -> Result<String> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read `{field}`, {}", path.display()))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn tls(fleet: &SharedRegistry) -> Result<Option<EtcdTls>> {
+    let read = |path: &Path, field: &str| {
+        fs::read(path).with_context(|| format!("cannot read `{field}`, {}", path.display()))
+    };
+    let Some(ca) = &fleet.ca_file else {
+        return Ok(None);
+    };
+    let identity = match &fleet.identity_files {
+        Some((certificate, key)) => Some((
+            read(certificate, "registry.cert_file")?,
+            read(key, "registry.key_file")?,
+        )),
+        None => None,
+    };
+    let ca = read(ca, "registry.ca_file")?;
+    Ok(Some(EtcdTls { ca, identity }))
+}
+
+/// Waits until the node owns what it owns, and says meanwhile why it does not.
+pub(super) async fn join(
+    config: &Config,
+    fleet: &dyn Fleet,
+    listeners: Listeners,
+) -> Result<Listeners> {
+    let mut standing = fleet.standing();
+    if standing.borrow().is_ready() {
+        return Ok(listeners);
+    }
+    let (listeners, api, admin) = listeners.share()?;
+    let closing = CancellationToken::new();
+    let _closes = closing.clone().drop_guard();
+    let options = ServeOptions {
+        max_connections: config.limits.max_api_connections,
+        ..ServeOptions::default()
+    };
+    let router = || conman_api::joining_router(fleet.standing());
+    let servers = [
+        tokio::spawn(serve_tcp(api, router(), options.clone(), closing.clone())),
+        tokio::spawn(serve_unix(admin, router(), options, closing.clone())),
+    ];
+    tracing::info!("joining the fleet; nothing is served before");
+    loop {
+        service_manager::goes_on(JOINING_SIGN * 3);
+        let ready = standing.wait_for(Standing::is_ready);
+        match timeout(JOINING_SIGN, ready).await {
+            Ok(joined) => {
+                joined.context("the fleet's thread has ended")?;
+                break;
+            }
+            Err(_) => tracing::debug!("still joining the fleet"),
+        }
+    }
+    closing.cancel();
+    for server in servers {
+        server.await.context("a listener's task panicked")?;
+    }
+    tracing::info!("joined the fleet");
+    Ok(listeners)
+}
+
+/// The registry's orders to end sessions, passed on to the node.
+pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>) -> JoinHandle<()> {
+    let node = Arc::downgrade(node);
+    tokio::spawn(async move {
+        loop {
+            let Order::Condemned {
+                id,
+                generation,
+                why,
+            } = orders.next().await;
+            let Some(node) = node.upgrade() else {
+                return;
+            };
+            node.condemn(&id, generation, &why).await;
+        }
+    })
+}
+
+/// The shim's fence as the registry knows one.
+#[derive(Debug)]
+struct Link(ShimFence);
+
+#[async_trait]
+impl FenceLink for Link {
+    async fn connect(&self) -> Result<FenceHolds, FenceLinkError> {
+        let seen = self.0.look().await.map_err(failed)?;
+        Ok(FenceHolds {
+            fired: seen.fired,
+            slots: seen.slots,
+        })
+    }
+
+    async fn order(&self, order: FenceOrder) -> Result<(), FenceLinkError> {
+        let done = match order {
+            FenceOrder::SetDeadline(deadline) => self.0.extend(deadline).await,
+            FenceOrder::Thaw { deadline, slots } => self.0.thaw(deadline, &slots).await,
+            FenceOrder::FreezeAll => self.0.freeze_all().await,
+            FenceOrder::Kill(slot) => self.0.kill(&slot).await,
+        };
+        done.map_err(failed)
+    }
+
+    async fn news(&self) -> FenceNews {
+        match self.0.heard().await {
+            FenceHeard::Fired => FenceNews::Fired,
+            FenceHeard::Lost => FenceNews::Lost,
+        }
+    }
+}
+
+fn failed(failure: FenceFailure) -> FenceLinkError {
+    match failure {
+        FenceFailure::Lost { reason } => FenceLinkError::Lost { reason },
+        FenceFailure::Refused { reason } => FenceLinkError::Refused { reason },
+    }
+}
