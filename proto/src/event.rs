@@ -46,6 +46,12 @@ pub enum EventKind {
     PreemptFinished,
     /// The preemption notice was withdrawn, or an operator admitted sessions again.
     NodeReadmitted,
+    /// An operator wants the node empty: no more admissions, its sessions are moved away.
+    DrainStarted,
+    /// Nothing is left on the node but what is stuck.
+    DrainFinished,
+    /// An operator took a drain back.
+    NodeUndrained,
     /// Events are missing here: dropped by the journal's bound, or lost before they were durable;
     /// the message says how many or why.
     EventsLost,
@@ -77,6 +83,9 @@ impl EventKind {
             Self::PreemptStarted => "preempt_started",
             Self::PreemptFinished => "preempt_finished",
             Self::NodeReadmitted => "node_readmitted",
+            Self::DrainStarted => "drain_started",
+            Self::DrainFinished => "drain_finished",
+            Self::NodeUndrained => "node_undrained",
             Self::EventsLost => "events_lost",
             Self::Unknown => "unknown",
         }

@@ -7,6 +7,7 @@
 //! requests refuse unknown fields, responses may grow fields.
 #![forbid(unsafe_code)]
 
+mod drain;
 mod event;
 mod exec;
 mod generation;
@@ -21,6 +22,7 @@ mod spec;
 mod template;
 mod token;
 
+pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState};
 pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize,

@@ -14,6 +14,8 @@ pub enum NodeState {
     Live,
     /// Still adopting what an earlier daemon left; serves what is adopted.
     Recovering,
+    /// Takes no new sessions, and moves the present ones away or has done so.
+    Draining,
     /// A preemption notice came; kills and releases, or has done so.
     Preempted,
 }

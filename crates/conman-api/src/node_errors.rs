@@ -3,7 +3,9 @@
 
 use std::error::Error;
 
-use conman_node::{AccessError, EnsureError, FailureKind, PreemptError, RouteError, StopError};
+use conman_node::{
+    AccessError, DrainError, EnsureError, FailureKind, PreemptError, RouteError, StopError,
+};
 use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
 use conman_runtime::RuntimeError;
@@ -56,6 +58,16 @@ impl From<PreemptError> for ApiError {
         let kind = match &error {
             PreemptError::ThreadEnded => Kind::INTERNAL,
             PreemptError::TooManyWaiting => Kind::CROWDED,
+        };
+        kind.because(chain(&error))
+    }
+}
+
+impl From<DrainError> for ApiError {
+    fn from(error: DrainError) -> Self {
+        let kind = match &error {
+            DrainError::NotWritten { .. } => Kind::HOST_FAILED,
+            DrainError::NotDraining => Kind::NOT_DRAINING,
         };
         kind.because(chain(&error))
     }
@@ -135,6 +147,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::Full { .. } => Kind::FULL,
         EnsureError::NoRoom { .. } => Kind::NO_ROOM,
         EnsureError::Preempted { .. } => Kind::PREEMPTED,
+        EnsureError::Draining { .. } => Kind::DRAINING,
         EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
         EnsureError::StartFailed { kind, .. } => failure_kind(*kind),
         EnsureError::Stopped { .. } => Kind::STOPPED,

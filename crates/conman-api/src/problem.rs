@@ -126,6 +126,8 @@ kinds! {
     FULL = passing("node-full", "The node takes no more sessions", SERVICE_UNAVAILABLE);
     CROWDED = passing("too-many-waiting", "Too many connections wait", SERVICE_UNAVAILABLE);
     HELD_TOO_LONG = passing("hold-timed-out", "The session was not ready in time", GATEWAY_TIMEOUT);
+    DRAINING = passing("node-draining", "The node is being drained", SERVICE_UNAVAILABLE);
+    NOT_DRAINING = lasting("not-draining", "The node is not being drained", NOT_FOUND);
     PREEMPTED = passing("node-preempted", "The node is going away", SERVICE_UNAVAILABLE);
     ELSEWHERE = passing("session-elsewhere", "The session is on another node", MISDIRECTED_REQUEST);
     MOVES = passing("session-moves", "The session changes its node", SERVICE_UNAVAILABLE);

@@ -1,6 +1,7 @@
 //! Every route, grouped by the scope it needs, with its description.
 
 mod attach;
+mod drain;
 mod events;
 mod exec;
 mod images;
@@ -37,6 +38,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(routes!(events::events))
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
+        .routes(quick(routes!(drain::get)))
         .routes(quick(routes!(templates::list)))
         .routes(quick(routes!(images::list)))
         .routes(quick(routes!(images::get)))
@@ -53,6 +55,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(at_node(routes!(nodes::preempt)))
+        .routes(at_node(quick(routes!(drain::drain))))
+        .routes(at_node(quick(routes!(drain::undrain))))
         .routes(routes!(images::add))
         .routes(quick(routes!(images::remove)))
         .routes(routes!(images::collect))

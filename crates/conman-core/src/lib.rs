@@ -1,6 +1,6 @@
 //! Pure decisions: how a request becomes a spec, what things are called, how a session's life
-//! goes on, what a preemption will do, which sessions a listing shows, which node of a fleet may
-//! run what ([`ownership`]) and which one shall ([`placement`]).
+//! goes on, what a preemption or a drain will do, which sessions a listing shows, which node of a
+//! fleet may run what ([`ownership`]) and which one shall ([`placement`]).
 //!
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
 //! in, and destructive work comes out as data for somebody else to execute. No task runs here;
@@ -10,6 +10,7 @@
 mod activity;
 mod bind;
 mod closing;
+pub mod drain;
 mod image_reference;
 pub mod lifecycle;
 pub mod listing;
@@ -27,6 +28,7 @@ pub use bind::{Bind, BindError, bind_root};
 pub use closing::Closing;
 pub use naming::{CgroupDriver, CgroupParent, Instance};
 pub use nearest::nearest;
+pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_signal};
 pub use resolve::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,

@@ -15,7 +15,8 @@ const SIGNALS: [(&str, u8); 10] = [
 ];
 
 /// The full name of a signal given as `SIGTERM`, `TERM` or `15`, in either case.
-pub(crate) fn canonical(text: &str) -> Option<&'static str> {
+#[must_use]
+pub fn canonical(text: &str) -> Option<&'static str> {
     if let Ok(number) = text.parse::<u8>() {
         return SIGNALS
             .iter()
@@ -28,8 +29,9 @@ pub(crate) fn canonical(text: &str) -> Option<&'static str> {
         .find(|name| name.eq_ignore_ascii_case(text) || name[3..].eq_ignore_ascii_case(text))
 }
 
-/// For messages.
-pub(crate) fn allowed() -> String {
+/// The names that [`canonical`] knows, for messages.
+#[must_use]
+pub fn allowed() -> String {
     SIGNALS.map(|(name, _)| name).join(", ")
 }
 

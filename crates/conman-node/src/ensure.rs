@@ -77,6 +77,10 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
     let admission = context
         .sessions
         .admit(id, spec, max_sessions, host, |handle| {
+            // Whoever drains looks for lives after it has said so here.
+            if let Some(reason) = context.drain.reason() {
+                return Err(EnsureError::Draining { reason });
+            }
             let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
             context
                 .table

@@ -91,6 +91,22 @@ impl FailureKind {
     }
 }
 
+/// Why a drain was not begun or taken back.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DrainError {
+    #[error(
+        "cannot write down in {} whether the node is being drained; nothing was changed",
+        path.display()
+    )]
+    NotWritten {
+        path: std::path::PathBuf,
+        #[source]
+        source: Arc<io::Error>,
+    },
+    #[error("the drain was taken back meanwhile; ask again if it shall go on")]
+    NotDraining,
+}
+
 /// Why `ensure` gave no running session.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EnsureError {
@@ -113,6 +129,8 @@ pub enum EnsureError {
     NoRoom { limit: Box<LimitMet> },
     #[error("this node was told that its machine is going ({reason}); use another one")]
     Preempted { reason: String },
+    #[error("this node is being drained ({reason}) and takes no new sessions; use another one")]
+    Draining { reason: String },
     #[error("this node is shutting down")]
     ShuttingDown,
     #[error("session {id} did not start: {}", session.reason.as_deref().unwrap_or("no reason given"))]
@@ -157,6 +175,7 @@ impl EnsureError {
             Self::Full { .. }
             | Self::NoRoom { .. }
             | Self::Preempted { .. }
+            | Self::Draining { .. }
             | Self::ShuttingDown
             | Self::Stuck { .. }
             | Self::StillEnding { .. }

@@ -9,6 +9,7 @@
 //!   machine goes,
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
 //!   rest by the kill table and one bounded channel of commands,
+//! - while the node is being drained, one task that stops its sessions one after the other (`drain`),
 //! - three background tasks: `cleanup` (fed by a set of dead containers), `reconcile` (containers
 //!   without a record) and `runtime_health`.
 //!
@@ -35,6 +36,7 @@ mod binds;
 mod certificate;
 mod cleanup;
 mod context;
+mod drain;
 mod emergency;
 mod ensure;
 mod error;
@@ -58,10 +60,11 @@ mod stuck;
 mod view;
 
 pub use attached::{Attached, Presence};
+pub use drain::MAX_PARALLEL as MAX_DRAIN_PARALLEL;
 pub use emergency::{EmergencyHandle, PendingReport};
 pub use error::{
-    AccessError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError, RouteError,
-    StopError, Waiting,
+    AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
+    RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use node::Node;

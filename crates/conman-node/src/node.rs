@@ -8,9 +8,9 @@ use conman_core::listing::ListQuery;
 use conman_core::naming::Instance;
 use conman_linux::NetnsSockets;
 use conman_proto::{
-    EnsureResponse, EventKind, ExecId, Generation, KeptExec, PreemptPlan, PreemptReport,
-    PreemptRequest, RuntimeKind, Session, SessionId, SessionList, SessionRequest, SessionState,
-    StopReport,
+    DrainPlan, DrainReport, DrainRequest, EnsureResponse, EventKind, ExecId, Generation, KeptExec,
+    PreemptPlan, PreemptReport, PreemptRequest, RuntimeKind, Session, SessionId, SessionList,
+    SessionRequest, SessionState, StopReport,
 };
 use conman_registry::{Journal, Registry, RegistryError, SessionRecord, Standing};
 use conman_runtime::{
@@ -25,9 +25,11 @@ use tokio::time::timeout;
 use crate::attached::Attached;
 use crate::cleanup::CleanupQueue;
 use crate::context::Context;
+use crate::drain::{self, Drain};
 use crate::emergency::{self, EmergencyHandle, Endpoint};
 use crate::error::{
-    AccessError, EnsureError, NodeStartError, NotHere, PreemptError, RouteError, StopError,
+    AccessError, DrainError, EnsureError, NodeStartError, NotHere, PreemptError, RouteError,
+    StopError,
 };
 use crate::events::node_event;
 use crate::hold::Seats;
@@ -97,6 +99,7 @@ impl Node {
             host_limits: HostLimits::default(),
             held: Arc::new(Seats::default()),
             cleanup: CleanupQueue::default(),
+            drain: Drain::new(&options.state_dir),
             stray_expected: Notify::new(),
             options,
         });
@@ -109,6 +112,7 @@ impl Node {
         };
         context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
         tracing::info!(instance = %context.options.instance, "{adopted}");
+        drain::resume(&context).await;
         if let Some(endpoint) = endpoint {
             emergency::watch_gce(&emergency, &endpoint);
         }
@@ -364,6 +368,29 @@ impl Node {
     /// Admits sessions again after a preemption.
     pub async fn readmit(&self) -> Result<(), PreemptError> {
         self.emergency.readmit().await
+    }
+
+    /// What a drain would do now.
+    #[must_use]
+    pub fn drain_plan(&self, request: &DrainRequest) -> DrainPlan {
+        drain::plan_now(&self.context, request)
+    }
+
+    /// Takes no new sessions from now on, and stops the present ones in order, a few at a time.
+    /// Returns once that has begun; a drain that is under way or over is left as it is.
+    pub async fn drain(&self, request: &DrainRequest) -> Result<DrainReport, DrainError> {
+        drain::drain(&self.context, request).await
+    }
+
+    /// How the drain stands; `None` without one.
+    #[must_use]
+    pub fn drain_report(&self) -> Option<DrainReport> {
+        drain::report(&self.context)
+    }
+
+    /// Admits sessions again after a drain; those that have not had their turn stay.
+    pub async fn undrain(&self) -> Result<(), DrainError> {
+        drain::undrain(&self.context).await
     }
 
     /// For whatever must work when everything else hangs.

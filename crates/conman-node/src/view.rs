@@ -129,6 +129,8 @@ pub(crate) fn node(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         state: if preempted {
             NodeState::Preempted
+        } else if context.drain.reason().is_some() {
+            NodeState::Draining
         } else {
             NodeState::Live
         },

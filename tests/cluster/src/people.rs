@@ -288,7 +288,7 @@ pub fn down() -> Result<bool> {
 }
 
 /// Forwards ports of loopback to every node until the process is ended; what
-/// [`start_forwarding`] runs.
+/// `start_forwarding` runs.
 ///
 /// # Errors
 /// When a port is taken.

@@ -48,6 +48,12 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
                 "the node still adopts what an earlier daemon left; what is adopted is served",
             ));
         }
+        NodeState::Draining => {
+            return Err(Kind::NOT_READY.because(
+                "the node is being drained and takes no new sessions; POST \
+                 /v1/nodes/self/undrain takes that back",
+            ));
+        }
         NodeState::Preempted => {
             return Err(Kind::NOT_READY.because(
                 "the machine is going and takes no more sessions; POST /v1/nodes/self/readmit \

@@ -22,8 +22,8 @@ pub use image::{
     ImageRmArgs,
 };
 pub use session::{
-    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, EventsArgs, ExecArgs, InspectArgs,
-    LogsArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
+    InspectArgs, LogsArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -40,6 +40,10 @@ pub enum ClientCommand {
     Image(ImageArgs),
     /// List nodes
     Nodes,
+    /// Empty the node: take no new sessions, stop the present ones in order, a few at a time
+    Drain(DrainArgs),
+    /// Admit sessions again after a drain
+    Undrain,
     /// Act as if the machine were going: kill and release every session, admit no more
     Preempt(PreemptArgs),
     /// Admit sessions again after a preemption
@@ -293,6 +297,29 @@ pub struct TokenArgs {
     /// How long connections may be opened with it; 5 minutes unless given
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub ttl: Option<u32>,
+}
+
+/// Arguments of `conman drain`.
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Only say what would happen, in which order and how long it would take
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Return once it has begun; the node goes on with it
+    #[arg(long, conflicts_with = "dry_run")]
+    pub no_wait: bool,
+    /// Sessions that are stopped at a time; 8 unless given
+    #[arg(long, value_name = "N")]
+    pub parallel: Option<u32>,
+    /// Signal to send first, for example SIGTERM; each session's own preempt signal unless given
+    #[arg(long, value_name = "SIGNAL")]
+    pub signal: Option<String>,
+    /// Time between the signal and SIGKILL; each session's own unless given
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
+    pub grace: Option<u32>,
+    /// Why, for the journal and for those who are connected
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
 }
 
 /// Arguments of `conman preempt`.

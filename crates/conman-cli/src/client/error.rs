@@ -110,6 +110,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
             "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
         }
         "session-stuck" => "`conman why ID` tells what keeps it; nothing else runs under its name",
+        "node-draining" => "use another node, or `conman undrain` when this one stays after all",
         "node-preempted" => {
             "use another node, or `conman readmit` when this machine stays after all"
         }

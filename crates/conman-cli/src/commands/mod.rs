@@ -2,6 +2,7 @@
 
 mod attach;
 mod completions;
+mod drain;
 mod events;
 mod exec;
 mod image;
@@ -57,6 +58,8 @@ pub(crate) async fn dispatch(
         ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
         ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,
         ClientCommand::Nodes => Box::pin(nodes::run(context)).await,
+        ClientCommand::Drain(args) => Box::pin(drain::drain(context, args)).await,
+        ClientCommand::Undrain => Box::pin(drain::undrain(context)).await,
         ClientCommand::Preempt(args) => Box::pin(preempt::preempt(context, args)).await,
         ClientCommand::Readmit => Box::pin(preempt::readmit(context)).await,
         ClientCommand::Version => Box::pin(version::run(context)).await,

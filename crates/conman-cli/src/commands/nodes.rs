@@ -64,6 +64,7 @@ pub(super) const fn state(state: NodeState) -> &'static str {
     match state {
         NodeState::Live => "live",
         NodeState::Recovering => "recovering",
+        NodeState::Draining => "draining",
         NodeState::Preempted => "preempted",
     }
 }
@@ -80,6 +81,7 @@ fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
     let color = match node.state {
         NodeState::Live => Color::Green,
         NodeState::Recovering => Color::Yellow,
+        NodeState::Draining => Color::Yellow,
         NodeState::Preempted => Color::Red,
     };
     vec![

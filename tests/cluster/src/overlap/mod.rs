@@ -1,6 +1,6 @@
 //! Do two containers of one session ever run at the same time?
 //!
-//! Every session is a [witness](write) that appends a [`Line`] about itself to one shared file, again
+//! Every session is a [witness](write()) that appends a [`Line`] about itself to one shared file, again
 //! and again. [`Checker`] judges that file alone: it knows nothing of nodes, registries and fences.
 //! [`Drive`] has clients ask for the sessions while it injects faults that [`draw`] plans from a seed.
 

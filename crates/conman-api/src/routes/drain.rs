@@ -1,0 +1,147 @@
+//! Emptying a node in an orderly manner.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use conman_node::MAX_DRAIN_PARALLEL;
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, FieldError, Node};
+use http::{StatusCode, Uri};
+use utoipa::ToSchema;
+
+use crate::ApiState;
+use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::path_params::NodePath;
+use crate::problem::{ApiError, Kind};
+use crate::query::Query;
+
+const MAX_GRACE_MS: u32 = 3_600_000;
+const MAX_REASON_CHARS: usize = 500;
+
+/// Answer to a drain: how it stands, or with `dry_run` what it would do.
+#[derive(Debug, serde::Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum DrainAnswer {
+    Report(DrainReport),
+    Plan(DrainPlan),
+}
+
+/// Drain a node
+///
+/// The node takes no new sessions from now on, and moves the present ones away, a few at a time:
+/// idle ones first, then the lighter before the heavier. Answers once that has begun; a drain that
+/// is under way or over is left as it is, and told. It outlives a restart of the daemon.
+#[utoipa::path(
+    post, path = "/v1/nodes/{id}/drain", tag = "nodes", operation_id = "drain_node",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    request_body = DrainRequest,
+    responses(
+        (status = 200, description = "What would be done.", body = DrainAnswer),
+        (status = 202, description = "How the drain stands.", body = DrainAnswer),
+        (status = 404, description = "no-such-node"),
+    )
+)]
+pub(crate) async fn drain(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+    request: Request,
+) -> Result<(StatusCode, Json<DrainAnswer>), ApiError> {
+    Query::of(&uri).finish()?;
+    let mut asked: DrainRequest = json_body::read(request, MAX_BODY_BYTES).await?;
+    check(&mut asked)?;
+    node.require(state.node.name())?;
+    if asked.dry_run {
+        let plan = state.node.drain_plan(&asked);
+        return Ok((StatusCode::OK, Json(DrainAnswer::Plan(plan))));
+    }
+    let report = state.node.drain(&asked).await?;
+    Ok((StatusCode::ACCEPTED, Json(DrainAnswer::Report(report))))
+}
+
+/// Show a drain
+#[utoipa::path(
+    get, path = "/v1/nodes/{id}/drain", tag = "nodes", operation_id = "get_drain",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    responses(
+        (status = 200, description = "How it stands.", body = DrainReport),
+        (status = 404, description = "no-such-node, or not-draining"),
+    )
+)]
+pub(crate) async fn get(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+) -> Result<Json<DrainReport>, ApiError> {
+    Query::of(&uri).finish()?;
+    node.require(state.node.name())?;
+    let report = state.node.drain_report();
+    report.map(Json).ok_or_else(|| {
+        Kind::NOT_DRAINING
+            .because("nobody has asked for a drain of this node, or it was taken back")
+    })
+}
+
+/// Take a drain back
+///
+/// The node admits sessions again. Those that have not had their turn stay; without a drain
+/// nothing changes.
+#[utoipa::path(
+    post, path = "/v1/nodes/{id}/undrain", tag = "nodes", operation_id = "undrain_node",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    responses(
+        (status = 200, description = "The node.", body = Node),
+        (status = 404, description = "no-such-node"),
+    )
+)]
+pub(crate) async fn undrain(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+) -> Result<Json<Node>, ApiError> {
+    Query::of(&uri).finish()?;
+    node.require(state.node.name())?;
+    state.node.undrain().await?;
+    Ok(Json(state.node.view()))
+}
+
+/// Refuses what is out of bounds, and gives the signal its full name.
+fn check(request: &mut DrainRequest) -> Result<(), ApiError> {
+    let mut errors = Vec::new();
+    let mut refuse = |field: &str, message: String| {
+        errors.push(FieldError {
+            field: field.to_owned(),
+            message,
+        });
+    };
+    if let Some(parallel) = request.parallel
+        && !(1..=MAX_DRAIN_PARALLEL).contains(&parallel)
+    {
+        refuse("parallel", format!("must be 1 to {MAX_DRAIN_PARALLEL}"));
+    }
+    if let Some(signal) = &request.signal {
+        match conman_core::canonical_signal(signal) {
+            Some(name) => request.signal = Some(name.to_owned()),
+            None => refuse(
+                "signal",
+                format!("must be one of {}", conman_core::allowed_signals()),
+            ),
+        }
+    }
+    if request.grace_ms.is_some_and(|grace| grace > MAX_GRACE_MS) {
+        refuse("grace_ms", format!("must be at most {MAX_GRACE_MS}"));
+    }
+    if request.reason.as_ref().is_some_and(|reason| {
+        reason.chars().count() > MAX_REASON_CHARS || reason.chars().any(char::is_control)
+    }) {
+        refuse(
+            "reason",
+            format!(
+                "must have at most {MAX_REASON_CHARS} characters, none of them a control character"
+            ),
+        );
+    }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Kind::BAD_BODY.with_fields(errors))
+    }
+}

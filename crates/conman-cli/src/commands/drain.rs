@@ -1,0 +1,147 @@
+//! `conman drain` and `conman undrain`.
+
+use std::time::Duration;
+
+use comfy_table::Cell;
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState, Node};
+use http::Method;
+
+use super::{Context, nodes};
+use crate::args::DrainArgs;
+use crate::client::PROMPT;
+use crate::failure::{Exit, Failure};
+use crate::human::{count, milliseconds, printable};
+use crate::progress::Progress;
+
+const PATH: &str = "/v1/nodes/self/drain";
+
+/// Between two looks at how a drain stands.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Failure> {
+    let request = DrainRequest {
+        dry_run: args.dry_run,
+        parallel: args.parallel,
+        signal: args.signal,
+        grace_ms: args.grace,
+        reason: args.reason,
+    };
+    if args.dry_run {
+        return plan(context, &request).await;
+    }
+    let begun = context
+        .client
+        .answer::<DrainReport>(Method::POST, PATH, Some(&request), PROMPT)
+        .await?;
+    let mut answer = begun;
+    if !args.no_wait {
+        let progress = Progress::start(&context.output, "moving sessions away".to_owned());
+        while answer.value.state == DrainState::Draining {
+            tokio::time::sleep(INTERVAL).await;
+            answer = context
+                .client
+                .answer::<DrainReport>(Method::GET, PATH, None::<&()>, PROMPT)
+                .await?;
+        }
+        drop(progress);
+    }
+    let output = &context.output;
+    if output.json {
+        output.value(&answer.raw)?;
+    } else {
+        output.line(&summary(&answer.value))?;
+    }
+    let unreleased = &answer.value.unreleased;
+    if unreleased.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let listed: Vec<_> = unreleased
+        .iter()
+        .map(|one| format!("{}: {}", one.id, one.reason))
+        .collect();
+    Err(Failure::new(
+        Exit::Stuck,
+        "unreleased",
+        "Some sessions could not be released",
+        listed.join("; "),
+    )
+    .next("no other node may start them until this machine is certainly gone"))
+}
+
+async fn plan(context: &Context, request: &DrainRequest) -> Result<Exit, Failure> {
+    let answer = context
+        .client
+        .answer::<DrainPlan>(Method::POST, PATH, Some(request), PROMPT)
+        .await?;
+    let output = &context.output;
+    if output.json {
+        output.value(&answer.raw)?;
+        return Ok(Exit::Done);
+    }
+    let plan = answer.value;
+    let rows: Vec<_> = plan
+        .sessions
+        .iter()
+        .map(|session| {
+            let signal = session.signal.as_deref().unwrap_or("SIGKILL");
+            vec![
+                Cell::new(ms(session.at_ms)),
+                Cell::new(&session.id),
+                Cell::new(session.generation),
+                Cell::new(session.connections),
+                Cell::new(printable(signal)),
+                Cell::new(ms(session.grace_ms)),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        let header = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
+        output.table(&header, rows)?;
+    }
+    output.line(&format!(
+        "A drain now would stop {}, {} at a time, within {} at the latest. Nothing was done.",
+        count(plan.sessions.len() as u64, "session"),
+        plan.parallel,
+        ms(plan.predicted_ms),
+    ))?;
+    Ok(Exit::Done)
+}
+
+fn summary(report: &DrainReport) -> String {
+    let reason = printable(&report.reason);
+    match (report.state, report.finished_at) {
+        (DrainState::Drained, Some(finished_at)) => {
+            let took = finished_at.duration_since(report.started_at).as_secs_f64();
+            format!(
+                "Drained ({reason}): {} released in {}. The node admits none until \
+                 `conman undrain`.",
+                count(report.released, "session"),
+                milliseconds(took * 1_000.0),
+            )
+        }
+        _ => format!(
+            "Draining ({reason}): {} released, {} to go. `conman undrain` takes it back.",
+            count(report.released, "session"),
+            report.remaining,
+        ),
+    }
+}
+
+pub(super) async fn undrain(context: &Context) -> Result<Exit, Failure> {
+    let answer = context
+        .client
+        .answer::<Node>(Method::POST, "/v1/nodes/self/undrain", None::<&()>, PROMPT)
+        .await?;
+    if context.output.json {
+        context.output.value(&answer.raw)?;
+    } else {
+        let node = answer.value;
+        let (name, state) = (printable(&node.name), nodes::state(node.state));
+        context.output.line(&format!("{name} is {state}"))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn ms(ms: u64) -> String {
+    u32::try_from(ms).map_or_else(|_| "?".to_owned(), |ms| milliseconds(ms.into()))
+}

@@ -1,0 +1,148 @@
+//! In which order a node's sessions are moved away, and how long that takes: planned here, shown
+//! by a dry run, followed by the node.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use conman_proto::{DrainPlan, DrainSession, Generation, SessionId};
+
+/// What ending one session is taken to cost beside its grace, from the order to the release: a
+/// container with a limit of its own is certified dead some milliseconds after SIGKILL, on a busy
+/// machine some tens.
+pub const STOP_MS: u64 = 100;
+
+/// A session that has not ended, as a drain finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainCandidate {
+    pub id: SessionId,
+    pub generation: Generation,
+    pub connections: u64,
+    /// `None` without a limit.
+    pub memory_bytes: Option<u64>,
+    /// Sent first; `None` to kill at once.
+    pub signal: Option<String>,
+    pub grace_ms: u64,
+}
+
+/// Orders sessions for a drain and predicts its time, with so many stopped at a time.
+///
+/// Idle ones go first, since nobody notices; then the lighter before the heavier, so that most are
+/// served elsewhere soonest; those without a limit last. What is alike goes by name.
+#[must_use]
+pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
+    let parallel = parallel.max(1);
+    sessions.sort_by(|one, other| rank(one).cmp(&rank(other)));
+    // When each lane is free again.
+    let mut lanes: BinaryHeap<Reverse<u64>> = (0..parallel).map(|_| Reverse(0)).collect();
+    let mut predicted_ms = 0;
+    let mut planned = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let DrainCandidate {
+            id,
+            generation,
+            connections,
+            memory_bytes,
+            signal,
+            grace_ms,
+        } = session;
+        let grace_ms = if signal.is_some() { grace_ms } else { 0 };
+        let at_ms = lanes.pop().map_or(0, |Reverse(free_at)| free_at);
+        let over_ms = at_ms.saturating_add(grace_ms).saturating_add(STOP_MS);
+        lanes.push(Reverse(over_ms));
+        predicted_ms = predicted_ms.max(over_ms);
+        planned.push(DrainSession {
+            id,
+            generation,
+            connections,
+            memory_bytes,
+            signal,
+            grace_ms,
+            at_ms,
+        });
+    }
+    DrainPlan {
+        sessions: planned,
+        parallel,
+        predicted_ms,
+    }
+}
+
+/// Small goes first.
+fn rank(session: &DrainCandidate) -> (bool, u64, u64, &SessionId) {
+    (
+        session.connections > 0,
+        session.memory_bytes.unwrap_or(u64::MAX),
+        session.connections,
+        &session.id,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn candidate(id: &str, connections: u64, memory_bytes: Option<u64>) -> DrainCandidate {
+        DrainCandidate {
+            id: id.parse().expect("a session id"),
+            generation: Generation::FIRST,
+            connections,
+            memory_bytes,
+            signal: None,
+            grace_ms: 0,
+        }
+    }
+
+    #[test]
+    fn idle_sessions_go_first_and_light_ones_before_heavy_ones() {
+        let sessions = vec![
+            candidate("busy-light", 1, Some(1)),
+            candidate("idle-unlimited", 0, None),
+            candidate("idle-heavy", 0, Some(9)),
+            candidate("busy-heavy", 1, Some(9)),
+            candidate("idle-light", 0, Some(1)),
+        ];
+        let plan = plan(sessions, 1);
+        let order: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
+        let wanted = [
+            "idle-light",
+            "idle-heavy",
+            "idle-unlimited",
+            "busy-light",
+            "busy-heavy",
+        ];
+        assert_eq!(order, wanted);
+        assert_eq!(plan.predicted_ms, 5 * STOP_MS);
+    }
+
+    #[test]
+    fn a_grace_without_a_signal_is_none() {
+        let mut session = candidate("a", 0, None);
+        session.grace_ms = 5_000;
+        assert_eq!(plan(vec![session], 8).predicted_ms, STOP_MS);
+    }
+
+    proptest! {
+        #[test]
+        fn the_prediction_holds_every_session_and_no_more_at_a_time_than_allowed(
+            graces in proptest::collection::vec(0_u64..10_000, 0..40), parallel in 1_u32..10,
+        ) {
+            let sessions = graces.iter().enumerate().map(|(number, grace_ms)| DrainCandidate {
+                signal: Some("SIGTERM".to_owned()),
+                grace_ms: *grace_ms,
+                ..candidate(&format!("s{number}"), number as u64 % 3, None)
+            });
+            let plan = plan(sessions.collect(), parallel);
+            prop_assert_eq!(plan.sessions.len(), graces.len());
+            for one in &plan.sessions {
+                let until = one.at_ms + one.grace_ms + STOP_MS;
+                prop_assert!(until <= plan.predicted_ms);
+                let beside = plan.sessions.iter().filter(|other| {
+                    other.at_ms <= one.at_ms && one.at_ms < other.at_ms + other.grace_ms + STOP_MS
+                });
+                prop_assert!(beside.count() <= parallel as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Moves a node's sessions away in an orderly manner.
+//!
+//! ```text
+//!            drain                      none left but what is stuck
+//!  (none) ───────────▶ Draining ─────────────────────────────────────▶ Drained
+//!     ▲                    │                                               │
+//!     └──────undrain───────┴───────────────────────────────────────────────┘
+//! ```
+//! One task drains. It looks anew at what there is before each turn, so that a session that became
+//! idle meanwhile goes before one that did not, and a start that was admitted just before the
+//! drain is not forgotten. What was ordered to stop is not taken back by an undrain.
+//!
+//! A file in the state directory says that the node is draining, so that a daemon that is
+//! restarted in the middle goes on with it.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_core::drain::{DrainCandidate, plan};
+use conman_linux::{parse_signal, signal_name};
+use conman_proto::{
+    DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, SessionId,
+    SessionState, Unreleased,
+};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::context::Context;
+use crate::error::DrainError;
+use crate::events::node_event;
+use crate::session::{SessionHandle, View};
+
+/// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
+/// to hold up all others, few enough for the other nodes to start them as fast.
+const PARALLEL: u32 = 8;
+
+/// Most that may be asked for.
+pub const MAX_PARALLEL: u32 = 256;
+
+/// Between two looks at whether what is left has ended: sessions that are stuck end by themselves,
+/// if they do.
+const STUCK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Unreleased sessions that a report names.
+const MAX_NAMED: usize = 1_000;
+
+const DEFAULT_REASON: &str = "the node is being drained";
+
+/// What is written down of a drain. What a newer conman adds is passed over.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Order {
+    reason: String,
+    started_at: Timestamp,
+    parallel: u32,
+    signal: Option<String>,
+    grace_ms: Option<u32>,
+}
+
+impl Order {
+    fn of(request: &DrainRequest) -> Self {
+        let reason = request.reason.clone().filter(|reason| !reason.is_empty());
+        Self {
+            reason: reason.unwrap_or_else(|| DEFAULT_REASON.to_owned()),
+            started_at: Timestamp::now(),
+            parallel: request.parallel.unwrap_or(PARALLEL).clamp(1, MAX_PARALLEL),
+            signal: request.signal.clone(),
+            grace_ms: request.grace_ms,
+        }
+    }
+
+    /// What is sent first to a session's program, and how long before it is killed.
+    fn warning(&self, handle: &SessionHandle) -> (Option<String>, u32) {
+        let own = handle.spec.preempt_signal.clone();
+        let signal = self.signal.clone().or(own);
+        let grace_ms = self.grace_ms.unwrap_or(handle.spec.preempt_grace_ms);
+        (signal, grace_ms)
+    }
+}
+
+/// The node's drain, if it has one.
+#[derive(Debug)]
+pub(crate) struct Drain {
+    current: Mutex<Option<Current>>,
+    file: PathBuf,
+    /// Locked while the file and `current` are changed together, which only this does.
+    changing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Current {
+    order: Order,
+    finished_at: Option<Timestamp>,
+    released: u64,
+    unreleased: Vec<Unreleased>,
+    /// Dropped by an undrain, which ends the task.
+    _ends: watch::Sender<()>,
+}
+
+impl Drain {
+    pub(crate) fn new(state_dir: &Path) -> Self {
+        Self {
+            current: Mutex::default(),
+            file: state_dir.join("drain.json"),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// No panic can happen while the lock is held that leaves half a change.
+    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the node takes no sessions, if it is being drained.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.lock()
+            .as_ref()
+            .map(|current| current.order.reason.clone())
+    }
+}
+
+/// Goes on with the drain of an earlier daemon, if there was one.
+pub(crate) async fn resume(context: &Arc<Context>) {
+    let file = context.drain.file.clone();
+    let read = tokio::task::spawn_blocking(move || std::fs::read(file)).await;
+    let order = match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+            tracing::warn!(%error, "what is written of a drain cannot be read; it goes on as usual");
+            Order::of(&DrainRequest::default())
+        }),
+        Err(error) if error.kind() == ErrorKind::NotFound => return,
+        Err(error) => {
+            // Rather full by mistake than admitting on a machine that is about to be taken away.
+            tracing::warn!(%error, "cannot read whether the node is being drained; it is");
+            Order::of(&DrainRequest::default())
+        }
+    };
+    tracing::info!(reason = order.reason, "the node is still being drained");
+    begin(context, order);
+}
+
+/// What a drain would do now.
+pub(crate) fn plan_now(context: &Context, request: &DrainRequest) -> DrainPlan {
+    let order = Order::of(request);
+    plan(candidates(context, &order, &Turns::new()), order.parallel)
+}
+
+/// Begins a drain, unless one has begun, and tells how it stands.
+pub(crate) async fn drain(
+    context: &Arc<Context>,
+    request: &DrainRequest,
+) -> Result<DrainReport, DrainError> {
+    let _changing = context.drain.changing.lock().await;
+    if let Some(report) = report(context) {
+        return Ok(report);
+    }
+    let order = Order::of(request);
+    let written = serde_json::to_vec(&order).map_err(io::Error::other);
+    let file = context.drain.file.clone();
+    write_down(context, move || {
+        written.and_then(|bytes| replace(&file, &bytes))
+    })
+    .await?;
+    begin(context, order);
+    report(context).ok_or(DrainError::NotDraining)
+}
+
+/// Takes a drain back. What was ordered to stop does so; the rest stays, and new sessions are
+/// admitted.
+pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
+    let _changing = context.drain.changing.lock().await;
+    let file = context.drain.file.clone();
+    write_down(context, move || match std::fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    })
+    .await?;
+    if context.drain.lock().take().is_some() {
+        let message = "the drain was taken back; sessions are admitted again".to_owned();
+        tracing::info!("{message}");
+        context.note(node_event(EventKind::NodeUndrained, message));
+    }
+    Ok(())
+}
+
+/// How the drain stands; `None` without one.
+pub(crate) fn report(context: &Context) -> Option<DrainReport> {
+    let remaining = context.sessions.live().len() as u64;
+    let current = context.drain.lock();
+    let current = current.as_ref()?;
+    Some(DrainReport {
+        state: match current.finished_at {
+            Some(_) => DrainState::Drained,
+            None => DrainState::Draining,
+        },
+        reason: current.order.reason.clone(),
+        started_at: current.order.started_at,
+        finished_at: current.finished_at,
+        released: current.released,
+        remaining,
+        unreleased: current.unreleased.clone(),
+    })
+}
+
+async fn write_down(
+    context: &Context,
+    change: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Result<(), DrainError> {
+    let changed = tokio::task::spawn_blocking(change).await;
+    changed
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
+        .map_err(|source| DrainError::NotWritten {
+            path: context.drain.file.clone(),
+            source: Arc::new(source),
+        })
+}
+
+/// The old file or the new one is there, whatever happens in between.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = std::fs::File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    match path.parent() {
+        Some(parent) => std::fs::File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn begin(context: &Arc<Context>, order: Order) {
+    let (ends, ended) = watch::channel(());
+    let message = format!("draining: {}", order.reason);
+    *context.drain.lock() = Some(Current {
+        order: order.clone(),
+        finished_at: None,
+        released: 0,
+        unreleased: Vec::new(),
+        _ends: ends,
+    });
+    context.note(node_event(EventKind::DrainStarted, message));
+    tokio::spawn(run(Arc::clone(context), order, ended));
+}
+
+/// The lives that have had their turn.
+type Turns = BTreeMap<SessionId, Arc<SessionHandle>>;
+
+/// Sessions that have not ended and have not had their turn.
+fn candidates(context: &Context, order: &Order, had: &Turns) -> Vec<DrainCandidate> {
+    let has_had = |handle: &Arc<SessionHandle>| {
+        had.get(&handle.id)
+            .is_some_and(|life| Arc::ptr_eq(life, handle))
+    };
+    let live = context.sessions.live();
+    live.iter()
+        .filter(|handle| !has_had(handle))
+        .map(|handle| {
+            let (signal, grace_ms) = order.warning(handle);
+            DrainCandidate {
+                id: handle.id.clone(),
+                // One that is not claimed yet is stopped before it is.
+                generation: handle.generation().unwrap_or(Generation::FIRST),
+                connections: handle.activity.in_flight(),
+                memory_bytes: handle.spec.memory_bytes,
+                signal: signal.filter(|_| handle.view().process.is_some()),
+                grace_ms: grace_ms.into(),
+            }
+        })
+        .collect()
+}
+
+async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>) {
+    let began = Instant::now();
+    let mut had = Turns::new();
+    let mut turns = JoinSet::new();
+    while ended.has_changed().is_ok() {
+        if turns.len() < order.parallel as usize
+            && let Some(handle) = next(&context, &order, &had)
+        {
+            had.insert(handle.id.clone(), Arc::clone(&handle));
+            turns.spawn(take_turn(handle, order.clone()));
+            continue;
+        }
+        if turns.is_empty() && is_finished(&context) {
+            return finish(&context, began);
+        }
+        tokio::select! {
+            // Cancel safe: an outcome is taken or stays in the set.
+            Some(turn) = turns.join_next() => {
+                if let Ok(unreleased) = turn {
+                    note_turn(&context, unreleased);
+                }
+            }
+            // Cancel safe: it only tells that the sender is gone.
+            _ = ended.changed() => {}
+            // Cancel safe: time alone.
+            () = sleep(STUCK_INTERVAL), if turns.is_empty() => {}
+        }
+    }
+    // What has had its turn stops all the same.
+    turns.detach_all();
+}
+
+/// Whose turn it is.
+fn next(context: &Context, order: &Order, had: &Turns) -> Option<Arc<SessionHandle>> {
+    let planned = plan(candidates(context, order, had), order.parallel);
+    let first = planned.sessions.into_iter().next()?;
+    context.sessions.current(&first.id)
+}
+
+/// Nothing is left, but what could not be killed.
+fn is_finished(context: &Context) -> bool {
+    let live = context.sessions.live();
+    live.iter()
+        .all(|handle| handle.is_ended() || handle.state() == SessionState::Stuck)
+}
+
+/// Ends one session; what could not be released is returned.
+async fn take_turn(handle: Arc<SessionHandle>, order: Order) -> Option<Unreleased> {
+    let (signal, grace_ms) = order.warning(&handle);
+    let view = handle.view();
+    if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
+        && grace_ms > 0
+    {
+        let until = Instant::now() + Duration::from_millis(grace_ms.into());
+        match process.signal(signal) {
+            Ok(_) => {
+                let gone = handle.wait_for(|view| view.process.is_none());
+                // Cancel safe: it only looks.
+                let _ = timeout(until.saturating_duration_since(Instant::now()), gone).await;
+            }
+            Err(error) => {
+                let name = signal_name(signal).unwrap_or("its signal");
+                tracing::warn!(session = %handle.id, %error, "{name} could not be sent; it is killed");
+            }
+        }
+    }
+    handle.order_stop(&format!("drained: {}", order.reason));
+    let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
+    let view = handle.wait_for(over).await;
+    (view.state == SessionState::Stuck).then(|| Unreleased {
+        id: handle.id.clone(),
+        generation: view.generation.unwrap_or(Generation::FIRST),
+        reason: view.reason.unwrap_or_default(),
+    })
+}
+
+fn note_turn(context: &Context, unreleased: Option<Unreleased>) {
+    let mut current = context.drain.lock();
+    let Some(current) = current.as_mut() else {
+        return;
+    };
+    match unreleased {
+        None => current.released += 1,
+        Some(one) if current.unreleased.len() < MAX_NAMED => current.unreleased.push(one),
+        Some(_) => {}
+    }
+}
+
+fn finish(context: &Context, began: Instant) {
+    let (released, stuck) = {
+        let mut current = context.drain.lock();
+        let Some(current) = current.as_mut() else {
+            return;
+        };
+        current.finished_at = Some(Timestamp::now());
+        (current.released, current.unreleased.len())
+    };
+    let message = format!(
+        "drained: {released} sessions released in {:.1} s, {stuck} stuck",
+        began.elapsed().as_secs_f64()
+    );
+    tracing::info!("{message}");
+    context.note(node_event(EventKind::DrainFinished, message));
+}

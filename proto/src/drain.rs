@@ -1,0 +1,86 @@
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Generation, SessionId, Unreleased};
+
+/// Body of `POST /v1/nodes/{id}/drain`; may be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrainRequest {
+    /// Only say what would happen.
+    pub dry_run: bool,
+    /// Sessions that are stopped at a time; 8 when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 256)]
+    pub parallel: Option<u32>,
+    /// Sent first to every session's program, for example `SIGTERM`; the session's own
+    /// `preempt_signal`, if it has one, when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(SIG)?(HUP|INT|QUIT|USR1|USR2|ALRM|TERM|CONT|WINCH|PWR)$")]
+    pub signal: Option<String>,
+    /// So long before SIGKILL where a signal is sent, in milliseconds; the session's own
+    /// `preempt_grace_ms` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 3_600_000)]
+    pub grace_ms: Option<u32>,
+    /// Why, for the journal and for those who are connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 500, pattern = r"^[^\u0000-\u001f\u007f-\u009f]*$")]
+    pub reason: Option<String>,
+}
+
+/// What a drain would do: the answer to a dry run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DrainPlan {
+    /// In the order in which they would be stopped.
+    pub sessions: Vec<DrainSession>,
+    pub parallel: u32,
+    /// When the last one would be released at the latest, in milliseconds: every grace is taken
+    /// to be used up.
+    pub predicted_ms: u64,
+}
+
+/// One session in a [`DrainPlan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DrainSession {
+    pub id: SessionId,
+    pub generation: Generation,
+    /// Open connections and requests in flight; those without any go first.
+    pub connections: u64,
+    /// What it may take of the node's memory, by which those that are alike are ordered; null
+    /// for one without a limit, which goes last.
+    pub memory_bytes: Option<u64>,
+    pub signal: Option<String>,
+    pub grace_ms: u64,
+    /// When its turn would come, in milliseconds from the beginning.
+    pub at_ms: u64,
+}
+
+/// How a drain stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainState {
+    /// Sessions are being moved away.
+    Draining,
+    /// Nothing is left but what is stuck; the node admits none until it is undrained.
+    Drained,
+}
+
+/// What a drain has done so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DrainReport {
+    pub state: DrainState,
+    pub reason: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: Timestamp,
+    /// Null while it goes on.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub finished_at: Option<Timestamp>,
+    /// Stopped and released since it began.
+    pub released: u64,
+    /// Still there, those included that have not had their turn.
+    pub remaining: u64,
+    /// What could not be released, each with its reason.
+    pub unreleased: Vec<Unreleased>,
+}
