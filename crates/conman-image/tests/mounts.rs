@@ -108,6 +108,59 @@ fn a_full_store_says_so_and_keeps_nothing_of_the_image() {
 }
 
 #[test]
+fn a_list_of_images_is_never_absent_while_a_damaged_one_is_made_anew() {
+    if !inside("a_list_of_images_is_never_absent_while_a_damaged_one_is_made_anew") {
+        return;
+    }
+    let stage = Stage::new();
+    let directory = stage.path().join("small");
+    fs::create_dir(&directory).expect("mount point");
+    mount(
+        &["-t", "tmpfs", "-o", "nr_inodes=1000", "tmpfs"],
+        &directory,
+    );
+    let open = || ImageStore::open(&directory, ImageLimits::default());
+    let store = open().expect("store");
+    let small = stage.file("small.tar", &Tar::new().file("a", b"a").bytes());
+    let kept = store.import(&small, &name("small:1")).expect("imported");
+    drop(store);
+    let list = directory.join("images.json");
+    fs::write(&list, "{").expect("damaged");
+    // As many files and links as there can be: it ends after some step, as by a crash there.
+    let filler = directory.join("filler");
+    fs::create_dir(&filler).expect("made");
+    let mut files = Vec::new();
+    loop {
+        let file = filler.join(files.len().to_string());
+        match fs::write(&file, "") {
+            Ok(()) => files.push(file),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+                break;
+            }
+        }
+    }
+    let mut failures = 0;
+    let store = loop {
+        match open() {
+            Ok(store) => break store,
+            Err(error) => assert!(matches!(error, StoreError::Io { .. }), "{error:?}"),
+        }
+        assert_eq!(fs::read(&list).expect("it is there"), b"{");
+        failures += 1;
+        // The next one comes a step further.
+        fs::remove_file(files.pop().expect("there is room in the end")).expect("removed");
+    };
+    assert!(failures >= 2, "it failed at {failures} steps");
+    store.collect(&BTreeSet::new()).expect("collected");
+    let image = store.pin(&name("small:1")).expect("whole");
+    assert_eq!(image.image().id, kept.id);
+    assert!(image.image().layers[0].root.join("a").exists());
+    let aside = fs::read(directory.join("images.json.damaged"));
+    assert_eq!(aside.expect("kept"), b"{");
+}
+
+#[test]
 fn a_read_only_store_cannot_be_opened_for_writing() {
     if !inside("a_read_only_store_cannot_be_opened_for_writing") {
         return;
