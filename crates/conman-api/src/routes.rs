@@ -38,7 +38,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(routes!(events::events))
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
-        .routes(quick(routes!(drain::get)))
+        .routes(at_node(quick(routes!(drain::get))))
         .routes(quick(routes!(templates::list)))
         .routes(quick(routes!(images::list)))
         .routes(quick(routes!(images::get)))
