@@ -45,7 +45,7 @@ impl Default for Builder {
             etcd_arguments: Vec::new(),
             binaries: BTreeMap::new(),
             timing: Timing::default(),
-            joined: false,
+            joined: true,
             unfenced: None,
             sections: Vec::new(),
             toml: String::new(),
