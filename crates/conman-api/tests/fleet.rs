@@ -3,31 +3,27 @@
 
 mod stage;
 
-use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::os::unix::fs::PermissionsExt as _;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node, serve_tcp};
 use conman_auth::{ClusterSecret, PeerConnection, PeerGuard, Scope};
 use conman_core::placement::PlacementLimits;
+use conman_peer::model::{ModelFleet, ModelNode};
 use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient, PeerStream};
 use conman_proto::{
     EXEC_PROTOCOL, EnsureResponse, ExecChannel, ExecResult, Generation, NodeList, NodeStanding,
-    PreemptPlan, Problem, ResolvedSpec, Session, SessionId, SessionList, SessionState, StopReport,
-    Timeline,
+    PreemptPlan, Problem, Session, SessionId, SessionList, SessionState, StopReport, Timeline,
 };
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy, ProxyOptions, Route,
     Stream, Turned,
 };
-use conman_registry::{
-    Announcement, ContainerIdentity, Fleet, FleetSession, Located, ModelRegistry, Peer,
-    PeerStanding, RecordState, Registry, RegistryError, Release, SessionRecord, Standing,
-};
+use conman_registry::{Announcement, Fleet, Located, Peer, PeerStanding};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::request::Parts;
@@ -36,17 +32,13 @@ use http_body_util::Empty;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use stage::{Api, PATIENCE, Stage, session};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_util::sync::CancellationToken;
 
 /// What the nodes share.
-#[derive(Debug)]
 struct World {
-    records: ModelRegistry,
-    owners: Mutex<BTreeMap<SessionId, String>>,
-    peers: Mutex<BTreeMap<String, Peer>>,
+    fleet: Arc<ModelFleet>,
     secret: Arc<ClusterSecret>,
 }
 
@@ -58,176 +50,33 @@ impl World {
         let mode = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(&path, mode).expect("chmod");
         Arc::new(Self {
-            records: ModelRegistry::new(),
-            owners: Mutex::default(),
-            peers: Mutex::default(),
+            fleet: ModelFleet::new(),
             secret: Arc::new(ClusterSecret::load(path).expect("valid")),
         })
     }
 
     fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
-        let mut peers = self.peers.lock().expect("sound");
-        change(peers.get_mut(name).expect("a node"));
+        self.fleet.change(name, change);
     }
 
     fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
-        self.change(name, |peer| {
-            change(peer.announcement.get_or_insert_default());
+        self.fleet.announced(name, change);
+    }
+
+    /// Where the node `b` listens for others.
+    fn address_of_b(&self) -> PeerAddress {
+        let mut url = None;
+        self.change("b", |b| {
+            url = b.announcement.clone().and_then(|told| told.peer_url);
         });
-    }
-}
-
-/// The registry as one node uses it.
-#[derive(Debug)]
-struct Shared {
-    world: Arc<World>,
-    me: String,
-}
-
-#[async_trait]
-impl Registry for Shared {
-    async fn claim(
-        &self,
-        id: &SessionId,
-        spec: &ResolvedSpec,
-    ) -> Result<SessionRecord, RegistryError> {
-        match self.world.records.claim(id, spec).await {
-            Ok(record) => {
-                let mut owners = self.world.owners.lock().expect("sound");
-                owners.insert(id.clone(), self.me.clone());
-                Ok(record)
-            }
-            Err(RegistryError::Owned { id, generation }) => {
-                // The other one may be between its claim and its name.
-                let owner = loop {
-                    let owner = self.world.owners.lock().expect("sound").get(&id).cloned();
-                    match owner {
-                        Some(owner) => break owner,
-                        None => tokio::task::yield_now().await,
-                    }
-                };
-                if owner == self.me {
-                    return Err(RegistryError::Owned { id, generation });
-                }
-                Err(RegistryError::Elsewhere { id, node: owner })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn set_container(
-        &self,
-        id: &SessionId,
-        generation: Generation,
-        container: &ContainerIdentity,
-    ) -> Result<(), RegistryError> {
-        let records = &self.world.records;
-        records.set_container(id, generation, container).await
-    }
-
-    async fn set_state(
-        &self,
-        id: &SessionId,
-        generation: Generation,
-        state: RecordState,
-    ) -> Result<(), RegistryError> {
-        self.world.records.set_state(id, generation, state).await
-    }
-
-    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
-        self.world.records.release(batch).await
-    }
-
-    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
-        self.world.records.forget(id, generation).await
-    }
-
-    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
-        self.world.records.get(id).await
-    }
-
-    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
-        let mut records = self.world.records.list().await?;
-        let owners = self.world.owners.lock().expect("sound");
-        records.retain(|record| owners.get(&record.id) == Some(&self.me));
-        Ok(records)
-    }
-}
-
-/// The fleet as one node sees it.
-#[derive(Debug)]
-struct Seen {
-    world: Arc<World>,
-    me: String,
-    standing: watch::Sender<Standing>,
-    /// What was known once, and is not true any more.
-    stale: Mutex<HashMap<SessionId, Located>>,
-}
-
-#[async_trait]
-impl Fleet for Seen {
-    fn me(&self) -> &str {
-        &self.me
-    }
-
-    fn peers(&self) -> Arc<[Peer]> {
-        let peers = self.world.peers.lock().expect("sound");
-        peers.values().cloned().collect()
-    }
-
-    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
-        let stale = self.stale.lock().expect("sound").get(id).cloned();
-        if let Some(stale) = stale.filter(|_| !fresh) {
-            return Ok(Some(stale));
-        }
-        let Some(record) = self.world.records.get(id).await? else {
-            return Ok(None);
-        };
-        let owner = self.world.owners.lock().expect("sound").get(id).cloned();
-        Ok(owner.map(|node| Located {
-            node,
-            generation: record.generation,
-            released: record.state.is_ended(),
-        }))
-    }
-
-    fn forget_location(&self, id: &SessionId, _: Generation) {
-        self.stale.lock().expect("sound").remove(id);
-    }
-
-    fn standing(&self) -> watch::Receiver<Standing> {
-        self.standing.subscribe()
-    }
-
-    fn announce(&self, announcement: Announcement) {
-        self.world
-            .announced(&self.me, |present| *present = announcement);
-    }
-
-    async fn sessions(
-        &self,
-        after: Option<&SessionId>,
-        limit: usize,
-    ) -> Result<Vec<FleetSession>, RegistryError> {
-        let records = self.world.records.list().await?;
-        let owners = self.world.owners.lock().expect("sound");
-        let behind = |record: &SessionRecord| after.is_none_or(|after| record.id > *after);
-        Ok(records
-            .into_iter()
-            .filter(behind)
-            .take(limit)
-            .map(|record| FleetSession {
-                node: owners.get(&record.id).cloned().unwrap_or_default(),
-                record,
-            })
-            .collect())
+        PeerAddress::new("b", &url.expect("announced")).expect("an address")
     }
 }
 
 /// A node with its API and its listener for the others.
 struct Node {
     api: Api,
-    seen: Arc<Seen>,
+    seen: Arc<ModelNode>,
     _proxy: Proxy,
     // Last: whatever still runs is ended when nothing else starts anything.
     _stage: Stage,
@@ -236,12 +85,7 @@ struct Node {
 impl Node {
     async fn join(world: &Arc<World>, name: &str) -> Self {
         let stage = Stage::new();
-        let seen = Arc::new(Seen {
-            world: Arc::clone(world),
-            me: name.to_owned(),
-            standing: watch::Sender::new(Standing::Live),
-            stale: Mutex::default(),
-        });
+        let (registry, seen) = world.fleet.join(name);
         let dialer = Dialer::new(name, Some(Arc::clone(&world.secret)), None);
         let fleet: Arc<dyn Fleet> = seen.clone();
         let limits = PlacementLimits {
@@ -250,10 +94,6 @@ impl Node {
             ..PlacementLimits::default()
         };
         let map = Arc::new(FleetMap::new(fleet, PeerClient::new(dialer), limits));
-        let registry = Arc::new(Shared {
-            world: Arc::clone(world),
-            me: name.to_owned(),
-        });
         let api = stage
             .boot_among(registry, Some(map), |options| {
                 options.name = name.to_owned();
@@ -276,24 +116,14 @@ impl Node {
             ..ProxyOptions::default()
         };
         let proxy = Proxy::start_peers(listener, options, front).expect("a proxy");
-        let peer = Peer {
-            name: name.to_owned(),
-            incarnation: 1,
-            standing: PeerStanding::Live,
-            announcement: Some(Announcement {
-                peer_url: Some(format!("http://{address}")),
-                templates: vec!["idle".to_owned()],
-                max_sessions: 100,
-                view: Some(api.node.view()),
-                ..Announcement::default()
-            }),
-            announced_ago_ms: 0,
+        let told = Announcement {
+            peer_url: Some(format!("http://{address}")),
+            templates: vec!["idle".to_owned()],
+            max_sessions: 100,
+            view: Some(api.node.view()),
+            ..Announcement::default()
         };
-        world
-            .peers
-            .lock()
-            .expect("sound")
-            .insert(name.to_owned(), peer);
+        world.announced(name, |present| *present = told);
         Self {
             api,
             seen,
@@ -447,14 +277,10 @@ async fn a_node_that_is_taken_for_the_owner_and_is_not_says_so_before_it_does_an
             generation: Generation::new(alice.generation.get() + 100).expect("not zero"),
             released: false,
         };
-        a.seen
-            .stale
-            .lock()
-            .expect("sound")
-            .insert(alice.id.clone(), stale);
+        a.seen.believe(&alice.id, stale);
         let answer = a.api.call(method, &session("alice"), "").await;
         assert_eq!(answer.status, wanted, "{}", answer.text());
-        assert!(a.seen.stale.lock().expect("sound").is_empty());
+        assert!(!a.seen.is_mistaken());
     }
 }
 
@@ -467,9 +293,7 @@ async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewher
     world.announced("b", |b| b.draining = true);
     let present = a.ensure("alice").await.session;
     assert!(present.node == "a" && present.generation > former.generation);
-    let address = world.peers.lock().expect("sound")["b"].announcement.clone();
-    let url = address.and_then(|told| told.peer_url).expect("announced");
-    let to = PeerAddress::new("b", &url).expect("an address");
+    let to = world.address_of_b();
     let client = PeerClient::new(Dialer::new("c", Some(Arc::clone(&world.secret)), None));
     let request = Request::delete(session("alice"))
         .header("x-conman-caller", "admin test")
@@ -491,9 +315,7 @@ async fn a_caller_may_at_another_node_what_they_may_here() {
         .request(Scope::Read, Method::DELETE, &session("alice"));
     assert_eq!(a.api.send(request).await.status, StatusCode::FORBIDDEN);
     // A node that would ask for more than its caller may is refused by the other as well.
-    let url = world.peers.lock().expect("sound")["b"].announcement.clone();
-    let url = url.and_then(|told| told.peer_url).expect("announced");
-    let to = PeerAddress::new("b", &url).expect("an address");
+    let to = world.address_of_b();
     let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&world.secret)), None));
     for (caller, status) in [
         (Some("read test"), StatusCode::FORBIDDEN),

@@ -17,6 +17,7 @@ mod address;
 mod client;
 mod dial;
 mod map;
+pub mod model;
 mod stream;
 
 pub use accept::PeerAcceptor;

@@ -57,9 +57,28 @@ pub(super) fn start(
     listener: &std::net::TcpListener,
     credentials: &Credentials,
     node: &Arc<Node>,
+    serving: (Router, ServeOptions, CancellationToken),
+) -> Result<Proxy> {
+    let options = ProxyOptions {
+        domain: None,
+        max_connections: config.limits.max_connections,
+        // Connections of other nodes wait in their pools for the next request.
+        idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
+        ..ProxyOptions::default()
+    };
+    start_with(&config.name, options, listener, credentials, node, serving)
+}
+
+/// As [`start`], for the node `name`.
+pub(super) fn start_with(
+    name: &str,
+    proxied: ProxyOptions,
+    listener: &std::net::TcpListener,
+    credentials: &Credentials,
+    node: &Arc<Node>,
     (api, options, closing): (Router, ServeOptions, CancellationToken),
 ) -> Result<Proxy> {
-    let guard = PeerGuard::new(&config.name, credentials.secret.clone());
+    let guard = PeerGuard::new(name, credentials.secret.clone());
     let front = PeerFront {
         accept: Arc::new(Accept(PeerAcceptor::new(
             Arc::new(guard),
@@ -73,17 +92,10 @@ pub(super) fn start(
             main: Handle::current(),
         }),
     };
-    let options = ProxyOptions {
-        domain: None,
-        max_connections: config.limits.max_connections,
-        // Connections of other nodes wait in their pools for the next request.
-        idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
-        ..ProxyOptions::default()
-    };
     let listener = listener
         .try_clone()
         .context("cannot share the listener for nodes")?;
-    Proxy::start_peers(listener, options, front)
+    Proxy::start_peers(listener, proxied, front)
         .context("cannot start the threads of the listener for nodes")
 }
 

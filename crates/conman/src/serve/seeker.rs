@@ -274,6 +274,8 @@ impl Seeker {
         loop {
             tokio::select! {
                 outcome = &mut work => {
+                    // First, so that nobody joins what is over: they may need something else.
+                    lock(&self.quests).remove(id);
                     quest.0.send_replace(Some(outcome));
                     return;
                 }
@@ -529,3 +531,6 @@ fn no_node(id: &SessionId, refused: &[conman_core::placement::Refused]) -> Refus
         format!("no node takes session `{id}`: {reasons}. Wait, add a node, or undrain one"),
     ))
 }
+
+#[cfg(test)]
+mod tests;

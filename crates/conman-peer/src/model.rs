@@ -1,0 +1,274 @@
+//! A fleet in memory, as [`ModelRegistry`] is a registry in memory: for tests of whatever stands on
+//! [`Fleet`]. Nothing in it renews, and a node is fenced when the test says so.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use conman_registry::{
+    Announcement, ContainerIdentity, Ending, Fleet, FleetSession, Located, ModelRegistry, Peer,
+    PeerStanding, Phases, RecordState, Registry, RegistryError, Release, SessionRecord, Standing,
+};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+/// What the nodes share.
+#[derive(Debug, Default)]
+pub struct ModelFleet {
+    records: ModelRegistry,
+    owners: Mutex<BTreeMap<SessionId, String>>,
+    peers: Mutex<BTreeMap<String, Peer>>,
+}
+
+impl ModelFleet {
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            records: ModelRegistry::new(),
+            owners: Mutex::default(),
+            peers: Mutex::default(),
+        })
+    }
+
+    /// The registry and the fleet as a new node has them.
+    #[must_use]
+    pub fn join(self: &Arc<Self>, name: &str) -> (Arc<dyn Registry>, Arc<ModelNode>) {
+        let registry = Shared {
+            world: Arc::clone(self),
+            me: name.to_owned(),
+        };
+        let node = ModelNode {
+            world: Arc::clone(self),
+            me: name.to_owned(),
+            standing: watch::Sender::new(Standing::Live),
+            stale: Mutex::default(),
+        };
+        let peer = Peer {
+            name: name.to_owned(),
+            incarnation: 1,
+            standing: PeerStanding::Live,
+            announcement: None,
+            announced_ago_ms: 0,
+        };
+        lock(&self.peers).insert(name.to_owned(), peer);
+        (Arc::new(registry), Arc::new(node))
+    }
+
+    /// Changes what is known of a node that has joined.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
+        if let Some(peer) = lock(&self.peers).get_mut(name) {
+            change(peer);
+        }
+    }
+
+    /// Changes what a node has told of itself.
+    pub fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
+        self.change(name, |peer| {
+            change(peer.announcement.get_or_insert_default());
+        });
+    }
+}
+
+impl ModelFleet {
+    /// Ends a session whose node is fenced, as whoever claims it may.
+    async fn end_lost(&self, id: &SessionId, generation: Generation) -> bool {
+        let owner = lock(&self.owners).get(id).cloned();
+        let is_fenced = owner.is_some_and(|owner| {
+            let peers = lock(&self.peers);
+            let peer = peers.get(&owner);
+            peer.is_some_and(|peer| peer.standing == PeerStanding::Fenced)
+        });
+        if !is_fenced {
+            return false;
+        }
+        let ending = Ending {
+            failed: true,
+            reason: "its node is gone".to_owned(),
+            exit_code: None,
+            ended_at: Timestamp::now(),
+            started_at: None,
+            phases: Phases::default(),
+        };
+        let release = Release {
+            id: id.clone(),
+            generation,
+            ending,
+        };
+        let released = self.records.release(vec![release]).await;
+        released.iter().all(Result::is_ok)
+    }
+}
+
+/// The maps are sound after every single step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The registry as one node uses it.
+#[derive(Debug)]
+struct Shared {
+    world: Arc<ModelFleet>,
+    me: String,
+}
+
+#[async_trait]
+impl Registry for Shared {
+    async fn claim(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError> {
+        match self.world.records.claim(id, spec).await {
+            Ok(record) => {
+                let mut owners = lock(&self.world.owners);
+                owners.insert(id.clone(), self.me.clone());
+                Ok(record)
+            }
+            Err(RegistryError::Owned { id, generation }) => {
+                if self.world.end_lost(&id, generation).await {
+                    return self.claim(&id, spec).await;
+                }
+                // The other one may be between its claim and its name.
+                let owner = loop {
+                    let owner = lock(&self.world.owners).get(&id).cloned();
+                    match owner {
+                        Some(owner) => break owner,
+                        None => tokio::task::yield_now().await,
+                    }
+                };
+                if owner == self.me {
+                    return Err(RegistryError::Owned { id, generation });
+                }
+                Err(RegistryError::Elsewhere { id, node: owner })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError> {
+        let records = &self.world.records;
+        records.set_container(id, generation, container).await
+    }
+
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError> {
+        self.world.records.set_state(id, generation, state).await
+    }
+
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        self.world.records.release(batch).await
+    }
+
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        self.world.records.forget(id, generation).await
+    }
+
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        self.world.records.get(id).await
+    }
+
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        let mut records = self.world.records.list().await?;
+        let owners = lock(&self.world.owners);
+        records.retain(|record| owners.get(&record.id) == Some(&self.me));
+        Ok(records)
+    }
+}
+
+/// The fleet as one node sees it.
+#[derive(Debug)]
+pub struct ModelNode {
+    world: Arc<ModelFleet>,
+    me: String,
+    standing: watch::Sender<Standing>,
+    /// What was known once, and is not true any more.
+    stale: Mutex<HashMap<SessionId, Located>>,
+}
+
+impl ModelNode {
+    /// Lets this node believe something, until it is told otherwise.
+    pub fn believe(&self, id: &SessionId, located: Located) {
+        lock(&self.stale).insert(id.clone(), located);
+    }
+
+    /// Whether it believes anything that is not so.
+    #[must_use]
+    pub fn is_mistaken(&self) -> bool {
+        !lock(&self.stale).is_empty()
+    }
+
+    /// Changes how the node stands.
+    pub fn stand(&self, standing: Standing) {
+        self.standing.send_replace(standing);
+    }
+}
+
+#[async_trait]
+impl Fleet for ModelNode {
+    fn me(&self) -> &str {
+        &self.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        let peers = lock(&self.world.peers);
+        peers.values().cloned().collect()
+    }
+
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
+        let stale = lock(&self.stale).get(id).cloned();
+        if let Some(stale) = stale.filter(|_| !fresh) {
+            return Ok(Some(stale));
+        }
+        let Some(record) = self.world.records.get(id).await? else {
+            return Ok(None);
+        };
+        let owner = lock(&self.world.owners).get(id).cloned();
+        Ok(owner.map(|node| Located {
+            node,
+            generation: record.generation,
+            released: record.state.is_ended(),
+        }))
+    }
+
+    fn forget_location(&self, id: &SessionId, _: Generation) {
+        lock(&self.stale).remove(id);
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    fn announce(&self, announcement: Announcement) {
+        self.world
+            .announced(&self.me, |present| *present = announcement);
+    }
+
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<Vec<FleetSession>, RegistryError> {
+        let records = self.world.records.list().await?;
+        let owners = lock(&self.world.owners);
+        let behind = |record: &SessionRecord| after.is_none_or(|after| record.id > *after);
+        Ok(records
+            .into_iter()
+            .filter(behind)
+            .take(limit)
+            .map(|record| FleetSession {
+                node: owners.get(&record.id).cloned().unwrap_or_default(),
+                record,
+            })
+            .collect())
+    }
+}

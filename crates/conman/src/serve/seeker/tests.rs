@@ -1,0 +1,321 @@
+//! Clients of one node, and sessions of another: two nodes on real processes, with their proxies
+//! and listeners, and a fleet in memory.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Instant;
+
+use conman_api::{ApiState, Listener, ServeOptions};
+use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, HostRules, OriginRules};
+use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
+use conman_core::placement::PlacementLimits;
+use conman_core::{SpecPolicy, Template};
+use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
+use conman_linux::{Cgroups, PidFd};
+use conman_node::NodeOptions;
+use conman_peer::PeerClient;
+use conman_peer::model::ModelFleet;
+use conman_proto::{PreemptRequest, RuntimeKind, SessionRequest};
+use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
+use conman_registry::{Announcement, Fleet, Journal};
+use conman_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
+use http::request::Parts;
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::super::directory::NodeDirectory;
+use super::super::peers::{Credentials, start_with};
+use super::*;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Member {
+    node: Arc<Node>,
+    faults: Faults,
+    clients: Proxy,
+    peers: Option<Proxy>,
+    instance: Instance,
+    _state: TempDir,
+}
+
+struct Anybody;
+
+impl Gate for Anybody {
+    fn admit(&self, _: &mut Parts, _: &SessionId, _: &str) -> Verdict {
+        Verdict::Admit { may_start: true }
+    }
+}
+
+fn secret() -> Arc<ClusterSecret> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("fleet.key");
+    std::fs::write(&path, "0123456789abcdef".repeat(4)).expect("written");
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&path, mode).expect("chmod");
+    Arc::new(ClusterSecret::load(path).expect("valid"))
+}
+
+fn loopback() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
+}
+
+impl Member {
+    async fn join(fleet: &Arc<ModelFleet>, name: &str, secret: &Arc<ClusterSecret>) -> Self {
+        let state = tempfile::tempdir().expect("a directory");
+        let mut random = [0; 4];
+        getrandom::fill(&mut random).expect("random bytes");
+        let instance = Instance::new(random);
+        let (registry, seen) = fleet.join(name);
+        let runtime = ProcessRuntime::open(ProcessOptions {
+            instance: instance.clone(),
+            state_dir: state.path().join("containers"),
+            call_timeout: Duration::from_secs(30),
+        });
+        let runtime = Arc::new(runtime.expect("the host has cgroups, and this is root"));
+        let faults = runtime.faults().clone();
+        let web = Template {
+            request: SessionRequest {
+                image: Some("none".to_owned()),
+                command: Some(
+                    ["sh", "-c", "exec busybox httpd -f -p 8080 -h /etc"]
+                        .map(str::to_owned)
+                        .to_vec(),
+                ),
+                port: Some(Some(8080)),
+                ..SessionRequest::default()
+            },
+            ..Template::default()
+        };
+        let policy = SpecPolicy {
+            default_runtime: RuntimeKind::Process,
+            templates: [("web".to_owned(), web)].into(),
+            ..SpecPolicy::default()
+        };
+        let path = state.path().to_owned();
+        let options = NodeOptions::new(name.to_owned(), instance.clone(), path, policy);
+        let journal = Journal::open(&state.path().join("journal"), name, 10_000);
+        let journal = Arc::new(journal.expect("a journal"));
+        let node = Node::start(options, registry, journal, vec![runtime])
+            .await
+            .expect("the node starts");
+        let credentials = Credentials {
+            secret: Some(Arc::clone(secret)),
+            tls: None,
+        };
+        let dialer = credentials.dialer(name);
+        let limits = PlacementLimits {
+            // A busy machine must not decide where a test's sessions go.
+            max_cpu_pressure_percent: 1_000.0,
+            ..PlacementLimits::default()
+        };
+        let client = PeerClient::new(dialer.clone());
+        let map = Arc::new(FleetMap::new(seen.clone(), client, limits));
+        let closing = CancellationToken::new();
+        let seeker = Seeker::new(Arc::clone(&node), Arc::clone(&map), dialer, closing.clone());
+        let api = api(&node, &map, &state, secret, closing.clone());
+        let (listener, address) = loopback();
+        let serving = (
+            conman_api::router(api, Listener::Peers),
+            ServeOptions::default(),
+            closing,
+        );
+        let proxied = ProxyOptions {
+            workers: 1,
+            ..ProxyOptions::default()
+        };
+        let peers = start_with(
+            name,
+            proxied.clone(),
+            &listener,
+            &credentials,
+            &node,
+            serving,
+        );
+        seen.announce(Announcement {
+            peer_url: Some(format!("http://{address}")),
+            templates: vec!["web".to_owned()],
+            max_sessions: 100,
+            ..Announcement::default()
+        });
+        let directory = NodeDirectory::new(Arc::clone(&node), Some(seeker));
+        let (listener, _) = loopback();
+        let clients = Proxy::start(listener, proxied, Arc::new(directory), Arc::new(Anybody));
+        Self {
+            node,
+            faults,
+            clients: clients.expect("a proxy"),
+            peers: Some(peers.expect("a proxy")),
+            instance,
+            _state: state,
+        }
+    }
+
+    async fn start(&self, id: &SessionId) {
+        let web = SessionRequest {
+            template: Some("web".to_owned()),
+            ..SessionRequest::default()
+        };
+        self.node.ensure(id, &web, true).await.expect("it starts");
+    }
+
+    /// Asks for a file of the session's, by this node, and gives the whole answer.
+    fn fetch(&self, id: &SessionId) -> impl Future<Output = String> + Send + use<> {
+        let address = self.clients.local_addr();
+        let request = format!(
+            "GET /s/{id}/hostname HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        );
+        async move {
+            let fetching = async {
+                let mut stream = TcpStream::connect(address).await.expect("it listens");
+                stream.write_all(request.as_bytes()).await.expect("open");
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).await.expect("whole");
+                String::from_utf8_lossy(&answer).into_owned()
+            };
+            let fetched = tokio::time::timeout(PATIENCE, fetching).await;
+            fetched.expect("an answer in time")
+        }
+    }
+}
+
+fn api(
+    node: &Arc<Node>,
+    map: &Arc<FleetMap>,
+    state: &TempDir,
+    secret: &ClusterSecret,
+    closing: CancellationToken,
+) -> ApiState {
+    let listen = "127.0.0.1:7700".parse().expect("an address");
+    let hosts = HostRules::new(listen, &[], None).expect("valid");
+    let guard = ApiGuard::new(None, hosts, OriginRules::new(&[]).expect("valid"));
+    let images = state.path().join("images");
+    let images = ImageStore::open(&images, ImageLimits::default()).expect("a store");
+    ApiState {
+        node: Arc::clone(node),
+        guard: Arc::new(guard),
+        fleet: Some(Arc::clone(map)),
+        connect_tokens: Arc::new(ConnectTokens::of_fleet(secret)),
+        images: ImageKeeper::new(images, PullConfig::default()),
+        metrics: PrometheusBuilder::new().build_recorder().handle(),
+        closing,
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let below = instance_cgroup(&self.instance, CgroupDriver::Cgroupfs);
+        let cgroups = Cgroups::detect().expect("the host has cgroups");
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            let pids = cgroups.pids_below(&below);
+            if pids.is_empty() && cgroups.remove_tree(&below).is_empty() {
+                return;
+            }
+            for process in pids.into_iter().filter_map(|pid| PidFd::open(pid).ok()) {
+                // Gone is just as well.
+                let _ = process.kill();
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}
+
+async fn two() -> (Arc<ModelFleet>, Member, Member) {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let b = Member::join(&fleet, "b", &secret).await;
+    (fleet, a, b)
+}
+
+fn is_served(answer: &str, id: &SessionId) -> bool {
+    answer.starts_with("HTTP/1.1 200") && answer.ends_with(&format!("{id}\n"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_any_node_reaches_the_one_session() {
+    let (_fleet, a, b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    for node in [&a, &b, &a] {
+        let answer = node.fetch(&id).await;
+        assert!(is_served(&answer, &id), "{answer}");
+    }
+    assert!(!a.node.is_live(&id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_held_where_it_came_while_the_session_starts_on_another_node() {
+    let (_fleet, a, b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    let slow = Fault::Delay(Duration::from_millis(500));
+    b.faults.next(Operation::Start, 1, slow);
+    let starting = {
+        let (node, id) = (Arc::clone(&b.node), id.clone());
+        let web = SessionRequest {
+            template: Some("web".to_owned()),
+            ..SessionRequest::default()
+        };
+        node.ensure(&id, &web, false).await.expect("begun");
+        id
+    };
+    let answer = a.fetch(&starting).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    assert_eq!(b.peers.as_ref().map(|peers| peers.stats().held), Some(0));
+    assert_eq!(a.clients.stats().held, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preempted_nodes_session_is_started_by_who_is_asked_for_it() {
+    let (fleet, a, b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    assert!(is_served(&a.fetch(&id).await, &id));
+    fleet.announced("b", |b| b.draining = true);
+    let notice = PreemptRequest::default();
+    b.node.preempt(&notice, "test").await.expect("a report");
+    let (one, other) = (a.fetch(&id), a.fetch(&id));
+    for answer in <[String; 2]>::from(tokio::join!(one, other)) {
+        assert!(is_served(&answer, &id), "{answer}");
+    }
+    assert!(a.node.is_live(&id));
+    // The node that is going away brings its own clients there.
+    let answer = b.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
+    let (fleet, a, mut b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    // Returns when nobody listens there any more.
+    let peers = b.peers.take().expect("it listens");
+    peers.shutdown(Duration::ZERO).await;
+    let waiting = tokio::spawn(a.fetch(&id));
+    let held = async {
+        while a.clients.stats().held == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, held)
+        .await
+        .expect("it is held");
+    assert!(!waiting.is_finished() && !a.node.is_live(&id));
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let answer = waiting.await.expect("no panic");
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(a.node.is_live(&id));
+    assert_eq!(a.clients.stats().held, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_node_has_is_not_waited_for() {
+    let (_fleet, a, _b) = two().await;
+    let answer = a.fetch(&"nobody".parse().expect("an id")).await;
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+}
