@@ -58,7 +58,7 @@ fn announcement(fixed: &Announcement, node: &Node) -> Announcement {
     });
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     Announcement {
-        draining: view.state == NodeState::Preempted,
+        draining: matches!(view.state, NodeState::Draining | NodeState::Preempted),
         max_sessions,
         load: NodeLoad {
             sessions: count(view.sessions_running + view.sessions_starting + view.sessions_stuck),
