@@ -31,11 +31,11 @@ pub(crate) fn patient() -> Timing {
 pub(crate) fn short() -> Timing {
     let timing = Timing {
         renew_ms: 200,
-        fence_ms: 2_000,
+        fence_ms: 4_000,
         shim_restart_ms: 100,
         freeze_ms: 100,
         kill_ms: 100,
-        takeover_ms: 2_500,
+        takeover_ms: 5_000,
         retry_ms: 50,
         ..Timing::default()
     };
@@ -144,6 +144,7 @@ impl Node {
         tried.unwrap_or_else(|_| panic!("{name} is never free"))
     }
 
+    /// Asks again while nobody can tell.
     pub(crate) async fn release(
         &self,
         name: &str,
@@ -154,7 +155,19 @@ impl Node {
             generation,
             ending: ending(),
         };
-        self.registry.release(vec![release]).await.remove(0)
+        let tries = async {
+            loop {
+                let mut released = self.registry.release(vec![release.clone()]).await;
+                match released.remove(0) {
+                    Err(RegistryError::Unavailable { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    definite => return definite,
+                }
+            }
+        };
+        let tried = tokio::time::timeout(PATIENCE, tries).await;
+        tried.unwrap_or_else(|_| panic!("{name} is never released"))
     }
 }
 
