@@ -27,6 +27,8 @@ const FIRST_PORT: u16 = 7710;
 /// Bound on the start of one process.
 const PATIENCE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(100);
+/// A process takes a moment to be in its namespace; before, it looks like one that has ended.
+const ENTERING: Duration = Duration::from_secs(10);
 /// Lines of a log that a failed start shows.
 const TAIL: usize = 30;
 
@@ -73,6 +75,7 @@ pub fn up(
     match fill(builder, ready, witness, &layout, step) {
         Ok(()) => Ok(layout),
         Err(error) => {
+            remove_forwarding(&layout)?;
             remove(&layout).with_context(|| format!("cannot clean up after this: {error:#}"))?;
             Err(error)
         }
@@ -104,8 +107,9 @@ fn fill(
     }
     for (index, host) in layout.node_hosts().iter().enumerate() {
         step(&format!("waiting for {}", host.name));
+        let begun = Instant::now();
         let ready = until("it is ready", || {
-            if daemon(layout, &host.name).is_none() {
+            if begun.elapsed() > ENTERING && daemon(layout, &host.name).is_none() {
                 bail!("its daemon has ended");
             }
             Ok(probe(layout, index) == "ready")

@@ -79,7 +79,13 @@ async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
     );
     node.start().expect("started");
     node.wait_ready().await.expect("ready");
-    node.api().ensure("t", &json!({"template": "idle"})).await;
+    // Its word of its templates may come after its readiness.
+    let api = node.api();
+    eventually("it serves again", PATIENCE, async || {
+        let again = api.put("/v1/sessions/t", &json!({"template": "idle"}));
+        again.await.status.is_success()
+    })
+    .await;
 }
 
 #[tokio::test]
