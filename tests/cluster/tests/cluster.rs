@@ -82,8 +82,9 @@ async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
     // Its word of its templates may come after its readiness.
     let api = node.api();
     eventually("it serves again", PATIENCE, async || {
-        let again = api.put("/v1/sessions/t", &json!({"template": "idle"}));
-        again.await.status.is_success()
+        let body = json!({"template": "idle"});
+        let answer = api.put("/v1/sessions/t", &body).await;
+        answer.status.is_success()
     })
     .await;
 }
