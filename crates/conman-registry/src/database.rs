@@ -32,9 +32,10 @@ use redb::{Builder, Database, WriteTransaction};
 
 use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
 
-/// Most of redb's page cache, taken as the file grows. Ten thousand sessions fit: with less, every
-/// commit reads pages. redb's default of 1 GiB is no size for a daemon.
-const CACHE_BYTES: usize = 32 << 20;
+/// Most of redb's page cache, taken as the file grows. It holds what the records of some thousands
+/// of sessions need; with less, every commit of a larger registry reads pages, with more the daemon
+/// would outgrow its 150 MB at ten thousand. redb's default of 1 GiB is no size for a daemon.
+const CACHE_BYTES: usize = 16 << 20;
 
 /// Why a file could not be opened.
 #[derive(Debug)]
