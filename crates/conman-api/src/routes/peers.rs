@@ -14,7 +14,7 @@ use crate::problem::ApiError;
 /// Where a node asks another to have a session ready.
 pub(crate) const READY: &str = "/peer/sessions/{id}/ready";
 
-/// Answer of [`ready`].
+/// Answer of `ready`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// The generation that takes requests now.
