@@ -175,9 +175,9 @@ pub(crate) async fn drain(
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
     let file = context.drain.file.clone();
-    write_down(context, move || match std::fs::remove_file(file) {
+    write_down(context, move || match std::fs::remove_file(&file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
+        other => other.and_then(|()| sync_parent(&file)),
     })
     .await?;
     if context.drain.lock().take().is_some() {
@@ -227,6 +227,10 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
+    sync_parent(path)
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => std::fs::File::open(parent)?.sync_all(),
         None => Ok(()),

@@ -379,7 +379,10 @@ impl Node {
     /// Takes no new sessions from now on, and stops the present ones in order, a few at a time.
     /// Returns once that has begun; a drain that is under way or over is left as it is.
     pub async fn drain(&self, request: &DrainRequest) -> Result<DrainReport, DrainError> {
-        drain::drain(&self.context, request).await
+        let (context, request) = (Arc::clone(&self.context), request.clone());
+        // A caller that goes away leaves no file without a drain behind.
+        let draining = tokio::spawn(async move { drain::drain(&context, &request).await });
+        draining.await.unwrap_or(Err(DrainError::NotDraining))
     }
 
     /// How the drain stands; `None` without one.
@@ -390,7 +393,9 @@ impl Node {
 
     /// Admits sessions again after a drain; those that have not had their turn stay.
     pub async fn undrain(&self) -> Result<(), DrainError> {
-        drain::undrain(&self.context).await
+        let context = Arc::clone(&self.context);
+        let undraining = tokio::spawn(async move { drain::undrain(&context).await });
+        undraining.await.unwrap_or(Err(DrainError::NotDraining))
     }
 
     /// For whatever must work when everything else hangs.

@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use super::cluster_secret::ClusterSecret;
 use super::replay::{Nonce, NonceRefused, Nonces};
-use super::seal::{MAX_SKEW_MS, Seal, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms};
+use super::seal::{FIRST_NUMBER, MAX_SKEW_MS, Seal, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms};
 
 /// Longest name of a node.
 const MAX_NAME_BYTES: usize = 253;
@@ -127,6 +127,12 @@ impl PeerConnection {
                 ));
             }
             Some(_) => {}
+            // Later ones of a connection may be recorded long after its nonce was forgotten.
+            None if stamp.number != FIRST_NUMBER => {
+                return Err(refused(
+                    "the seal is another connection's: it is not the first of its own",
+                ));
+            }
             None => guard.begin(&stamp.nonce, stamp.at_ms, now_ms)?,
         }
         *last = Some((stamp.nonce, stamp.number));
@@ -251,6 +257,20 @@ mod tests {
                 .admit_at(&first, NOW + MAX_SKEW_MS + 1),
         );
         assert!(late.contains("NTP"), "{late}");
+    }
+
+    #[test]
+    fn a_request_of_an_old_connection_is_of_no_use_on_a_new_one() {
+        let (guard, sealer) = (guard(), sealer("0123456789"));
+        let connection = guard.connection(Vec::new());
+        let first = sealed(&sealer, NOW);
+        assert_eq!(reason(connection.admit_at(&first, NOW)), "a");
+        // The nonce was noted until the first request's time was over.
+        let later = NOW + MAX_SKEW_MS + 1;
+        let recorded = sealed(&sealer, later);
+        let stolen = reason(guard.connection(Vec::new()).admit_at(&recorded, later));
+        assert!(stolen.contains("another connection's"), "{stolen}");
+        assert_eq!(reason(connection.admit_at(&recorded, later)), "a");
     }
 
     #[test]

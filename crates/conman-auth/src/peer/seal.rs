@@ -17,6 +17,9 @@ pub const X_CONMAN_HOP: HeaderName = HeaderName::from_static("x-conman-hop");
 /// `v1 TIME NONCE NUMBER MAC`: milliseconds since 1970, hexadecimal, a count, hexadecimal.
 pub const X_CONMAN_SEAL: HeaderName = HeaderName::from_static("x-conman-seal");
 
+/// Of a connection's first request.
+pub(super) const FIRST_NUMBER: u64 = 1;
+
 /// How far the clocks of two nodes may differ, in milliseconds.
 pub const MAX_SKEW_MS: u64 = 30_000;
 
@@ -59,7 +62,7 @@ impl Sealer {
             me: HeaderValue::from_str(me).map_err(std::io::Error::other)?,
             to: to.to_owned(),
             nonce,
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(FIRST_NUMBER),
             binding,
         })
     }

@@ -252,8 +252,8 @@ impl Client {
                         self.name(index),
                         self.patience.as_millis()
                     );
-                    // A first call may have waited for a connection that never came about.
-                    return Err(failure.unwrap_or(CallError::Unknown { reason }));
+                    // Whatever became of the endpoints before, this one may have been reached.
+                    return Err(CallError::Unknown { reason });
                 }
             };
             let error = classify(&self.name(index), &status);
