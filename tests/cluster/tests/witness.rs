@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[tokio::test]
 async fn witnesses_tell_of_every_life_with_its_generation_and_host() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(1).members(0);
+    let builder = Cluster::builder().nodes(1).members(0).apart();
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     let api = cluster.nodes()[0].api();
