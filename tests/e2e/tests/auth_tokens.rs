@@ -90,6 +90,10 @@ fn rules() -> Vec<Rule> {
         look("/v1/templates", "/v1/templates", Read),
         look("/v1/nodes", "/v1/nodes", Read),
         look("/v1/nodes/{id}", "/v1/nodes/self", Read),
+        Rule {
+            status: 404,
+            ..look("/v1/nodes/{id}/drain", "/v1/nodes/self/drain", Read)
+        },
         look("/v1/events", "/v1/events?follow=false", Read),
         look("/v1/images", "/v1/images", Read),
         act(
@@ -204,6 +208,22 @@ fn rules() -> Vec<Rule> {
             Frontend,
             ("/v1/sessions/s/token", Some(json!({}))),
             ("/v1/sessions/s/token", Some(json!({}))),
+            200,
+        ),
+        act(
+            "post",
+            "/v1/nodes/{id}/drain",
+            Admin,
+            ("/v1/nodes/self/drain", Some(json!({}))),
+            ("/v1/nodes/self/drain", Some(json!({"dry_run": true}))),
+            200,
+        ),
+        act(
+            "post",
+            "/v1/nodes/{id}/undrain",
+            Admin,
+            ("/v1/nodes/self/undrain", None),
+            ("/v1/nodes/self/undrain", None),
             200,
         ),
         act(

@@ -159,6 +159,9 @@ async fn serve(
     let on_sigterm = config.preempt.on_sigterm;
     let runtimes = Runtimes::open(&config, &state)?;
     let listeners = tokio::select! {
+        // A node of its own has joined already, and a signal that came before has to find what
+        // an earlier daemon left.
+        biased;
         // The listeners go with it, as does the process.
         joined = fleet::join(&config, &*state.fleet, listeners) => joined?,
         // Nothing was taken over yet, so that nothing can be preempted.
