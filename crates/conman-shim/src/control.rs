@@ -17,7 +17,7 @@ mod requests;
 mod setting_up;
 mod terminals;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -74,6 +74,8 @@ pub(crate) struct Control {
     fence: DeadMan,
     /// Whose freezing is ordered and not proven.
     unverified: BTreeSet<String>,
+    /// Condemned before a start of them was ordered; in order, the oldest first, and by name.
+    condemned_early: (VecDeque<String>, BTreeSet<String>),
     /// Names of others' starts of which everything is to be killed that appears.
     doomed: BTreeSet<String>,
     /// What subscribers were told last.

@@ -745,3 +745,30 @@ fn a_start_that_is_killed_while_it_is_under_way_does_not_stay() {
         views.iter().all(|view| !view.state.is_alive())
     }));
 }
+
+#[test]
+fn what_was_condemned_before_its_start_was_ordered_never_begins() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start_with(&[]);
+    let mut client = shim.client();
+    arm(&mut client, 600_000);
+    let early = client.ask(Request::Kill {
+        name: "lost.1".to_owned(),
+    });
+    assert!(
+        matches!(
+            early,
+            Err(ClientError::Refused(CallError::NoSuchContainer { .. }))
+        ),
+        "{early:?}"
+    );
+    assert!(fenced(
+        client.launch(shim.spec("lost.1", "exec sleep 1000"))
+    ));
+    let next = client.launch(shim.spec("lost.2", "exec sleep 1000"));
+    let next = next.expect("another generation may");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&next);
+}

@@ -253,6 +253,9 @@ impl Control {
             self.set_timer();
             return Ok(Reply::Done);
         }
+        if self.containers.get(&name).is_none() {
+            self.condemn_early(&name);
+        }
         let container = self.living(&name)?;
         let killed = self.kill(container);
         self.doom(&name);
@@ -263,6 +266,26 @@ impl Control {
             self.set_timer();
         }
         Ok(Reply::Done)
+    }
+
+    /// Its start may have been ordered already, and not have arrived: another node may own the
+    /// session by then, so it must never begin. A name is used for one start only. As many
+    /// are remembered as there may be containers, so that the oldest one's has been given up.
+    fn condemn_early(&mut self, name: &str) {
+        if !self.fence.is_armed()
+            || check_name(name).is_err()
+            || !self.condemned_early.1.insert(name.to_owned())
+        {
+            return;
+        }
+        self.condemned_early.0.push_back(name.to_owned());
+        if self.condemned_early.0.len() > MAX_CONTAINERS
+            && let Some(oldest) = self.condemned_early.0.pop_front()
+        {
+            self.condemned_early.1.remove(&oldest);
+            self.change(FenceEvent::Forget(slot(&oldest)));
+        }
+        self.change(FenceEvent::Condemn(slot(name)));
     }
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {

@@ -97,6 +97,7 @@ impl Control {
         Ok(Self {
             fence: DeadMan::new(options.freeze_patience),
             unverified: BTreeSet::new(),
+            condemned_early: Default::default(),
             doomed: BTreeSet::new(),
             told_fence: FenceState::Unarmed,
             options,
