@@ -1,14 +1,18 @@
-//! Whether etcd is still the one of before: its cluster, and that its revision never falls.
+//! Whether etcd is still the one of before: its cluster, and that no revision ever falls.
 //!
 //! A store that was restored from a snapshot has forgotten who owns what, and generations with it.
 //! Nodes that have seen a greater revision refuse it until somebody tells them a generation above
-//! all that were used. What was seen outlives the daemon in a file.
+//! all that were used. What was seen outlives the daemon in a file. As others' writes may bring such
+//! a store past that revision before a node asks it again, the heartbeats' own revisions are watched
+//! too: every node rewrites its heartbeat, and a restored one is older than what was read before.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use conman_core::ownership::NodeName;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -46,6 +50,8 @@ struct State {
     refused: Option<String>,
     now: Kept,
     written: Kept,
+    /// Which revision wrote each node's heartbeat, as far as this daemon has read or written it.
+    heartbeats: BTreeMap<NodeName, i64>,
 }
 
 impl Seen {
@@ -67,6 +73,7 @@ impl Seen {
             refused: None,
             now: kept,
             written: kept,
+            heartbeats: BTreeMap::new(),
         };
         Ok(Self {
             file,
@@ -100,17 +107,44 @@ impl Seen {
         }
         now.went_back |= revision < before.revision;
         if now.went_back {
-            let reason = format!(
-                "etcd has gone back from revision {} to {revision}, as after the restoration of a \
-                 snapshot, and may not know who owns what; {REMEDY}",
-                before.revision
-            );
+            let reason = gone_back("revision", before.revision, revision);
             state.refused = Some(reason.clone());
             return Err(reason);
         }
         now.cluster_id = cluster_id;
         now.revision = now.revision.max(revision);
         state.refused = None;
+        Ok(())
+    }
+
+    /// Which revision wrote a node's heartbeat, as far as is known; an answer to a request that is
+    /// sent from now on must not know an earlier one.
+    pub(super) fn heartbeat(&self, node: &NodeName) -> i64 {
+        self.state().heartbeats.get(node).copied().unwrap_or(0)
+    }
+
+    /// Takes an answer's word for which revision wrote a node's heartbeat, or says why the store is
+    /// not to be trusted. `before` is what was known when the request was sent.
+    pub(super) fn check_heartbeat(
+        &self,
+        node: &NodeName,
+        before: i64,
+        revision: i64,
+    ) -> Result<(), String> {
+        let mut state = self.state();
+        if revision < before {
+            state.now.went_back = true;
+            let what = format!("the heartbeat of node `{node}` at revision");
+            let reason = gone_back(&what, before, revision);
+            state.refused = Some(reason.clone());
+            return Err(reason);
+        }
+        match state.heartbeats.get_mut(node) {
+            Some(known) => *known = revision.max(*known),
+            None => {
+                state.heartbeats.insert(node.clone(), revision);
+            }
+        }
         Ok(())
     }
 
@@ -144,6 +178,13 @@ impl Seen {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn gone_back(what: &str, from: i64, to: i64) -> String {
+    format!(
+        "etcd has gone back from {what} {from} to {to}, as after the restoration of a snapshot, and \
+         may not know who owns what; {REMEDY}"
+    )
 }
 
 const REMEDY: &str = "stop every conman of the fleet, see that etcd is the right one, and start each \
@@ -188,6 +229,26 @@ mod tests {
         seen.check(&seen.before(), 7, 26).expect_err("remembered");
         let seen = Seen::open(dir.path(), true).expect("opened");
         seen.check(&seen.before(), 8, 1).expect("accepted");
+    }
+
+    #[test]
+    fn a_store_that_grew_past_what_was_seen_is_betrayed_by_an_older_heartbeat() {
+        let dir = dir();
+        let (seen, node) = (open(&dir), NodeName::from("n1"));
+        seen.check(&seen.before(), 7, 20).expect("the first");
+        let first = seen.heartbeat(&node);
+        seen.check_heartbeat(&node, first, 20).expect("as written");
+        seen.check_heartbeat(&node, first, 18)
+            .expect("asked before that was known");
+        seen.check(&seen.before(), 7, 30).expect("it has grown");
+        let refusal = seen.check_heartbeat(&node, seen.heartbeat(&node), 15);
+        let refusal = refusal.expect_err("older than what was written");
+        assert!(refusal.contains("--generation-floor"), "{refusal}");
+        seen.check(&seen.before(), 7, 31).expect_err("remembered");
+        seen.keep().expect("kept");
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 32)
+            .expect_err("by the next daemon too");
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl Store {
     /// All of them or none.
     pub(super) async fn commit(&self, parts: &[(Transaction, Beside)]) -> Answered {
         let mut request = TxnRequest::default();
+        let mut heartbeats = Vec::new();
         for (transaction, beside) in parts {
             for (key, value) in &transaction.compare {
                 let value = value.as_ref().map(codec::encode);
@@ -92,6 +93,9 @@ impl Store {
             }
             request.compare.extend(beside.compare.iter().cloned());
             for (key, value) in &transaction.write {
+                if let (Key::Heartbeat(node), Some(_)) = (key, value) {
+                    heartbeats.push(node.clone());
+                }
                 let key = self.keys.of(key);
                 request.success.push(match value {
                     Some(value) => wire::put(key, codec::encode(value)),
@@ -100,7 +104,16 @@ impl Store {
             }
             request.success.extend(beside.write.iter().cloned());
         }
-        self.transact(request).await
+        let answered = self.transact(request).await;
+        if answered.answer == Answer::Committed {
+            let seen = self.client.seen();
+            for node in heartbeats {
+                // A write is later than whatever was known of the key it writes: the answer itself
+                // was found to be no older.
+                let _ = seen.check_heartbeat(&node, 0, answered.revision);
+            }
+        }
+        answered
     }
 
     /// A transaction without answers of its own.
@@ -126,11 +139,25 @@ impl Store {
 
     async fn read(&self, keys: Vec<Key>) -> Result<(Answer, i64), ReadError> {
         let names: Vec<Vec<u8>> = keys.iter().map(|key| self.keys.of(key)).collect();
+        let seen = self.client.seen();
+        let before: Vec<i64> = keys
+            .iter()
+            .map(|key| match key {
+                Key::Heartbeat(node) => seen.heartbeat(node),
+                Key::Node(_) | Key::Session(_) | Key::Floor => 0,
+            })
+            .collect();
         let (entries, revision) = self.get(&names).await?;
         let mut values = Vec::with_capacity(keys.len());
-        for (key, entry) in keys.into_iter().zip(entries) {
+        for ((key, entry), before) in keys.into_iter().zip(entries).zip(before) {
             let value = match entry {
-                Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+                Some((name, bytes, written)) => {
+                    if let Key::Heartbeat(node) = &key {
+                        seen.check_heartbeat(node, before, written)
+                            .map_err(|reason| CallError::Stale { reason })?;
+                    }
+                    Some(codec::decode(&key, &name, &bytes)?)
+                }
                 None => None,
             };
             values.push((key, value));

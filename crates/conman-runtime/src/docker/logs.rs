@@ -18,7 +18,7 @@ const ACTION: &str = "read the log of";
 
 /// How often a container is looked for whose log broke off: dockerd first takes the log away, then
 /// the container, a moment later.
-const REMOVAL_LOOKS: u32 = 20;
+const REMOVAL_LOOKS: u32 = 100;
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn logs(

@@ -319,6 +319,8 @@ async fn row_14_old_etcd_snapshot_restored_is_refused_by_nodes_that_saw_more() {
     let after = fleet.ensure(0, "after").await.generation.get();
     fleet.goes_on("after", after).await;
     fleet.node(0).api().stop("before").await;
+    // Each node has renewed since, and so has seen what the snapshot has not.
+    sleep(Duration::from_millis(3 * fleet.timing().renew_ms)).await;
     for member in fleet.cluster.members() {
         member.kill().expect("killed");
     }
