@@ -63,7 +63,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Remedy {
-    /// A kernel setting that `--fix` raises.
+    /// A kernel setting that `--fix` raises, or switches off by a 0.
     Sysctl { key: &'static str, value: u64 },
     /// Something that only its owner can do.
     Manual { what: String },

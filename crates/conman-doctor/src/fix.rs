@@ -82,14 +82,17 @@ fn as_texts<S: serde::Serializer>(errors: &[FixError], serializer: S) -> Result<
 }
 
 impl Fix {
-    /// Every kernel setting that the diagnosis would have raised; none is ever lowered.
+    /// Every kernel setting that the diagnosis would have changed. A limit is never lowered; what is
+    /// no limit and is to be off is set to 0.
     pub fn plan(diagnosis: &Diagnosis) -> Self {
         let settings = diagnosis
             .checks
             .iter()
             .filter_map(|check| match check.remedy {
                 Some(Remedy::Sysctl { key, value })
-                    if check.value.is_none_or(|now| now < value) =>
+                    if check
+                        .value
+                        .is_none_or(|now| now < value || (value == 0 && now > 0)) =>
                 {
                     Some(Setting {
                         key,

@@ -213,6 +213,28 @@ fn a_fix_raises_settings_keeps_earlier_ones_and_goes_on_after_a_failure() {
 }
 
 #[test]
+fn reclaim_ahead_of_need_is_switched_off_where_it_would_visit_many_memory_cgroups() {
+    let root = machine();
+    let key = "vm.watermark_boost_factor";
+    write(root.path(), "proc/sys/vm/watermark_boost_factor", "15000\n");
+    let few = diagnose(&root, 2_000);
+    assert!(few.checks.iter().all(|check| check.name != key));
+    let many = diagnose(&root, 10_000);
+    let check = |diagnosis: &Diagnosis| {
+        let mut checks = diagnosis.checks.iter();
+        let check = checks.find(|check| check.name == key);
+        check.expect("looked at").clone()
+    };
+    assert_eq!(check(&many).verdict, Verdict::Advice);
+    assert_eq!(check(&many).binds_at, None);
+    let applied = Fix::plan(&many).apply(&Host::below(root.path()));
+    assert_eq!(applied.set, ["vm.watermark_boost_factor = 0"]);
+    let mended = diagnose(&root, 10_000);
+    assert_eq!(check(&mended).verdict, Verdict::Enough);
+    assert!(Fix::plan(&mended).is_empty());
+}
+
+#[test]
 fn native_sessions_meet_no_limit_of_dockers_and_some_of_their_own() {
     let root = machine();
     for (path, text) in [

@@ -119,7 +119,7 @@ fn told(applied: &Applied) -> String {
         .map(|error| format!("failed: {error}"));
     let lines: Vec<String> = set.chain(file).chain(failed).collect();
     if lines.is_empty() {
-        return "no kernel setting needs to be raised".to_owned();
+        return "no kernel setting needs to be changed".to_owned();
     }
     lines.join("\n")
 }
