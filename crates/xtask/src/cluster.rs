@@ -1,5 +1,7 @@
-//! `cargo xtask cluster`: a fleet on this machine, by the program of `tests/cluster`.
+//! `cargo xtask cluster`, `overlap` and `bench`: fleets on this machine, by the program of
+//! `tests/cluster`.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -59,6 +61,82 @@ pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
         bail!("the overlap test failed ({status})");
     }
     Ok(())
+}
+
+/// Arguments of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    what: Bench,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Bench {
+    /// How soon the sessions of a node that goes away are served by another one.
+    Fleet(FleetArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct FleetArguments {
+    /// Sessions on the node that goes.
+    #[arg(long, default_value_t = 200)]
+    sessions: usize,
+    /// Those of them that clients are connected to, through other nodes.
+    #[arg(long, default_value_t = 20)]
+    clients: usize,
+    /// What runs the sessions.
+    #[arg(long, default_value = "native", value_parser = ["native", "docker"])]
+    runtime: String,
+    /// The node vanishes without a notice.
+    #[arg(long)]
+    lost: bool,
+    /// This `conman` in place of a release build of this tree.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    #[arg(long)]
+    json: bool,
+}
+
+/// `cargo xtask bench fleet`.
+pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
+    let Bench::Fleet(fleet) = &arguments.what;
+    setup::for_clusters()?;
+    let docker = fleet.runtime == "docker";
+    // Stops a Docker that it has started when it is dropped.
+    let _docker = docker.then(setup::for_docker).transpose()?;
+    build(false)?;
+    let binary = match &fleet.binary {
+        Some(binary) => binary.clone(),
+        None => release()?,
+    };
+    let mut command = program();
+    command.env("CONMAN_E2E_BINARY", binary);
+    command.args(["bench", "--sessions", &fleet.sessions.to_string()]);
+    command.args(["--clients", &fleet.clients.to_string()]);
+    for (wanted, flag) in [
+        (docker, "--docker"),
+        (fleet.lost, "--lost"),
+        (fleet.json, "--json"),
+    ] {
+        if wanted {
+            command.arg(flag);
+        }
+    }
+    let status = command.status().context("starting the benchmark")?;
+    if !status.success() {
+        bail!("the benchmark failed, or something was not within its bounds ({status})");
+    }
+    Ok(())
+}
+
+/// A release build of conman.
+fn release() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--locked", "--release", "--package", "conman"]);
+    let step = Step::start("building conman for release");
+    step.run(&mut build)?;
+    step.done();
+    Ok(target_dir().join("release/conman"))
 }
 
 fn build(conman: bool) -> Result<()> {

@@ -1,5 +1,5 @@
 //! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `check`, `sim`, `overlap`,
-//! `setup`.
+//! `bench`, `setup`.
 //!
 //! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
@@ -49,6 +49,8 @@ enum Command {
     Sim(sim::SimArguments),
     /// Disturb a real fleet at random, and judge whether two containers of one session ever ran.
     Overlap(cluster::OverlapArguments),
+    /// Measure a real fleet; `conman bench` measures one node.
+    Bench(cluster::BenchArguments),
     /// Only the set-up: packages, Docker Engine, images.
     Setup,
 }
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Cluster(arguments) => cluster::run(&arguments),
         Command::Overlap(arguments) => cluster::overlap(&arguments),
+        Command::Bench(arguments) => cluster::bench(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),

@@ -14,7 +14,7 @@ use conman_e2e::NATIVE_TEMPLATES;
 
 use crate::layout::{self, Host, Layout, PREFIX};
 use crate::node::config_path;
-use crate::{cluster, command, image, node, overlap, timing};
+use crate::{cluster, command, docker, image, node, overlap, timing};
 
 /// What nodes of a cluster know each other by.
 const SECRET: &str = "fleet.key";
@@ -33,6 +33,7 @@ pub struct Builder {
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
     unfenced: Option<String>,
+    docker: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
 }
@@ -47,6 +48,7 @@ impl Default for Builder {
             timing: Timing::default(),
             joined: true,
             unfenced: None,
+            docker: false,
             sections: Vec::new(),
             toml: String::new(),
         }
@@ -85,6 +87,12 @@ impl Builder {
     /// Has a node believe that nobody takes it over for ten minutes: its fence is of no use then.
     pub fn unfenced(mut self, node: &str) -> Self {
         self.unfenced = Some(node.to_owned());
+        self
+    }
+
+    /// Has the nodes run their sessions by Docker, which must answer on this machine.
+    pub fn docker(mut self) -> Self {
+        self.docker = true;
         self
     }
 
@@ -149,7 +157,11 @@ impl Builder {
             fs::write(&path, self.config(layout, &host))
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
-        image::archive(native, witness, &layout.directory)
+        let archive = image::archive(native, witness, &layout.directory)?;
+        if self.docker {
+            docker::import(&archive)?;
+        }
+        Ok(archive)
     }
 
     fn peers(&self, host: &Host) -> String {
@@ -190,9 +202,10 @@ impl Builder {
             (
                 "node",
                 format!(
-                    "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"native\"\n",
+                    "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"{}\"\n",
                     host.name,
-                    layout.state_dir(&host.name).display()
+                    layout.state_dir(&host.name).display(),
+                    if self.docker { "docker" } else { "native" }
                 ),
             ),
             (
@@ -263,12 +276,16 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         owner: None,
         binary: binary.to_owned(),
         binaries: builder.binaries.clone(),
+        docker: builder.docker,
         first_port: 0,
     })
 }
 
-/// Has a node know the image.
+/// Has a node know the image, unless Docker knows it for all.
 pub(crate) fn import(layout: &Layout, node: &str, archive: &Path) -> Result<()> {
+    if layout.docker {
+        return Ok(());
+    }
     let mut import = Command::new(layout.binary(node));
     import.arg("--socket").arg(layout.socket(node));
     import

@@ -51,6 +51,9 @@ pub struct Layout {
     /// Those nodes that run another one.
     #[serde(default)]
     pub binaries: BTreeMap<String, PathBuf>,
+    /// Whether its sessions are Docker's.
+    #[serde(default)]
+    pub docker: bool,
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
@@ -268,6 +271,7 @@ mod tests {
             owner: None,
             binary: PathBuf::from("/nowhere/conman"),
             binaries: BTreeMap::new(),
+            docker: false,
             first_port: 0,
         };
         let hosts = layout.hosts();

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use conman_linux::{Cgroups, Freezer, PidFd, remove_tree};
 
 use crate::layout::{Layout, PREFIX, places};
-use crate::{network, process};
+use crate::{docker, network, process};
 
 /// Bound on the end of what was killed, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -93,6 +93,9 @@ pub fn remove(layout: &Layout) -> Result<()> {
         // The kernel takes a moment to let go of processes that are dead.
         std::thread::park_timeout(POLL);
     };
+    if layout.docker {
+        docker::remove(&instances)?;
+    }
     for instance in &instances {
         let run = run_directory(instance);
         if run.exists() {

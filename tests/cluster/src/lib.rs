@@ -13,13 +13,16 @@
 //! all of a cluster, whoever made it: [`remove`] does that on drop, for `down`, and for those whose
 //! maker died ([`sweep`]).
 //!
-//! [`overlap`] judges what sessions wrote about themselves, and drives random faults.
+//! [`overlap`] judges what sessions wrote about themselves, and drives random faults; [`mod@bench`]
+//! measures how soon sessions are served again elsewhere.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod builder;
 mod cluster;
 mod command;
 mod cut;
+mod docker;
 mod etcd;
 mod forward;
 mod image;

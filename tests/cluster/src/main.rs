@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use conman_cluster::bench;
 use conman_cluster::overlap::{Drive, Scale};
 use conman_cluster::people::{self, Part};
 use conman_cluster::{Cluster, Layout, requirements};
@@ -78,6 +79,20 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// How soon the sessions of a node that goes are served elsewhere, on a cluster of its own.
+    #[command(hide = true)]
+    Bench {
+        #[arg(long)]
+        sessions: usize,
+        #[arg(long)]
+        clients: usize,
+        #[arg(long)]
+        docker: bool,
+        #[arg(long)]
+        lost: bool,
+        #[arg(long)]
+        json: bool,
+    },
     /// Forward ports of loopback; `up` runs this.
     #[command(hide = true)]
     Forward,
@@ -137,6 +152,21 @@ fn run(command: Command) -> Result<()> {
             handovers,
             seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
         ),
+        Command::Bench {
+            sessions,
+            clients,
+            docker,
+            lost,
+            json,
+        } => {
+            let options = bench::Options {
+                sessions,
+                clients,
+                docker,
+                lost,
+            };
+            measure(&options, json)
+        }
         Command::Forward => people::forward_for_ever(),
     }
 }
@@ -192,6 +222,32 @@ fn overlap(handovers: usize, seed: u64) -> Result<()> {
     }
     if !report.violations.is_empty() || report.handovers < handovers {
         bail!("failed with seed {seed}");
+    }
+    Ok(())
+}
+
+fn measure(options: &bench::Options, json: bool) -> Result<()> {
+    let Some(ready) = requirements() else {
+        bail!("this machine lacks what is named above");
+    };
+    let witness = witness()?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start a runtime")?;
+    let figures = runtime.block_on(async {
+        let tell = &mut |what: &str| eprintln!("  … {what}");
+        // Dropping the cluster half-way is what its end is made for.
+        tokio::select! {
+            figures = bench::fleet(options, &ready, &witness, tell) => figures,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        }
+    })?;
+    if json {
+        let text = serde_json::to_string_pretty(&figures).context("figures are plain")?;
+        println!("{text}");
+    } else {
+        print!("{figures}");
+    }
+    if !figures.met {
+        bail!("not within the bounds");
     }
     Ok(())
 }

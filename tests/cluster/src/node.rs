@@ -1,5 +1,6 @@
 //! One conman node: its daemon, its shim and what they run.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,6 +66,12 @@ impl Node {
     #[must_use]
     pub fn sessions(&self) -> Api {
         Api::tcp(self.forward.addresses()[1])
+    }
+
+    /// Where this machine reaches the sessions' listener.
+    #[must_use]
+    pub fn sessions_address(&self) -> SocketAddr {
+        self.forward.addresses()[1]
     }
 
     /// The API over the admin socket, which no cut concerns.
@@ -229,12 +236,18 @@ impl Node {
         lose(&self.layout, &self.host.name)
     }
 
+    /// The cgroup that all of its sessions are in, once it has run.
+    #[must_use]
+    pub fn cgroup(&self) -> Option<String> {
+        let instance = leftovers::instance(&self.layout, &self.host.name)?;
+        Some(leftovers::cgroup(&instance))
+    }
+
     /// The processes of its sessions that still run.
     #[must_use]
     pub fn session_processes(&self) -> Vec<ProcEntry> {
-        let instance = leftovers::instance(&self.layout, &self.host.name);
-        let below = |instance: String| alive_below(&leftovers::cgroup(&instance));
-        instance.map(below).unwrap_or_default()
+        let below = |cgroup: String| alive_below(&cgroup);
+        self.cgroup().map(below).unwrap_or_default()
     }
 
     /// What the node's daemons have logged.
@@ -255,10 +268,7 @@ impl Drop for Node {
 }
 
 /// Which addresses of the machine lead to which of the node's listeners.
-pub(crate) fn forwarded(
-    layout: &Layout,
-    index: usize,
-) -> [(std::net::SocketAddr, std::net::SocketAddr); 2] {
+pub(crate) fn forwarded(layout: &Layout, index: usize) -> [(SocketAddr, SocketAddr); 2] {
     let (here, there) = (layout.machine_addresses(index), Layout::listeners());
     [(here[0], there[0]), (here[1], there[1])]
 }

@@ -60,6 +60,12 @@ pub(crate) fn for_clusters() -> Result<()> {
     Ok(())
 }
 
+/// What fleets with sessions of Docker need besides; no images.
+pub(crate) fn for_docker() -> Result<Machine> {
+    let docker = docker::ready()?;
+    Ok(Machine { docker })
+}
+
 /// What the test suite needs.
 pub(crate) fn for_tests() -> Result<Machine> {
     for_clusters()?;

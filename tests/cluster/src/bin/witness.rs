@@ -6,11 +6,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let Some(path) = std::env::args_os().nth(1).map(PathBuf::from) else {
-        eprintln!("usage: witness FILE");
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().map(PathBuf::from);
+    let port = arguments.next().map(|port| port.parse::<u16>());
+    let (Some(path), Ok(port)) = (path, port.transpose()) else {
+        eprintln!("usage: witness FILE [PORT]");
         return ExitCode::from(2);
     };
-    match conman_cluster::overlap::write(&path) {
+    match conman_cluster::overlap::write(&path, port) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}: {error}", path.display());

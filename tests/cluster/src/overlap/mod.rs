@@ -5,6 +5,7 @@
 //! [`Drive`] has clients ask for the sessions while it injects faults that [`draw`] plans from a seed.
 
 mod checker;
+mod door;
 mod drive;
 mod faults;
 mod line;
@@ -12,8 +13,9 @@ mod tail;
 mod witness;
 
 pub use checker::{Checker, Life, Report, Violation};
+pub use door::answer;
 pub use drive::Drive;
 pub use faults::{Event, Fault, Scale, draw};
 pub use line::Line;
 pub use tail::Tail;
-pub use witness::{TEMPLATE, journal, make_journal, monotonic_ns, template, write};
+pub use witness::{SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write};

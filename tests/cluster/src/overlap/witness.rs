@@ -9,11 +9,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Line;
+use super::{Line, answer};
 use crate::layout::Layout;
 
 /// The name of the template.
 pub const TEMPLATE: &str = "witness";
+
+/// The name of the template of those that answer WebSockets as well.
+pub const SERVING: &str = "serving-witness";
+/// Where they do.
+const PORT: u16 = 8080;
 
 /// Between two lines of a witness.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -47,23 +52,32 @@ pub fn make_journal(layout: &Layout) -> Result<()> {
         .with_context(|| format!("cannot make {}", path.display()))
 }
 
-/// The template of sessions that witness, on a node of this name.
+/// The templates of sessions that witness, on a node of this name.
 #[must_use]
 pub fn template(layout: &Layout, node: &str) -> String {
-    format!(
-        "[templates.{TEMPLATE}]\n\
-         image = \"{}\"\n\
-         command = [\"{}\", \"{MOUNT}/{FILE}\"]\n\
+    let common = format!(
+        "image = \"{}\"\n\
          env = {{ {HOST_VARIABLE} = \"{node}\" }}\n\
          binds = [\"{}:{MOUNT}\"]\n\
          memory_bytes = 67108864\n",
         conman_e2e::ROOT,
-        crate::image::WITNESS,
         folder(layout).display()
+    );
+    let program = crate::image::WITNESS;
+    format!(
+        "[templates.{TEMPLATE}]\n\
+         command = [\"{program}\", \"{MOUNT}/{FILE}\"]\n\
+         {common}\
+         [templates.{SERVING}]\n\
+         command = [\"{program}\", \"{MOUNT}/{FILE}\", \"{PORT}\"]\n\
+         port = {PORT}\n\
+         start_on_connect = true\n\
+         {common}"
     )
 }
 
-/// What a witness does: appends a line to the file at `path` for as long as it lives.
+/// What a witness does: appends a line to the file at `path` for as long as it lives, and says the
+/// same to whoever comes to the port, if it has one.
 ///
 /// # Errors
 /// When it lacks what it needs or cannot write any more.
@@ -71,7 +85,7 @@ pub fn template(layout: &Layout, node: &str) -> String {
     clippy::disallowed_methods,
     reason = "a program with nothing else to do"
 )]
-pub fn write(path: &Path) -> io::Result<()> {
+pub fn write(path: &Path, port: Option<u16>) -> io::Result<()> {
     let variable = |name| {
         std::env::var(name).map_err(|error| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: {error}"))
@@ -84,8 +98,11 @@ pub fn write(path: &Path) -> io::Result<()> {
         generation,
         host: variable(HOST_VARIABLE)?,
         life: random()?,
-        monotonic_ns: 0,
+        monotonic_ns: monotonic_ns(),
     };
+    if let Some(port) = port {
+        answer(port, &line)?;
+    }
     // One write a line, at the end as it is then: lines of several writers do not mix.
     let mut file = OpenOptions::new().append(true).open(path)?;
     loop {
