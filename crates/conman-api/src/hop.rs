@@ -95,7 +95,7 @@ pub(crate) async fn to_node(params: PathParams, request: Request, next: Next) ->
     match sent {
         Ok(response) => response,
         Err(send::Unsent::Unreachable(why)) => unreachable(&why).into_response(),
-        Err(send::Unsent::Broken(error)) => error.into_response(),
+        Err(send::Unsent::Refused(error) | send::Unsent::Broken(error)) => error.into_response(),
     }
 }
 
@@ -114,9 +114,10 @@ fn parameter(params: &PathParams) -> Option<&str> {
 impl Hop {
     /// Whether this node answers what another one brings for the session.
     fn has(&self, id: &SessionId, method: &Method, headers: &HeaderMap) -> bool {
-        // Whether it may be started here is decided by the claim.
         if *method == Method::PUT {
-            return true;
+            // Of a session that is somebody's, that one is asked; that nobody has it, and who shall,
+            // the node that asks has to find out. Otherwise the claim decides.
+            return !headers.contains_key(X_CONMAN_GENERATION) || self.node.is_live(id);
         }
         let asked = headers
             .get(X_CONMAN_GENERATION)

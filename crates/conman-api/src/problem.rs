@@ -134,6 +134,7 @@ kinds! {
     NO_NODE = passing("no-node", "No node takes the session", SERVICE_UNAVAILABLE);
     NODE_UNREACHABLE = passing("node-unreachable", "The session's node cannot be reached", SERVICE_UNAVAILABLE);
     NODE_SILENT = lasting("node-silent", "The session's node did not answer", BAD_GATEWAY);
+    NODE_REFUSES = lasting("node-refuses", "The session's node does not know this one", BAD_GATEWAY);
     NODE_LOST = lasting("node-lost", "The session's node is gone", CONFLICT);
     NOT_READY = passing("node-not-ready", "The node is not ready", SERVICE_UNAVAILABLE);
     NO_RUNTIME = passing("runtime-unavailable", "The runtime does not answer", SERVICE_UNAVAILABLE);

@@ -44,14 +44,9 @@ struct World {
 
 impl World {
     fn new() -> Arc<Self> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("fleet.key");
-        std::fs::write(&path, "0123456789abcdef".repeat(4)).expect("written");
-        let mode = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(&path, mode).expect("chmod");
         Arc::new(Self {
             fleet: ModelFleet::new(),
-            secret: Arc::new(ClusterSecret::load(path).expect("valid")),
+            secret: secret("0123456789abcdef"),
         })
     }
 
@@ -73,6 +68,15 @@ impl World {
     }
 }
 
+fn secret(text: &str) -> Arc<ClusterSecret> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("fleet.key");
+    std::fs::write(&path, text.repeat(4)).expect("written");
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&path, mode).expect("chmod");
+    Arc::new(ClusterSecret::load(path).expect("valid"))
+}
+
 /// A node with its API and its listener for the others.
 struct Node {
     api: Api,
@@ -84,9 +88,14 @@ struct Node {
 
 impl Node {
     async fn join(world: &Arc<World>, name: &str) -> Self {
+        Self::join_with(world, name, &world.secret).await
+    }
+
+    /// As one that knows the others by a secret of its own.
+    async fn join_with(world: &Arc<World>, name: &str, secret: &Arc<ClusterSecret>) -> Self {
         let stage = Stage::new();
         let (registry, seen) = world.fleet.join(name);
-        let dialer = Dialer::new(name, Some(Arc::clone(&world.secret)), None);
+        let dialer = Dialer::new(name, Some(Arc::clone(secret)), None);
         let fleet: Arc<dyn Fleet> = seen.clone();
         let limits = PlacementLimits {
             // A busy machine must not decide where a test's sessions go.
@@ -101,7 +110,7 @@ impl Node {
             .await;
         let listener = StdListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(&world.secret))));
+        let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(secret))));
         let front = PeerFront {
             accept: Arc::new(Accept(PeerAcceptor::new(guard, None))),
             sessions: Arc::new(NoSessions),
@@ -281,6 +290,62 @@ async fn a_node_that_is_taken_for_the_owner_and_is_not_says_so_before_it_does_an
         let answer = a.api.call(method, &session("alice"), "").await;
         assert_eq!(answer.status, wanted, "{}", answer.text());
         assert!(!a.seen.is_mistaken());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_nobodys_any_more_is_placed_and_not_started_by_its_former_node() {
+    let (world, a, b) = two().await;
+    let former = b.ensure("alice").await.session;
+    b.api.call(Method::DELETE, &session("alice"), "").await;
+    world.announced("b", |b| b.draining = true);
+    let stale = Located {
+        node: "b".to_owned(),
+        generation: former.generation,
+        released: false,
+    };
+    a.seen.believe(&former.id, stale);
+    let present = a.ensure("alice").await.session;
+    assert_eq!(present.node, "a");
+    assert!(present.generation > former.generation);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_refuses_this_one_is_passed_over_and_named_with_the_remedy() {
+    let world = World::new();
+    let a = Node::join(&world, "a").await;
+    let b = Node::join_with(&world, "b", &secret("fedcba9876543210")).await;
+    let _c = Node::join(&world, "c").await;
+    world.announced("a", |a| a.draining = true);
+    // Whichever of the two comes first for each of them.
+    for number in 0..8 {
+        let started = a.ensure(&format!("s{number}")).await;
+        assert_eq!(started.session.node, "c");
+    }
+    world.announced("c", |c| c.draining = true);
+    b.ensure("alice").await;
+    let shown = a.api.get(&session("alice")).await;
+    let put = a
+        .api
+        .call(Method::PUT, &session("alice"), r#"{"template": "idle"}"#)
+        .await;
+    let placed = a
+        .api
+        .call(Method::PUT, &session("bob"), r#"{"template": "idle"}"#)
+        .await;
+    let uri = "/v1/nodes/b/preempt";
+    let told = a.api.call(Method::POST, uri, r#"{"dry_run": true}"#).await;
+    for answer in [shown, put, placed, told] {
+        let problem = answer.problem();
+        assert_eq!(
+            (answer.status, problem.slug()),
+            (StatusCode::BAD_GATEWAY, "node-refuses"),
+            "{}",
+            answer.text()
+        );
+        for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
+            assert!(problem.detail.contains(part), "{}", problem.detail);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ pub mod placement;
 pub mod preempt;
 mod preempt_signal;
 mod resolve;
+mod sparing;
 mod spec_policy;
 
 pub use activity::{Activity, ActivityGuard};
@@ -34,6 +35,7 @@ pub use resolve::{
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
     MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, resolve,
 };
+pub use sparing::Sparing;
 pub use spec_policy::{
     HIGHEST_MAX_CPUS, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_MEMORY_BYTES, SpecPolicy, Template,
 };

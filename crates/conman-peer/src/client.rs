@@ -1,5 +1,9 @@
-use http::header::{HOST, HeaderValue};
-use http::{Request, Response, Uri};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use conman_core::Sparing;
+use http::header::{HOST, HeaderName, HeaderValue};
+use http::{Request, Response, StatusCode, Uri};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::Builder;
@@ -14,11 +18,39 @@ const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Fields of an answer's head.
 const MAX_HEADERS: usize = 200;
 
+/// Why a node did not take a request, as its listener for nodes says it.
+const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+const REFUSED: &str = "refused";
+const NO_ROOM: &str = "no-room";
+
+/// Between two warnings that one and the same node refuses this one.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
 /// Asks other nodes, each request on a connection of its own: what is asked this way comes now and
 /// then, and may last.
 #[derive(Debug, Clone)]
 pub struct PeerClient {
     dialer: Dialer,
+    warnings: Arc<Warnings>,
+}
+
+/// Tells the log of nodes that refuse this one, now and then.
+#[derive(Debug)]
+struct Warnings {
+    began: Instant,
+    sparing: Mutex<Sparing>,
+}
+
+/// A node that does not take this one for one of its fleet.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "node `{node}` does not take node `{me}` for one of its fleet: their `fleet.secret_file` \
+     differs, or their clocks do; give both the same secret (it is read again on SIGHUP), and see \
+     the log of node `{node}` for the reason"
+)]
+pub struct RefusedBy {
+    pub me: String,
+    pub node: String,
 }
 
 /// Why a node has not answered.
@@ -40,12 +72,23 @@ pub enum AskError {
         #[source]
         source: hyper::Error,
     },
+    /// Nothing was done: the node cannot be used by this one.
+    #[error(transparent)]
+    Refused(#[from] RefusedBy),
+    /// Nothing was done.
+    #[error("node `{node}` has as many connections of other nodes as it takes")]
+    NoRoom { node: String },
 }
 
 impl PeerClient {
     #[must_use]
     pub fn new(dialer: Dialer) -> Self {
-        Self { dialer }
+        let every_ms = u64::try_from(WARN_EVERY.as_millis()).unwrap_or(u64::MAX);
+        let warnings = Arc::new(Warnings {
+            began: Instant::now(),
+            sparing: Mutex::new(Sparing::new(every_ms)),
+        });
+        Self { dialer, warnings }
     }
 
     /// The node that asks.
@@ -54,12 +97,26 @@ impl PeerClient {
         self.dialer.me()
     }
 
+    /// That a node refuses this one, which the log is told of now and then.
+    #[must_use]
+    pub fn refused_by(&self, node: &str) -> RefusedBy {
+        let refused = RefusedBy {
+            me: self.me().to_owned(),
+            node: node.to_owned(),
+        };
+        if let Some(withheld) = self.warnings.say(node) {
+            tracing::warn!(withheld, "{refused}");
+        }
+        refused
+    }
+
     /// Sends a request and returns the answer once its head is there; the bodies of both may
     /// stream for as long as they like. An answer may be an upgrade. Cancelling closes the
     /// connection.
     ///
     /// # Errors
-    /// No connection, or none that lasted until the answer.
+    /// No connection, or none that lasted until the answer; a node that does not take this one's
+    /// requests at all.
     pub async fn ask<B>(
         &self,
         to: &PeerAddress,
@@ -99,9 +156,27 @@ impl PeerClient {
             let ended = connection.with_upgrades().await;
             tracing::trace!(error = ?ended.err(), "a connection to another node ended");
         });
-        sender
+        let response = sender
             .send_request(Request::from_parts(parts, body))
             .await
-            .map_err(unanswered)
+            .map_err(unanswered)?;
+        let turned = response.headers().get(X_CONMAN_TURNED);
+        // Callers are judged by the node that they have asked: whoever is unknown here is the node.
+        if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
+        {
+            return Err(self.refused_by(&to.node).into());
+        }
+        if turned.is_some_and(|why| why == NO_ROOM) {
+            return Err(AskError::NoRoom { node: node() });
+        }
+        Ok(response)
+    }
+}
+
+impl Warnings {
+    fn say(&self, node: &str) -> Option<u64> {
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut sparing = self.sparing.lock().unwrap_or_else(PoisonError::into_inner);
+        sparing.say(node, now_ms)
     }
 }

@@ -22,7 +22,7 @@ mod stream;
 
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
-pub use client::{AskError, PeerClient};
+pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialed, Dialer};
 pub use map::{FleetMap, Node, Owner, Whereabouts, Wish};
 pub use stream::PeerStream;

@@ -72,7 +72,7 @@ pub(crate) enum Unforwarded {
         why: &'static str,
     },
     #[error("the session's node does not take the request: {why}")]
-    TurnedAway { session: SessionId, why: String },
+    TurnedAway { session: SessionId, why: Turned },
     #[error("turned away from this node: {0}")]
     NotHere(Turned),
     #[error("not a node of this fleet")]
@@ -101,7 +101,12 @@ impl Unforwarded {
             }
             Self::NotHere(turned) => not_here(&turned),
             Self::NoPeer(problem) => {
-                let turned = Turned::Refused(problem.detail.clone());
+                // What passes is no reason to be taken for a stranger.
+                let turned = if problem.retryable {
+                    Turned::Unreachable(problem.detail.clone())
+                } else {
+                    Turned::Refused
+                };
                 let mut response = problem_response(&problem, None);
                 let headers = response.headers_mut();
                 headers.insert(&X_CONMAN_TURNED, turned.header());
@@ -194,6 +199,18 @@ impl Unforwarded {
             ),
             Self::AddSlash { .. } | Self::TokenExchanged { .. } => (
                 Problem::new("redirect", "See the location", 500, "a redirect"),
+                None,
+            ),
+            Self::TurnedAway {
+                session,
+                why: why @ Turned::Refused,
+            } => (
+                Problem::new(
+                    "node-refuses",
+                    "The session's node does not know this one",
+                    502,
+                    format!("session `{session}` is on another node of the fleet: {why}"),
+                ),
                 None,
             ),
             Self::TurnedAway { session, why } => (
@@ -360,7 +377,7 @@ fn not_here(turned: &Turned) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = match turned {
         Turned::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-        Turned::NotOwner | Turned::Unreachable(_) | Turned::Refused(_) => {
+        Turned::NotOwner | Turned::Unreachable(_) | Turned::Refused => {
             StatusCode::MISDIRECTED_REQUEST
         }
     };

@@ -63,7 +63,7 @@ pub(crate) async fn forward(
         worker.meters.turned(&turned);
         times += 1;
         tracing::debug!(session = %route.session, %turned, times, "turned away by another node");
-        if times >= MAX_TURNS || matches!(turned, Turned::Refused(_)) {
+        if times >= MAX_TURNS {
             return Err(exhausted(&route.session, &turned));
         }
         let anew = wait
@@ -104,7 +104,7 @@ impl Tried {
 fn exhausted(session: &SessionId, turned: &Turned) -> Unforwarded {
     Unforwarded::TurnedAway {
         session: session.clone(),
-        why: turned.to_string(),
+        why: turned.clone(),
     }
 }
 

@@ -117,7 +117,7 @@ impl Meters {
             Turned::NotOwner => 0,
             Turned::NotReady => 1,
             Turned::Unreachable(_) => 2,
-            Turned::Refused(_) => 3,
+            Turned::Refused => 3,
         };
         self.turned[index].increment(1);
     }

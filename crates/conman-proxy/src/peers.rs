@@ -21,6 +21,7 @@ pub(crate) const EXPECT_OF_HOP: HeaderValue = HeaderValue::from_static("hop");
 const NOT_OWNER: &str = "not-owner";
 const NOT_READY: &str = "not-ready";
 const REFUSED: &str = "refused";
+const NO_ROOM: &str = "no-room";
 
 /// What serves the listener for the other nodes of the fleet.
 pub struct PeerFront {
@@ -69,10 +70,10 @@ pub enum Turned {
     NotOwner,
     /// It owns the session, which is starting, ending or frozen.
     NotReady,
-    /// It cannot be connected to.
+    /// It cannot be connected to, or takes no more connections.
     Unreachable(String),
     /// It does not take this node for one of its fleet.
-    Refused(String),
+    Refused,
 }
 
 impl Turned {
@@ -81,7 +82,10 @@ impl Turned {
         match headers.get(&X_CONMAN_TURNED)?.to_str().ok()? {
             NOT_OWNER => Some(Self::NotOwner),
             NOT_READY => Some(Self::NotReady),
-            _ => Some(Self::Refused("its log and this node's tell why".to_owned())),
+            NO_ROOM => Some(Self::Unreachable(
+                "it has as many connections of other nodes as it takes".to_owned(),
+            )),
+            _ => Some(Self::Refused),
         }
     }
 
@@ -89,7 +93,8 @@ impl Turned {
         HeaderValue::from_static(match self {
             Self::NotOwner => NOT_OWNER,
             Self::NotReady => NOT_READY,
-            Self::Unreachable(_) | Self::Refused(_) => REFUSED,
+            Self::Unreachable(_) => NO_ROOM,
+            Self::Refused => REFUSED,
         })
     }
 }
@@ -100,12 +105,9 @@ impl fmt::Display for Turned {
             Self::NotOwner => formatter.write_str("it does not own the session"),
             Self::NotReady => formatter.write_str("the session cannot take requests there now"),
             Self::Unreachable(why) => write!(formatter, "it cannot be reached: {why}"),
-            Self::Refused(why) => {
-                write!(
-                    formatter,
-                    "it does not take this node for one of its fleet: {why}"
-                )
-            }
+            Self::Refused => formatter.write_str(
+                "it does not take this node for one of its fleet; its log and this node's tell why",
+            ),
         }
     }
 }

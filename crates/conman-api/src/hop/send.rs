@@ -66,6 +66,8 @@ pub(super) struct Parcel {
 pub(super) enum Unsent {
     /// Nothing has gone out; in words, with the node and what to do.
     Unreachable(String),
+    /// Nothing was done: the node does not know this one.
+    Refused(ApiError),
     /// It may have been carried out.
     Broken(ApiError),
 }
@@ -107,7 +109,13 @@ impl Parcel {
         let asked = hop.map.client().ask(&address, self.outgoing(about)?).await;
         let response = match asked {
             Ok(response) => response,
-            Err(AskError::Dial(error)) => return Err(Unsent::Unreachable(chain(&error))),
+            Err(error @ (AskError::Dial(_) | AskError::NoRoom { .. })) => {
+                return Err(Unsent::Unreachable(chain(&error)));
+            }
+            Err(AskError::Refused(refused)) => {
+                let error = Kind::NODE_REFUSES.because(refused.to_string());
+                return Err(Unsent::Refused(error));
+            }
             Err(error @ (AskError::Request { .. } | AskError::Unanswered { .. })) => {
                 return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(
                     "{}; the request may have been carried out: look before you repeat it",

@@ -45,6 +45,8 @@ enum Step {
     Moved,
     /// Its node cannot be reached.
     Unreachable(String),
+    /// Its node takes nothing of this one's.
+    Refused(ApiError),
 }
 
 impl Visit {
@@ -98,6 +100,9 @@ impl Visit {
                     tries = 2;
                 }
                 Step::Unreachable(why) => return Err(unreachable(&why)),
+                // What was known may be out of date; the registry was not asked yet.
+                Step::Refused(_) if tries == 1 => {}
+                Step::Refused(error) => return Err(error),
             }
         }
     }
@@ -163,6 +168,10 @@ impl Visit {
         let node = self.hop.map.node(name);
         match stepped(self.parcel.send(&self.hop, &node, Some(about)).await)? {
             Step::Moved | Step::Unreachable(_) => self.by_record(name).await,
+            Step::Refused(error) => match self.by_record(name).await {
+                Ok(step) => Ok(step),
+                Err(_) => Err(error),
+            },
             answer @ Step::Answer(_) => Ok(answer),
         }
     }
@@ -208,7 +217,14 @@ impl Visit {
                 }
                 step => {
                     tracing::debug!(session = %self.id, node = name, "did not start it");
-                    last = Some(step);
+                    last = Some(match (last, step) {
+                        // As long as there is hope.
+                        (
+                            Some(hope @ (Step::Answer(_) | Step::Unreachable(_))),
+                            Step::Refused(_),
+                        ) => hope,
+                        (_, step) => step,
+                    });
                 }
             }
         }
@@ -259,6 +275,7 @@ fn stepped(sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
         Ok(response) if response.headers().contains_key(X_CONMAN_TURNED) => Ok(Step::Moved),
         Ok(response) => Ok(Step::Answer(response)),
         Err(Unsent::Unreachable(why)) => Ok(Step::Unreachable(why)),
+        Err(Unsent::Refused(error)) => Ok(Step::Refused(error)),
         Err(Unsent::Broken(error)) => Err(error),
     }
 }

@@ -224,6 +224,9 @@ impl Directory for Believed {
         _may_start: bool,
     ) -> Result<Route, Refusal> {
         self.anew.lock().expect("sound").push(why.clone());
+        if *why == Turned::Refused {
+            return Err(Refusal::from(Problem::new("told", "Told", 502, "both")));
+        }
         let mut truth = self.truth.subscribe();
         let owner = *truth.wait_for(Option::is_some).await.expect("it lives");
         Ok(self.route_to(&from.session, owner.expect("waited for")))
@@ -494,17 +497,16 @@ async fn a_session_that_moves_all_the_time_is_given_up_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_not_known_to_the_other_is_told_so_and_not_tried_again() {
+async fn a_node_that_is_not_known_to_the_other_is_looked_after_by_the_directory() {
     let owner = Owner::new().await;
     owner.own("alice", &TestSession::new(serve_echo_head().await), true);
     let believed = Believed::with_pass(owner.address, "stranger");
     let answer = Entry::new(&believed)
         .exchange("GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n")
         .await;
-    assert_eq!(status(&answer), "503", "{answer}");
-    assert!(answer.contains("one of its fleet"), "{answer}");
+    assert_eq!(status(&answer), "502", "{answer}");
     assert!(!answer.contains("x-conman"), "{answer}");
-    assert!(believed.turned().is_empty());
+    assert_eq!(believed.turned(), [Turned::Refused]);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use conman_core::Closing;
 use conman_node::{EnsureError, Node, RouteError};
-use conman_peer::{AskError, Dialer, FleetMap, Owner, PeerAddress, Whereabouts, Wish};
+use conman_peer::{AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, Whereabouts, Wish};
 use conman_proto::{Problem, SessionId};
 use conman_proxy::{Refusal, Route, Turned, Way};
 use conman_registry::{PeerStanding, RegistryError};
@@ -79,6 +79,8 @@ enum Said {
     /// The session is elsewhere by now.
     Elsewhere,
     Problem(Problem),
+    /// It takes nothing of this one's.
+    Refused(RefusedBy),
     Nothing,
 }
 
@@ -168,15 +170,28 @@ impl Seeker {
             Way::Session | Way::Api => return self.find(id, may_start, true).await,
         };
         match why {
-            Turned::NotOwner | Turned::Refused(_) => {
+            Turned::NotOwner => {
                 self.map.fleet().forget_location(id, from.generation);
                 // The first time the registry was not asked yet.
                 if times > 1 {
                     tokio::time::sleep(pause(times)).await;
                 }
             }
+            Turned::Refused => {
+                self.map.fleet().forget_location(id, from.generation);
+                let now = self.map.whereabouts(id, true).await.map_err(no_registry)?;
+                if matches!(now, Whereabouts::There(owner) if owner.node.name == node) {
+                    return Err(refused(&self.map.client().refused_by(&node)));
+                }
+            }
             Turned::NotReady => self.wait_for(id, Need::Ready { node, may_start }).await?,
-            Turned::Unreachable(_) => self.wait_for(id, Need::Reach { node }).await?,
+            Turned::Unreachable(_) => {
+                self.wait_for(id, Need::Reach { node }).await?;
+                // It can be reached and yet not be used, for example because it is full.
+                if times > 1 {
+                    tokio::time::sleep(pause(times)).await;
+                }
+            }
         }
         self.find(id, may_start, true).await
     }
@@ -315,7 +330,8 @@ impl Seeker {
                 memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
             };
             let placement = self.map.place(id, &wish);
-            let mut trouble = None;
+            let (mut trouble, mut refusals) = (None, Vec::new());
+            let candidates = placement.candidates.len().min(MAX_CANDIDATES);
             for name in placement.candidates.iter().take(MAX_CANDIDATES) {
                 let said = if name == self.map.me() {
                     self.start_here(id, may_start, lost).await
@@ -330,11 +346,15 @@ impl Seeker {
                         return Err(Refusal::from(problem));
                     }
                     Said::Problem(problem) => trouble = Some(problem),
+                    Said::Refused(refused) => refusals.push(refused),
                     Said::Nothing => {}
                 }
             }
             if placement.candidates.is_empty() {
                 return Err(no_node(id, &placement.refused));
+            }
+            if let Some(last) = refusals.last().filter(|_| refusals.len() == candidates) {
+                return Err(refused(last));
             }
             tracing::debug!(session = %id, ?trouble, times, "no node could start it yet");
             tokio::time::sleep(pause(times)).await;
@@ -357,6 +377,7 @@ impl Seeker {
             .await;
         match said {
             Said::Ready | Said::Elsewhere => Ok(()),
+            Said::Refused(by) => Err(refused(&by)),
             Said::Nothing => {
                 tokio::time::sleep(PAUSE).await;
                 Ok(())
@@ -415,9 +436,12 @@ impl Seeker {
         };
         let response = match self.map.client().ask(address, request).await {
             Ok(response) => response,
+            Err(AskError::Refused(refused)) => return Said::Refused(refused),
             Err(
-                error
-                @ (AskError::Dial(_) | AskError::Request { .. } | AskError::Unanswered { .. }),
+                error @ (AskError::Dial(_)
+                | AskError::Request { .. }
+                | AskError::NoRoom { .. }
+                | AskError::Unanswered { .. }),
             ) => {
                 tracing::debug!(session = %id, error = super::chain(&error), "a node did not answer");
                 return Said::Nothing;
@@ -512,6 +536,11 @@ fn unreachable(why: String) -> Refusal {
         503,
         why,
     ))
+}
+
+fn refused(by: &RefusedBy) -> Refusal {
+    let title = "The session's node does not know this one";
+    Refusal::from(Problem::new("node-refuses", title, 502, by.to_string()))
 }
 
 fn no_node(id: &SessionId, refused: &[conman_core::placement::Refused]) -> Refusal {

@@ -50,9 +50,13 @@ impl Gate for Anybody {
 }
 
 fn secret() -> Arc<ClusterSecret> {
+    secret_of("0123456789abcdef")
+}
+
+fn secret_of(text: &str) -> Arc<ClusterSecret> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("fleet.key");
-    std::fs::write(&path, "0123456789abcdef".repeat(4)).expect("written");
+    std::fs::write(&path, text.repeat(4)).expect("written");
     let mode = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(&path, mode).expect("chmod");
     Arc::new(ClusterSecret::load(path).expect("valid"))
@@ -318,4 +322,28 @@ async fn what_no_node_has_is_not_waited_for() {
     let (_fleet, a, _b) = two().await;
     let answer = a.fetch(&"nobody".parse().expect("an id")).await;
     assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_of_a_node_that_refuses_this_one_is_answered_with_both_and_the_remedy() {
+    let fleet = ModelFleet::new();
+    let a = Member::join(&fleet, "a", &secret()).await;
+    let b = Member::join(&fleet, "b", &secret_of("fedcba9876543210")).await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    let answer = a.fetch(&id).await;
+    assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+    for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
+        assert!(answer.contains(part), "{answer}");
+    }
+    // What is given up there is started by another that may be used.
+    fleet.announced("a", |a| a.draining = true);
+    let c = Member::join(&fleet, "c", &secret()).await;
+    fleet.announced("b", |b| b.draining = true);
+    let notice = PreemptRequest::default();
+    b.node.preempt(&notice, "test").await.expect("a report");
+    fleet.announced("b", |b| b.draining = false);
+    let answer = a.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(c.node.is_live(&id));
 }
