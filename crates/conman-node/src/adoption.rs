@@ -76,7 +76,10 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
     let mut ended: Vec<_> = Vec::new();
     for (record, finding) in found {
         match finding {
-            Finding::Goes(beginning) => take_on(context, &record, beginning, &mut adopted),
+            Finding::Goes(beginning) => {
+                // Every record is another session's, and nobody else begins a life yet.
+                take_on(context, &record, beginning, &mut adopted);
+            }
             Finding::Gone => {
                 adopted.released += 1;
                 ended.extend(gone.remove(&record.id).map(|ending| (record, ending)));
@@ -90,7 +93,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
     // The oldest are forgotten first, so the order matters.
     ended.sort_by_key(|(_, ending)| ending.ended_at);
     for (record, ending) in ended {
-        context.sessions.adopt(ended_handle(record, ending));
+        context.sessions.adopt_ended(&ended_handle(record, ending));
     }
     let kept = context.options.limits.max_stopped_kept;
     forget(context, context.sessions.trim(kept));
@@ -214,12 +217,13 @@ fn gone_ending(record: &SessionRecord) -> Ending {
     }
 }
 
+/// Begins the life of a record, unless the session has one by now: whether it did.
 fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     beginning: Beginning,
     adopted: &mut Adopted,
-) {
+) -> bool {
     let generation = record.generation;
     let mut view = View {
         generation: Some(generation),
@@ -257,53 +261,28 @@ fn take_on(
             (&mut adopted.unresolved, Stage::Sent(generation))
         }
     };
-    *count += 1;
     if let RecordState::Running { started_at, phases } = &record.state {
         view.started_at = Some(*started_at);
         view.phases.clone_from(phases);
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
     let runtime = context.runtime(record.spec.runtime).cloned();
-    context
-        .table
-        .adopt(&record.id, kill_entry(&handle, stage, runtime));
-    context.sessions.adopt(Arc::clone(&handle));
+    let entry = kill_entry(&handle, stage, runtime);
+    let enter = || context.table.adopt(&record.id, entry);
+    if !context.sessions.take_on(&handle, enter) {
+        return false;
+    }
+    *count += 1;
     let message = "taken over from an earlier daemon";
     context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
     session::spawn(Arc::clone(context), handle, beginning);
+    true
 }
 
-/// Ends the life of that generation, or makes one that hunts for what may be left of it.
-pub(crate) async fn condemn(
-    context: &Arc<Context>,
-    id: &SessionId,
-    generation: Generation,
-    why: &str,
-) {
-    if let Some(life) = context.sessions.current(id)
-        && !life.is_ended()
-    {
-        // Without a generation it waits for the registry, which says what becomes of it.
-        if life.generation() == Some(generation) {
-            tracing::warn!(session = %id, %generation, why, "it is ended");
-            life.order_stop(why);
-        }
-        return;
-    }
-    // What no life is known of is looked for among the containers as well.
-    context.stray_expected.notify_one();
-    match context.registry.get(id).await {
-        Ok(Some(record)) if record.generation == generation && !record.state.is_ended() => {
-            tracing::warn!(session = %id, %generation, why, "what may be left of it is ended");
-            let mut adopted = Adopted::default();
-            take_on(context, &record, Beginning::Unresolved, &mut adopted);
-        }
-        Ok(_) => {}
-        Err(error) => {
-            let reason = crate::error_chain(&error);
-            tracing::warn!(session = %id, %generation, reason, "its record cannot be read");
-        }
-    }
+/// Begins a life that hunts for what may be left of a record, unless the session has a life.
+pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord) -> bool {
+    let mut adopted = Adopted::default();
+    take_on(context, record, Beginning::Unresolved, &mut adopted)
 }
 
 fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {

@@ -11,6 +11,7 @@ use conman_runtime::{ContainerKey, Runtime};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::cleanup::CleanupQueue;
+use crate::condemned::Condemned;
 use crate::drain::Drain;
 use crate::events::session_event;
 use crate::hold::Seats;
@@ -34,6 +35,7 @@ pub(crate) struct Context {
     /// Connections that wait, of all sessions.
     pub(crate) held: Arc<Seats>,
     pub(crate) cleanup: CleanupQueue,
+    pub(crate) condemned: Condemned,
     pub(crate) drain: Drain,
     /// A container may appear that nobody waits for.
     pub(crate) stray_expected: Notify,

@@ -10,8 +10,9 @@
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
 //!   rest by the kill table and one bounded channel of commands,
 //! - while the node is being drained, one task that stops its sessions one after the other (`drain`),
-//! - three background tasks: `cleanup` (fed by a set of dead containers), `reconcile` (containers
-//!   without a record) and `runtime_health`.
+//! - four background tasks: `cleanup` (fed by a set of dead containers), `condemned` (fed by a book
+//!   of what the registry has ordered to end), `reconcile` (containers without a record) and
+//!   `runtime_health`.
 //!
 //! Invariants, each kept by the place named:
 //! - *One container of a session at a time.* A life begins only where the map has no life that has
@@ -35,6 +36,7 @@ mod attached;
 mod binds;
 mod certificate;
 mod cleanup;
+mod condemned;
 mod context;
 mod drain;
 mod emergency;

@@ -24,6 +24,7 @@ use tokio::time::timeout;
 
 use crate::attached::Attached;
 use crate::cleanup::CleanupQueue;
+use crate::condemned::{self, Condemned};
 use crate::context::Context;
 use crate::drain::{self, Drain};
 use crate::emergency::{self, EmergencyHandle, Endpoint};
@@ -99,6 +100,7 @@ impl Node {
             host_limits: HostLimits::default(),
             held: Arc::new(Seats::default()),
             cleanup: CleanupQueue::default(),
+            condemned: Condemned::default(),
             drain: Drain::new(&options.state_dir),
             stray_expected: Notify::new(),
             options,
@@ -119,6 +121,7 @@ impl Node {
         let health = Arc::new(RuntimeHealth::default());
         let background = vec![
             tokio::spawn(cleanup::run(Arc::clone(&context))),
+            tokio::spawn(condemned::run(Arc::clone(&context))),
             tokio::spawn(reconcile::run(Arc::clone(&context))),
             tokio::spawn(runtime_health::run(
                 Arc::clone(&context),
@@ -190,9 +193,15 @@ impl Node {
     }
 
     /// Ends what the registry no longer holds for this node's, or holds for its without a container
-    /// that is known: killed, certified and released like any other.
-    pub async fn condemn(&self, id: &SessionId, generation: Generation, why: &str) {
-        adoption::condemn(&self.context, id, generation, why).await;
+    /// that is known: killed, certified and released like any other. The order is kept until it is
+    /// carried out.
+    pub fn condemn(&self, id: &SessionId, generation: Generation, why: &str) {
+        condemned::order(&self.context, id, generation, Some(why.to_owned()));
+    }
+
+    /// Sees to it that the registry is told of the end of what the fence knows to be dead.
+    pub fn note_end(&self, id: &SessionId, generation: Generation) {
+        condemned::order(&self.context, id, generation, None);
     }
 
     /// Whether the node owns what it owns.

@@ -112,18 +112,28 @@ impl Sessions {
         Admission::Start(handle)
     }
 
-    /// Takes in what the registry knows from before: a life that goes on, or an ended one.
-    pub(crate) fn adopt(&self, handle: Arc<SessionHandle>) {
+    /// Takes in a life that the registry knows from before and that goes on; `enter` enters it in
+    /// the kill table. Refused, without having done anything, where there is a life already.
+    pub(crate) fn take_on(&self, handle: &Arc<SessionHandle>, enter: impl FnOnce()) -> bool {
         let mut inner = self.lock();
-        match handle.generation().filter(|_| handle.is_ended()) {
-            Some(generation) => inner.ended.push_back((handle.id.clone(), generation)),
-            None => inner.live += 1,
+        if inner.has_life(&handle.id) {
+            return false;
         }
-        let slot = Slot {
-            current: Arc::clone(&handle),
-            former: None,
-        };
-        inner.slots.insert(handle.id.clone(), slot);
+        enter();
+        inner.live += 1;
+        inner.show(handle);
+        true
+    }
+
+    /// Takes in an ended life that the registry knows from before, where there is no other.
+    pub(crate) fn adopt_ended(&self, handle: &Arc<SessionHandle>) {
+        let mut inner = self.lock();
+        if let Some(generation) = handle.generation()
+            && !inner.has_life(&handle.id)
+        {
+            inner.ended.push_back((handle.id.clone(), generation));
+            inner.show(handle);
+        }
     }
 
     /// Ends a life: `publish` shows it as ended. In one step with the count, so that whoever sees
@@ -214,6 +224,19 @@ impl Sessions {
 }
 
 impl Inner {
+    fn has_life(&self, id: &SessionId) -> bool {
+        let slot = self.slots.get(id);
+        slot.is_some_and(|slot| !slot.current.is_ended())
+    }
+
+    fn show(&mut self, handle: &Arc<SessionHandle>) {
+        let slot = Slot {
+            current: Arc::clone(handle),
+            former: None,
+        };
+        self.slots.insert(handle.id.clone(), slot);
+    }
+
     /// A start that was never recorded leaves no trace.
     fn drop_unclaimed(&mut self, handle: &Arc<SessionHandle>) {
         let Some(slot) = self.slots.get_mut(&handle.id) else {
@@ -245,5 +268,38 @@ impl Inner {
             }
         }
         forgotten
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> ResolvedSpec {
+        let spec = serde_json::json!({
+            "runtime": "process", "image": "none", "command": [], "args": [], "env": {},
+            "ready_timeout_s": 60, "network": "loopback", "pids": 128, "labels": {}, "binds": [],
+            "idle_timeout_s": 0, "max_lifetime_s": 0, "preempt_grace_ms": 0
+        });
+        serde_json::from_value(spec).expect("a spec")
+    }
+
+    #[test]
+    fn a_life_from_before_is_not_taken_on_where_there_is_one_by_now() {
+        let sessions = Sessions::default();
+        let id: SessionId = "alice".parse().expect("an id");
+        let admitted = sessions.admit(&id, &spec(), 1, None, |_| Ok(()));
+        let Admission::Start(present) = admitted else {
+            panic!("{admitted:?}");
+        };
+        let from_before = || SessionHandle::new(id.clone(), spec(), View::starting());
+        assert!(!sessions.take_on(&from_before(), || panic!("it was entered to be killed")));
+        let current = sessions.current(&id).expect("there is one");
+        assert!(Arc::ptr_eq(&current, &present));
+
+        assert!(sessions.finish(&present, 1, || ()).is_empty());
+        let mut entered = false;
+        assert!(sessions.take_on(&from_before(), || entered = true));
+        assert!(entered);
     }
 }

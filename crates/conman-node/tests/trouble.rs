@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_linux::Cgroups;
-use conman_node::{EnsureError, NodeOptions, RouteError};
-use conman_proto::{EventKind, PreemptRequest, SessionState};
-use conman_registry::RecordState;
+use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError};
+use conman_proto::{EventKind, Generation, PreemptRequest, ResolvedSpec, SessionState};
+use conman_registry::{RecordState, Registry as _};
+use conman_runtime::{ContainerKey, ContainerPlan, Operation, Runtime as _};
 use stage::flaky_registry::FlakyRegistry;
 use stage::frozen::Frozen;
 use stage::{Daemon, Stage, eventually, idle, session, web_from};
@@ -270,4 +271,143 @@ fn a_preemption_releases_claims_whose_answers_nobody_took() {
         matches!(error, Err(EnsureError::Preempted { .. })),
         "{error:?}"
     );
+}
+
+#[test]
+fn a_start_that_the_registry_no_longer_allows_is_not_sent() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.lose_what_is_claimed();
+    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let error = error.expect_err("it is another node's");
+    assert!(
+        matches!(
+            &error,
+            EnsureError::StartFailed {
+                kind: FailureKind::Registry,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(daemon.faults().calls(Operation::Start), 0);
+}
+
+#[test]
+fn a_start_waits_until_the_registry_can_tell_whose_it_is() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    registry.be_unsure(true);
+    let node = Arc::clone(&daemon.node);
+    let ensure = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    eventually("the registry to be asked twice", || {
+        (registry.asked() >= 2).then_some(())
+    });
+    assert_eq!(daemon.faults().calls(Operation::Start), 0);
+    registry.be_unsure(false);
+    let ensured = daemon.run(ensure).expect("no panic").expect("it runs");
+    assert_eq!(ensured.session.state, SessionState::Running);
+}
+
+/// Some spec as the node has resolved it.
+fn resolved(daemon: &Daemon) -> ResolvedSpec {
+    daemon.start("model", &idle());
+    daemon.record("model").spec
+}
+
+/// A start that is recorded, by whom no life of the node knows.
+fn recorded(daemon: &Daemon, id: &str) -> Generation {
+    let spec = resolved(daemon);
+    let claimed = daemon.run(daemon.registry.claim(&session(id), &spec));
+    claimed.expect("free").generation
+}
+
+#[test]
+fn an_order_to_end_what_cannot_be_looked_up_is_kept_until_it_can() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    let generation = recorded(&daemon, "alice");
+    registry.be_unreadable(true);
+    daemon
+        .node
+        .condemn(&session("alice"), generation, "it was lost");
+    eventually("the look to fail", || {
+        (registry.refused() > 0).then_some(())
+    });
+    registry.be_unreadable(false);
+    eventually("alice to be released", || {
+        daemon.record("alice").state.is_ended().then_some(())
+    });
+}
+
+#[test]
+fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one() {
+    let stage = Stage::new();
+    let registry = Arc::new(FlakyRegistry::default());
+    let mut options = stage.options();
+    options.bounds.registry = Duration::from_secs(60);
+    let daemon = stage.boot_on(options, registry.clone(), Duration::from_secs(30));
+    registry.hold_claims(true);
+    let node = Arc::clone(&daemon.node);
+    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let generation = eventually("the claim to be recorded", || {
+        let record = daemon
+            .run(registry.get(&session("alice")))
+            .expect("readable");
+        record.map(|record| record.generation)
+    });
+    let why = "its ownership was lost";
+    daemon.node.condemn(&session("alice"), generation, why);
+    registry.hold_claims(false);
+    let reason = eventually("alice to end", || {
+        let shown = daemon.node.get(&session("alice"))?;
+        shown.state.is_ended().then_some(shown.reason)
+    });
+    assert_eq!(reason.as_deref(), Some(why));
+    assert!(daemon.record("alice").state.is_ended());
+}
+
+#[test]
+fn a_claim_that_nobody_knows_is_given_up_only_once_nothing_of_it_runs() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let generation = recorded(&daemon, "alice");
+    let key = ContainerKey {
+        session: session("alice"),
+        generation,
+    };
+    let plan = ContainerPlan {
+        files_dir: stage.state.path().join("files"),
+        spec: daemon.record("alice").spec,
+        binds: Vec::new(),
+        key: key.clone(),
+    };
+    daemon.run(daemon.runtime.create(&plan)).expect("made");
+    let started = daemon.run(daemon.runtime.start(&key)).expect("started");
+    assert!(daemon.runtime.pids(&key).contains(&started.pid));
+
+    let shown = daemon.start("alice", &idle());
+    assert!(shown.generation > generation);
+    let left = daemon.runtime.pids(&key);
+    assert!(left.is_empty(), "two of alice run: {left:?}");
+}
+
+#[test]
+fn an_order_to_end_an_earlier_generation_leaves_the_present_one_alone() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let first = daemon.start("alice", &idle()).generation;
+    daemon
+        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .expect("stopped");
+    let second = daemon.start("alice", &idle()).generation;
+    daemon.node.condemn(&session("alice"), first, "it was lost");
+    daemon.node.condemn(&session("bob"), first, "it was lost");
+    let shown = daemon.show("alice");
+    assert_eq!(
+        (shown.generation, shown.state),
+        (second, SessionState::Running)
+    );
+    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    assert_eq!(report.expect("stopped").generation, second);
 }

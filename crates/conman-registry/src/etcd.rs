@@ -275,6 +275,17 @@ impl Registry for EtcdRegistry {
         answer.await.map_err(|_| closed())?
     }
 
+    async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::MayStart {
+            id: id.clone(),
+            generation,
+            reply,
+        };
+        self.commands.send(command).await.map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+
     async fn set_container(
         &self,
         id: &SessionId,

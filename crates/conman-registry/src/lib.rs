@@ -77,6 +77,21 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         spec: &ResolvedSpec,
     ) -> Result<SessionRecord, RegistryError>;
 
+    /// Whether the start of this generation may be sent to the runtime now: asked right before, as
+    /// it may have been lost or condemned since it was claimed. Refused with
+    /// [`RegistryError::Superseded`] when it never may any more, with a retryable error while nobody
+    /// can tell. From an `Ok` on something of it may run, as far as the registry knows.
+    async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        match self.get(id).await? {
+            Some(record) if record.generation == generation && !record.state.is_ended() => Ok(()),
+            other => Err(RegistryError::Superseded {
+                id: id.clone(),
+                generation,
+                current: other.map(|record| record.generation),
+            }),
+        }
+    }
+
     /// Notes how the container can be found and verified again, before anybody is told of it.
     async fn set_container(
         &self,

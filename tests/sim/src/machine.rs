@@ -166,7 +166,11 @@ impl World {
                 }
                 return;
             }
-            Action::Start(slot) => FenceEvent::Open(slot),
+            Action::Start(slot) => {
+                self.daemon(node, Event::StartSent(slot.clone()));
+                FenceEvent::Open(slot)
+            }
+            Action::Ended(slot) => return self.daemon(node, Event::DeathCertificate(slot)),
             Action::Kill(slot) => FenceEvent::Condemn(slot),
             Action::Forget(slot) => FenceEvent::Forget(slot),
             Action::SetDeadline(deadline) => FenceEvent::Extend(deadline),

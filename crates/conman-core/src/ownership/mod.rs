@@ -21,6 +21,8 @@
 //!   before it says that the slot is open; what starts is born in there, not moved in.
 //! - [`FenceEvent::FreezeVerified`] is what the cgroup shows after the last order to freeze it;
 //!   [`FenceEvent::Died`] and [`FenceEvent::StartOver`] mean that nothing is left to appear or run.
+//! - [`Event::StartSent`] comes before the slot is opened, and only while
+//!   [`NodeProtocol::may_start`].
 //! - Between daemon and shim orders and news keep their order, or are lost with the connection: then
 //!   the daemon learns by [`Event::ShimConnected`] what there is. A shim that starts anew looks at
 //!   every slot's cgroup; what a dead daemon had ordered is carried out, or dropped, before the

@@ -38,6 +38,9 @@ pub enum Event {
         session: SessionName,
         delete: bool,
     },
+    /// The start that was ordered is about to be sent: from here on a shim may know its slot, and one
+    /// that does not has lost it.
+    StartSent(Slot),
     /// The machine is going.
     PreemptAsked,
     PreemptCancelled,
@@ -62,6 +65,9 @@ pub enum Action {
     /// Open the slot at the fence, then send the create.
     Start(Slot),
     Kill(Slot),
+    /// The fence has its certificate: whoever keeps it tells how it ended, and passes the certificate
+    /// on.
+    Ended(Slot),
     Forget(Slot),
     SetDeadline(BootTime),
     Thaw {
@@ -124,6 +130,10 @@ struct Local {
     record: Ownership,
     /// The generation of the slot that the fence holds, 0 without one.
     slot: u64,
+    /// Whether a shim may know the slot.
+    sent: bool,
+    /// Whether the shim that it was sent to has lost it: it is ended, and never sent again.
+    astray: bool,
     phase: Phase,
     stop: bool,
     delete: bool,
@@ -235,6 +245,15 @@ impl NodeProtocol {
         self.is_live() && !self.fired && now < self.deadline
     }
 
+    /// Whether the start of this slot may be sent now: it is this node's, and was not condemned.
+    #[must_use]
+    pub fn may_start(&self, now: BootTime, slot: &Slot) -> bool {
+        let local = self.sessions.get(&slot.session);
+        local.is_some_and(|local| {
+            local.phase == Phase::Held && local.slot == slot.generation && !local.astray
+        }) && self.may_act(now)
+    }
+
     /// Until when, as things stand; of no meaning before it is live.
     #[must_use]
     pub fn deadline(&self) -> BootTime {
@@ -299,6 +318,13 @@ impl NodeProtocol {
             }
             Event::EnsureAsked(session) => self.ensure(now, session),
             Event::StopAsked { session, delete } => self.stop(now, &session, delete),
+            Event::StartSent(slot) => {
+                if let Some(local) = self.sessions.get_mut(&slot.session)
+                    && local.slot == slot.generation
+                {
+                    local.sent = true;
+                }
+            }
             Event::PreemptAsked => {
                 self.admits = false;
                 let all: Vec<_> = self.sessions.keys().cloned().collect();
@@ -311,7 +337,7 @@ impl NodeProtocol {
                 self.certified(now, &slot);
             }
             Event::FenceFired => self.fired = true,
-            Event::ShimConnected { fired, slots } => self.shim_connected(now, fired, slots),
+            Event::ShimConnected { fired, slots } => self.shim_connected(fired, slots),
         }
         self.work(now);
         std::mem::take(&mut self.actions)

@@ -134,7 +134,7 @@ pub(super) enum Hold {
 }
 
 #[derive(Debug)]
-pub(super) enum LostStart {
+pub(crate) enum LostStart {
     Found { pid: i32 },
     Gone,
     Unknown(String),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_runtime::{ContainerKey, Runtime, Started};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use super::answer::{Launched, Trouble};
 use super::handle::SessionHandle;
@@ -16,7 +16,10 @@ use crate::phases;
 /// Between two looks for processes of a start that is not wanted any more.
 const HUNT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Sends the start, if the kill table lets it.
+/// Between two questions whether the start may be sent.
+const ASK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Sends the start, if the registry and the kill table let it.
 pub(super) async fn launch(
     context: Arc<Context>,
     handle: Arc<SessionHandle>,
@@ -24,6 +27,9 @@ pub(super) async fn launch(
     key: ContainerKey,
 ) -> Launched {
     let phase = phases::START;
+    if let Err(trouble) = may_start(&context, &handle, &key).await {
+        return Launched::Failed(trouble);
+    }
     if let Err(closed) = context.table.send(&key.session, key.generation) {
         let why = format!(
             "{phase}: not sent, because this machine is going ({})",
@@ -60,6 +66,59 @@ pub(super) async fn launch(
                 bound.as_secs()
             ),
         )),
+    }
+}
+
+/// Asks the registry whether the start may be sent still, until it can tell.
+async fn may_start(
+    context: &Context,
+    handle: &SessionHandle,
+    key: &ContainerKey,
+) -> Result<(), Trouble> {
+    let phase = phases::START;
+    let bound = context.options.bounds.start;
+    let deadline = Instant::now() + bound;
+    let mut stop = handle.stop.subscribe();
+    let mut fate = handle.fate.subscribe();
+    let asking = async {
+        loop {
+            match context
+                .registry
+                .may_start(&key.session, key.generation)
+                .await
+            {
+                Err(error) if error.is_retryable() && Instant::now() + ASK_PAUSE < deadline => {
+                    sleep(ASK_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    };
+    tokio::select! {
+        // Cancel safe: whoever asked and does not start has sent nothing.
+        asked = timeout_at(deadline, asking) => match asked {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Trouble::new(
+                FailureKind::Registry,
+                format!("{phase}: not sent, because {}", crate::error_chain(&error)),
+            )),
+            Err(_) => Err(Trouble::new(
+                FailureKind::Registry,
+                format!(
+                    "{phase}: not sent, because the registry did not tell within {} s whether the \
+                     session is still this node's",
+                    bound.as_secs()
+                ),
+            )),
+        },
+        // Cancel safe: the driver sees the order as well.
+        _ = stop.wait_for(Option::is_some) => {
+            Err(Trouble::new(FailureKind::Stopped, format!("{phase}: stopped before it was sent")))
+        }
+        // Cancel safe: likewise.
+        _ = fate.wait_for(Option::is_some) => {
+            Err(Trouble::new(FailureKind::Preempted, format!("{phase}: preempted before it was sent")))
+        }
     }
 }
 

@@ -17,7 +17,7 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One try: kills what the kernel shows of the container, and asks the runtime whether there is,
 /// or can be, more.
-pub(super) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
+pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
     tokio::select! {
         // What the kernel shows comes first, whatever the runtime says.
         biased;

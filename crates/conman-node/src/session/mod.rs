@@ -29,6 +29,8 @@ mod publisher;
 mod release;
 mod view;
 
+pub(crate) use self::answer::LostStart;
 pub(crate) use self::driver::{Beginning, spawn};
 pub(crate) use self::handle::{MAX_ATTACHED, SessionHandle};
+pub(crate) use self::lost_start::resolve;
 pub(crate) use self::view::{Failure, View};

@@ -10,6 +10,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_registry::{
     ContainerIdentity, ModelRegistry, RecordState, Registry, RegistryError, Release, SessionRecord,
 };
+use tokio::sync::watch;
 
 #[derive(Debug, Default)]
 pub(crate) struct FlakyRegistry {
@@ -22,6 +23,16 @@ pub(crate) struct FlakyRegistry {
     mute: AtomicBool,
     /// Whatever is released is forgotten at once, and the answer is lost.
     forgetful: AtomicBool,
+    /// No record can be read.
+    unreadable: AtomicBool,
+    /// Nobody can tell whose anything is.
+    unsure: AtomicBool,
+    /// What was claimed is somebody else's by now.
+    lost: AtomicBool,
+    /// Claims are recorded, and answered only once this is over.
+    held: watch::Sender<bool>,
+    /// Questions whether something may be started.
+    asked: AtomicU32,
 }
 
 impl FlakyRegistry {
@@ -43,6 +54,26 @@ impl FlakyRegistry {
 
     pub(crate) fn forget_what_is_released(&self) {
         self.forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn be_unreadable(&self, unreadable: bool) {
+        self.unreadable.store(unreadable, Ordering::Relaxed);
+    }
+
+    pub(crate) fn be_unsure(&self, unsure: bool) {
+        self.unsure.store(unsure, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hold_claims(&self, hold: bool) {
+        self.held.send_replace(hold);
+    }
+
+    pub(crate) fn lose_what_is_claimed(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn asked(&self) -> u32 {
+        self.asked.load(Ordering::Relaxed)
     }
 
     async fn release_and_forget(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
@@ -77,6 +108,12 @@ fn no_space() -> RegistryError {
     }
 }
 
+fn unavailable() -> RegistryError {
+    RegistryError::Unavailable {
+        reason: "nobody can tell just now".to_owned(),
+    }
+}
+
 #[async_trait]
 impl Registry for FlakyRegistry {
     async fn claim(
@@ -92,7 +129,25 @@ impl Registry for FlakyRegistry {
         if self.mute.load(Ordering::Relaxed) {
             return std::future::pending().await;
         }
+        let mut held = self.held.subscribe();
+        // The sender lives in `self`.
+        let _ = held.wait_for(|held| !held).await;
         Ok(record)
+    }
+
+    async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if self.unsure.load(Ordering::Relaxed) {
+            return Err(unavailable());
+        }
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(RegistryError::Superseded {
+                id: id.clone(),
+                generation,
+                current: None,
+            });
+        }
+        self.records.may_start(id, generation).await
     }
 
     async fn set_container(
@@ -131,6 +186,10 @@ impl Registry for FlakyRegistry {
     }
 
     async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        if self.unreadable.load(Ordering::Relaxed) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(unavailable());
+        }
         self.records.get(id).await
     }
 

@@ -56,6 +56,12 @@ pub(super) enum Command {
         spec: Box<ResolvedSpec>,
         reply: Reply<SessionRecord>,
     },
+    /// Whether a start may be sent, which it will be.
+    MayStart {
+        id: SessionId,
+        generation: Generation,
+        reply: Reply<()>,
+    },
     Release {
         releases: Vec<(Release, Reply<()>)>,
     },
@@ -143,6 +149,9 @@ impl Driver {
 fn refuse(command: Command, shared: &Shared) {
     match command {
         Command::Claim { reply, .. } => {
+            let _ = reply.send(Err(shared.unavailable()));
+        }
+        Command::MayStart { reply, .. } => {
             let _ = reply.send(Err(shared.unavailable()));
         }
         Command::Release { releases } => {
@@ -266,11 +275,42 @@ impl<'a> Serving<'a> {
                 let begun = self.claims.ask(id, *spec, reply, stake, &self.shared);
                 self.inbox.extend(begun.map(Event::EnsureAsked));
             }
+            Command::MayStart {
+                id,
+                generation,
+                reply,
+            } => {
+                let _ = reply.send(self.may_start(id, generation));
+            }
             Command::Release { releases } => {
                 for (release, reply) in releases {
                     self.release(release, reply);
                 }
             }
+        }
+    }
+
+    fn may_start(&mut self, id: SessionId, generation: Generation) -> Result<(), RegistryError> {
+        let slot = Slot {
+            session: super::shared::name(&id),
+            generation: generation.get(),
+        };
+        if self.protocol.may_start(boot_time(), &slot) {
+            // Before whatever else happens to it.
+            self.inbox.push_back(Event::StartSent(slot));
+            return Ok(());
+        }
+        let held = match self.protocol.stake(&slot.session) {
+            Some(Stake::Held { generation }) => generation == slot.generation,
+            _ => false,
+        };
+        match held && !self.protocol.may_act(boot_time()) {
+            true => Err(self.shared.unavailable()),
+            false => Err(RegistryError::Superseded {
+                id,
+                generation,
+                current: None,
+            }),
         }
     }
 
@@ -409,6 +449,13 @@ impl<'a> Serving<'a> {
                 }
             }
             Action::Kill(slot) => self.condemn(slot),
+            Action::Ended(slot) => {
+                if self.releases.is_certified(&slot) {
+                    self.inbox.push_back(Event::DeathCertificate(slot));
+                } else {
+                    self.shared.orders.ended(slot);
+                }
+            }
             Action::Forget(slot) => self.shared.orders.withdraw(&slot),
             Action::SetDeadline(deadline) => self.order(FenceOrder::SetDeadline(deadline)),
             Action::Thaw { deadline, slots } => self.order(FenceOrder::Thaw { deadline, slots }),

@@ -17,12 +17,19 @@ pub enum Order {
         generation: Generation,
         why: String,
     },
+    /// Nothing of that container is left, by the fence's certificate: release it and tell how it
+    /// ended, unless that is under way.
+    Ended {
+        id: SessionId,
+        generation: Generation,
+    },
 }
 
 /// Orders that wait to be taken. Bounded by the sessions that there are: one order a slot.
 #[derive(Debug, Default)]
 pub struct Orders {
-    waiting: Mutex<BTreeMap<Slot, String>>,
+    /// Why it is to be ended; without a reason it has ended.
+    waiting: Mutex<BTreeMap<Slot, Option<String>>>,
     more: Notify,
 }
 
@@ -43,10 +50,13 @@ impl Orders {
             let id = slot.session.parse();
             // Slots that conman did not name are nobody's session.
             if let (Ok(id), Some(generation)) = (id, Generation::new(slot.generation)) {
-                return Some(Order::Condemned {
-                    id,
-                    generation,
-                    why,
+                return Some(match why {
+                    Some(why) => Order::Condemned {
+                        id,
+                        generation,
+                        why,
+                    },
+                    None => Order::Ended { id, generation },
                 });
             }
         }
@@ -54,7 +64,12 @@ impl Orders {
     }
 
     pub(super) fn condemn(&self, slot: Slot, why: String) {
-        self.waiting().insert(slot, why);
+        self.waiting().insert(slot, Some(why));
+        self.more.notify_one();
+    }
+
+    pub(super) fn ended(&self, slot: Slot) {
+        self.waiting().entry(slot).or_insert(None);
         self.more.notify_one();
     }
 
@@ -64,7 +79,7 @@ impl Orders {
     }
 
     /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Slot, String>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Slot, Option<String>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

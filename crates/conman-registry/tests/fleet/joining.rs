@@ -38,7 +38,7 @@ async fn of_two_conmans_with_one_name_the_second_waits_until_the_first_is_silent
     drop(first);
     second.live().await;
     // By the registry it is the name's; what ran of it has ended with the first one's fence.
-    let conman_registry::Order::Condemned { id, .. } = second.registry.orders().next().await;
+    let (id, _) = second.next_condemned().await;
     assert_eq!(id.as_str(), "s");
     second.release("s", generation).await.expect("released");
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use conman_core::ownership::{SlotView, Timing};
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{
-    Ending, EtcdAccess, EtcdOptions, EtcdRegistry, Fleet, MemoryFence, Registry, RegistryError,
-    Release, Standing,
+    Ending, EtcdAccess, EtcdOptions, EtcdRegistry, Fleet, MemoryFence, Order, Registry,
+    RegistryError, Release, Standing,
 };
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -119,6 +119,13 @@ impl Node {
         match told {
             Standing::Joining { reason } => reason,
             other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn next_condemned(&self) -> (SessionId, Generation) {
+        match self.registry.orders().next().await {
+            Order::Condemned { id, generation, .. } => (id, generation),
+            ended => panic!("{ended:?}"),
         }
     }
 

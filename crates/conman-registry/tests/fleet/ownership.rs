@@ -1,10 +1,10 @@
 //! Who owns what among several nodes.
 
 use conman_core::ownership::{BootTime, Slot, SlotView};
-use conman_registry::{Fleet, Located, Order, Registry, RegistryError};
+use conman_registry::{Fleet, Located, Order, RecordState, Registry, RegistryError, Standing};
 
 use crate::etcd::Etcd;
-use crate::node::{Node, id, options, patient, short, until};
+use crate::node::{Node, ending, id, options, patient, short, until};
 use crate::proxy::{Proxy, Way};
 
 fn slot(session: &str, generation: u64) -> Slot {
@@ -94,7 +94,7 @@ async fn a_node_that_comes_back_ends_what_it_lost_and_thaws_what_it_kept() {
     let taken = b.claim_at_last("lost").await;
     assert!(taken > lost);
     proxy.set(Way::Open);
-    let Order::Condemned { id, generation, .. } = a.registry.orders().next().await;
+    let (id, generation) = a.next_condemned().await;
     assert_eq!((id.as_str(), generation), ("lost", lost));
     until("it is killed", async || {
         a.fence.killed() == [slot("lost", lost.get())]
@@ -138,7 +138,7 @@ async fn a_new_daemon_keeps_what_its_fence_holds_and_has_the_rest_ended() {
     .await;
     let mut condemned = Vec::new();
     for _ in 0..2 {
-        let Order::Condemned { id, generation, .. } = a.registry.orders().next().await;
+        let (id, generation) = a.next_condemned().await;
         condemned.push((id.as_str().to_owned(), generation.get()));
     }
     condemned.sort();
@@ -160,6 +160,108 @@ async fn a_new_daemon_keeps_what_its_fence_holds_and_has_the_rest_ended() {
         matches!(owned, RegistryError::Owned { generation, .. } if generation == held),
         "{owned}"
     );
+}
+
+#[tokio::test]
+async fn a_start_may_be_sent_while_it_is_this_nodes_and_not_after() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let generation = a.claim("s").await.expect("free");
+    let may = a.registry.may_start(&id("s"), generation).await;
+    assert!(may.is_ok(), "{may:?}");
+    let other = conman_proto::Generation::new(generation.get() + 1).expect("not zero");
+    let may = a.registry.may_start(&id("s"), other).await;
+    assert!(
+        matches!(may, Err(RegistryError::Superseded { .. })),
+        "{may:?}"
+    );
+    a.release("s", generation).await.expect("released");
+    let may = a.registry.may_start(&id("s"), generation).await;
+    assert!(
+        matches!(may, Err(RegistryError::Superseded { .. })),
+        "{may:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_start_may_not_be_sent_while_ownership_has_lapsed_and_may_once_it_is_renewed() {
+    let Some(etcd) = Etcd::start() else { return };
+    let proxy = Proxy::to(etcd.address()).await;
+    let a = Node::join(&proxy.url(), "a", short()).await;
+    let generation = a.claim_at_last("s").await;
+    proxy.set(Way::Cut);
+    a.stands("fenced", |standing| matches!(standing, Standing::Fenced))
+        .await;
+    let may = a.registry.may_start(&id("s"), generation).await;
+    assert!(
+        matches!(&may, Err(error) if error.is_retryable()),
+        "{may:?}"
+    );
+    proxy.set(Way::Open);
+    until("it may be sent", async || {
+        a.registry.may_start(&id("s"), generation).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_new_shim_costs_no_start_that_was_not_sent_to_the_old_one() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let queued = a.claim("queued").await.expect("free");
+    let sent = a.claim("sent").await.expect("free");
+    let may = a.registry.may_start(&id("sent"), sent).await;
+    assert!(may.is_ok(), "{may:?}");
+    a.fence.break_connection();
+    // In the order of their names, so that the other one would come first.
+    let order = a.registry.orders().next().await;
+    assert!(
+        matches!(&order, Order::Condemned { id, generation, .. }
+            if id.as_str() == "sent" && *generation == sent),
+        "{order:?}"
+    );
+    // The new one may be closed, until the next renewal opens it.
+    until("it may be sent to the new one", async || {
+        match a.registry.may_start(&id("queued"), queued).await {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                false
+            }
+        }
+    })
+    .await;
+    let may = a.registry.may_start(&id("sent"), sent).await;
+    assert!(
+        matches!(may, Err(RegistryError::Superseded { .. })),
+        "{may:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_ended_while_its_shim_was_replaced_ends_as_whoever_held_it_tells() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let generation = a.claim("s").await.expect("free");
+    let may = a.registry.may_start(&id("s"), generation).await;
+    assert!(may.is_ok(), "{may:?}");
+    let ended = SlotView {
+        present: false,
+        certified: true,
+        ..running("s", generation.get())
+    };
+    a.fence.hold(vec![ended]);
+    a.fence.break_connection();
+    let order = a.registry.orders().next().await;
+    let expected = Order::Ended {
+        id: id("s"),
+        generation,
+    };
+    assert_eq!(order, expected);
+    a.release("s", generation).await.expect("released");
+    let told = a.registry.get(&id("s")).await.expect("readable");
+    let told = told.expect("it is told of").state;
+    assert_eq!(told, RecordState::Ended(ending()));
 }
 
 fn boot_time() -> BootTime {

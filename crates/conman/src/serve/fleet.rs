@@ -139,15 +139,18 @@ pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>) -> JoinHandle<()> {
     let node = Arc::downgrade(node);
     tokio::spawn(async move {
         loop {
-            let Order::Condemned {
-                id,
-                generation,
-                why,
-            } = orders.next().await;
+            let order = orders.next().await;
             let Some(node) = node.upgrade() else {
                 return;
             };
-            node.condemn(&id, generation, &why).await;
+            match order {
+                Order::Condemned {
+                    id,
+                    generation,
+                    why,
+                } => node.condemn(&id, generation, &why),
+                Order::Ended { id, generation } => node.note_end(&id, generation),
+            }
         }
     })
 }

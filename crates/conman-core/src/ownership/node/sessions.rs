@@ -18,6 +18,8 @@ impl Local {
         Self {
             record,
             slot: 0,
+            sent: false,
+            astray: false,
             phase,
             stop: false,
             delete: false,
@@ -72,6 +74,7 @@ impl NodeProtocol {
                 false => Local::new(record, Phase::Held),
             };
             local.slot = view.slot.generation;
+            local.sent = true;
             // Slots come in the order of their generations: an earlier one is superseded.
             if let Some(older) = self.sessions.insert(view.slot.session.clone(), local) {
                 self.actions
@@ -80,7 +83,7 @@ impl NodeProtocol {
         }
     }
 
-    pub(super) fn shim_connected(&mut self, now: BootTime, fired: bool, slots: Vec<SlotView>) {
+    pub(super) fn shim_connected(&mut self, fired: bool, slots: Vec<SlotView>) {
         // What the old shim had condemned may be frozen: thawed by order like the rest.
         self.fired |= fired || slots.iter().any(|view| view.frozen);
         let mut known = std::collections::BTreeSet::new();
@@ -90,7 +93,7 @@ impl NodeProtocol {
             match ours.map(|local| &local.phase) {
                 Some(Phase::Held) if !view.certified => {}
                 Some(Phase::Held | Phase::Ending { .. }) if view.certified => {
-                    self.certified(now, &view.slot);
+                    self.actions.push(Action::Ended(view.slot.clone()));
                 }
                 // Its certificate was told before; the release forgets it.
                 Some(Phase::Releasing | Phase::Collecting) => {}
@@ -99,11 +102,17 @@ impl NodeProtocol {
             }
             known.insert(view.slot);
         }
-        // It died with the old shim, or its order never arrived: either is certified now.
-        for (session, local) in &self.sessions {
+        // It died with the old shim, or its order never arrived: either is certified now. What was
+        // not sent to that one goes to this one.
+        for (session, local) in &mut self.sessions {
             let slot = local.slot_of(session);
-            let unsettled = matches!(local.phase, Phase::Held | Phase::Ending { .. });
+            let unsettled = match local.phase {
+                Phase::Held => local.sent,
+                Phase::Ending { .. } => true,
+                _ => false,
+            };
             if unsettled && !known.contains(&slot) {
+                local.astray = true;
                 self.actions.push(Action::Kill(slot));
             }
         }

@@ -77,7 +77,7 @@ impl Driver {
             reason: BROKEN.to_owned(),
         };
         self.call(Answer::Claim(Err(broken)), async move {
-            let claimed = claim::claim(&*context.registry, &handle.id, &handle.spec).await;
+            let claimed = claim::claim(&context, &handle.id, &handle.spec).await;
             Answer::Claim(claimed.map(|record| Claimed {
                 generation: record.generation,
                 created_at: record.created_at,
