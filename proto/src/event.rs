@@ -55,6 +55,11 @@ pub enum EventKind {
     /// Events are missing here: dropped by the journal's bound, or lost before they were durable;
     /// the message says how many or why.
     EventsLost,
+    /// A node's events are missing from here on, because it cannot be asked; the message says why.
+    /// Told by the node that was asked, and in no journal.
+    NodeUnreachable,
+    /// The node can be asked again, and its events go on where they were. In no journal either.
+    NodeReached,
     /// A kind that this version does not know; written by a newer one.
     #[serde(other)]
     Unknown,
@@ -87,6 +92,8 @@ impl EventKind {
             Self::DrainFinished => "drain_finished",
             Self::NodeUndrained => "node_undrained",
             Self::EventsLost => "events_lost",
+            Self::NodeUnreachable => "node_unreachable",
+            Self::NodeReached => "node_reached",
             Self::Unknown => "unknown",
         }
     }
@@ -98,11 +105,11 @@ impl fmt::Display for EventKind {
     }
 }
 
-/// One thing that happened on a node, in the order of `seq`.
+/// One thing that happened on a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Position in the node's journal: grows by at least one with every event, also across
-    /// restarts of the daemon. It is the SSE event id.
+    /// Position in the journal of `node`: grows by at least one with every event of it, also across
+    /// restarts of its daemon.
     pub seq: u64,
     #[schema(value_type = String, format = DateTime)]
     pub at: Timestamp,
@@ -125,8 +132,11 @@ pub struct Event {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventPage {
     pub events: Vec<Event>,
-    /// Greatest position in the journal when the page was read.
+    /// Greatest position in the journal of the node that answers, when the page was read.
     pub last_seq: u64,
+    /// Where the next page begins: for `after`.
+    #[serde(default)]
+    pub cursor: String,
     /// Whether events between the asked position and the first one here were already dropped.
     pub truncated: bool,
 }

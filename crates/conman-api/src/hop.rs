@@ -22,6 +22,7 @@ use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use conman_auth::Caller;
 use conman_node::Node;
 use conman_peer::FleetMap;
 use conman_proto::{Generation, SessionId};
@@ -41,6 +42,11 @@ const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 /// On answers to nodes: the request belongs elsewhere, and nothing was done.
 pub(crate) const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
+
+/// The field by which another node knows on whose behalf it is asked.
+pub(crate) fn caller_header(caller: &Caller) -> (HeaderName, HeaderValue) {
+    (X_CONMAN_CALLER, caller::to_header(caller))
+}
 
 /// The request came from another node, on behalf of a caller there.
 #[derive(Debug, Clone, Copy)]

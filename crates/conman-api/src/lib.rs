@@ -17,6 +17,7 @@
 
 mod access;
 mod cors;
+mod events;
 mod exec_collect;
 mod exec_request;
 mod exec_socket;

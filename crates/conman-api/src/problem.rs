@@ -132,6 +132,7 @@ kinds! {
     ELSEWHERE = passing("session-elsewhere", "The session is on another node", MISDIRECTED_REQUEST);
     MOVES = passing("session-moves", "The session changes its node", SERVICE_UNAVAILABLE);
     NO_NODE = passing("no-node", "No node takes the session", SERVICE_UNAVAILABLE);
+    TOO_MANY_STREAMS = passing("too-many-streams", "Too many streams of events are open", SERVICE_UNAVAILABLE);
     NODE_UNREACHABLE = passing("node-unreachable", "The session's node cannot be reached", SERVICE_UNAVAILABLE);
     NODE_SILENT = lasting("node-silent", "The session's node did not answer", BAD_GATEWAY);
     NODE_REFUSES = lasting("node-refuses", "The session's node does not know this one", BAD_GATEWAY);

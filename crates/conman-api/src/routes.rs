@@ -15,7 +15,7 @@ mod tokens;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::routing::post;
+use axum::routing::{get, post};
 use conman_auth::Scope;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt as _};
 use utoipa_axum::routes;
@@ -84,10 +84,19 @@ fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState>
 
 /// The routes that are for other nodes alone, and described nowhere.
 pub(crate) fn for_peers() -> Router<ApiState> {
-    let needed = Needed::Scope(Scope::Frontend);
-    Router::new()
+    let read = Router::new()
+        .route(peers::EVENTS, get(peers::events))
+        .route_layer(from_fn_with_state(
+            Needed::Scope(Scope::Read),
+            access::require,
+        ));
+    let frontend = Router::new()
         .route(peers::READY, post(peers::ready))
-        .route_layer(from_fn_with_state(needed, access::require))
+        .route_layer(from_fn_with_state(
+            Needed::Scope(Scope::Frontend),
+            access::require,
+        ));
+    read.merge(frontend)
 }
 
 fn group(mut routes: OpenApiRouter<ApiState>, needed: Needed) -> OpenApiRouter<ApiState> {

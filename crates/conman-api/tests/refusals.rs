@@ -159,7 +159,7 @@ async fn bad_paths_and_parameters_name_themselves() {
             400,
             "bad-query",
             "after",
-            "whole number",
+            "id of an event",
         ),
         (
             "/v1/events?after=x&follow=maybe",

@@ -129,7 +129,9 @@ impl Journal {
     pub async fn page(&self, after: u64, limit: usize) -> Result<EventPage, JournalError> {
         let limit = limit.clamp(1, MAX_EVENT_PAGE);
         let (events, extent) = self.shared.read(after, limit).await?;
+        let read_through = events.last().map_or(after, |event| event.seq);
         Ok(EventPage {
+            cursor: read_through.to_string(),
             events,
             last_seq: extent.last_seq,
             truncated: after < extent.dropped_through,

@@ -1,20 +1,23 @@
-//! The journal: a resumable event stream, a page of it, and one session's part.
+//! Events: a resumable stream, a page of it, and one session's part.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
-use conman_proto::{Event, EventKind, EventPage, SessionId, Timeline};
+use conman_auth::Caller;
+use conman_proto::{Event, EventPage, SessionId, Timeline};
 use conman_registry::MAX_EVENT_PAGE;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Uri};
 
 use crate::ApiState;
+use crate::events::{Merged, OnlyOf, Position, is_for};
+use crate::hop::ByPeer;
 use crate::path_params::SessionPath;
-use crate::problem::ApiError;
+use crate::problem::{ApiError, Kind};
 use crate::query::Query;
 
 /// Comments on an idle stream, so that proxies keep it open and a vanished client is found.
@@ -23,29 +26,39 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longest wait for events to become durable before they are read.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Largest sequence number that JSON readers keep exact.
-const MAX_SEQ: u64 = (1 << 53) - 1;
-
 const DEFAULT_PAGE: u64 = 100;
 const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 
-/// What happens on the node
+/// What happens
 ///
-/// Server-sent events, one JSON `Event` each, with the event's `seq` as its id: a client that
-/// reconnects with `Last-Event-ID` (or `?after=`) goes on where it was, also after a restart of
-/// the daemon. Without either the stream begins with what happens next; `?after=0` begins with
-/// the oldest event kept. An event of kind `events_lost` stands where events are missing, with any
-/// filter. A position that this journal never had begins with the oldest event kept.
+/// Server-sent events, one JSON `Event` each, of all nodes of the fleet: those of one node in their
+/// order, and those of several by their time, as far as they were there when the stream began. The
+/// stream's ids are opaque; a client that reconnects with `Last-Event-ID` (or `?after=`) goes on
+/// where it was on every node, also after restarts of daemons and by way of another node. The first
+/// message has an id alone, so that this works before the first event as well. Without a position
+/// the stream begins with what happens next; `?after=0` begins with the oldest events kept.
+///
+/// Nodes that join meanwhile are told of from then on. An event of kind `events_lost` stands where
+/// events are missing for good, `node_unreachable` where those of a node are missing because it
+/// cannot be asked, and why; they follow when it can (`node_reached`). A position that a journal
+/// never had begins with its oldest event.
+///
+/// With `local=true`, and on a node that is alone, only the node that is asked tells its events, and
+/// their ids are their `seq`.
 ///
 /// With `?follow=false` the answer is one page of events after `after` as JSON.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "get_events",
     params(
-        ("after" = Option<u64>, Query, maximum = 9_007_199_254_740_991_u64, description =
-            "Only events with a greater `seq`. `Last-Event-ID` wins over it."),
-        ("Last-Event-ID" = Option<u64>, Header, nullable = false, maximum = 9_007_199_254_740_991_u64, description =
+        ("after" = inline(Option<EventPosition>), Query, description =
+            "Only events behind this position: the id of an event, the `cursor` of a page, or 0. \
+             `Last-Event-ID` wins over it."),
+        ("Last-Event-ID" = inline(Option<EventPosition>), Header, nullable = false, description =
             "The last event seen; EventSource sends it when it reconnects."),
         ("session" = Option<SessionId>, Query, description = "Only events of this session."),
+        ("node" = Option<String>, Query, description = "Only events of this node, or `self`."),
+        ("local" = Option<bool>, Query, description =
+            "`true`: ask no other node."),
         ("follow" = Option<bool>, Query, description =
             "`false`: answer one page instead of a stream."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 1_000, description =
@@ -56,32 +69,103 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
             (String = "text/event-stream"),
             (EventPage = "application/json"),
         )),
-        (status = 503, description = "registry-failed"),
+        (status = 404, description = "no-such-node"),
+        (status = 503, description = "registry-failed or too-many-streams"),
     )
 )]
 pub(crate) async fn events(
     State(state): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    by_peer: Option<Extension<ByPeer>>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let after = query.number("after", 0, MAX_SEQ);
+    let after = query.parsed("after", str::parse::<Position>);
     let session = query.parsed("session", str::parse::<SessionId>);
+    let node = query.one("node");
+    let local = query.flag("local", false);
     let follow = query.flag("follow", true);
     let limit = query.number("limit", 1, MAX_PAGE);
     if follow && limit.is_some() {
         query.mistake("limit", "needs `follow=false`");
     }
+    if local && node.is_some() {
+        query.mistake(
+            "node",
+            "cannot stand beside `local`, which means the node that is asked",
+        );
+    }
     let last_seen = last_event_id(&headers, &mut query);
     query.finish()?;
+    let only = only_of(&state, node)?;
     let after = last_seen.or(after);
-    if follow {
-        return Ok(stream_from(&state, after, session).await?.into_response());
-    }
-    settle(&state).await;
     let limit = limit.unwrap_or(DEFAULT_PAGE);
-    let page = page(&state, after.unwrap_or(0), limit, session.as_ref()).await?;
-    Ok(Json(page).into_response())
+    settle(&state).await;
+    // What another node brings is never brought further.
+    let others = state.others().filter(|_| by_peer.is_none() && !local);
+    let Some(map) = others else {
+        let after = after.map(|position| own_position(&state, &position));
+        if follow {
+            return Ok(stream_from(&state, after, session).await?.into_response());
+        }
+        let page = page(&state, after.unwrap_or(0), limit, session.as_ref()).await?;
+        return Ok(Json(page).into_response());
+    };
+    let journal = state.node.journal();
+    // A page without a position begins with the oldest.
+    let after = after.or((!follow).then_some(Position::Own(0)));
+    let merged = Merged::open(map, journal, (after, session), only, caller).await?;
+    if follow {
+        return Ok(merged_stream(&state, merged).into_response());
+    }
+    let last_seq = journal.page(0, 1).await?.last_seq;
+    let page = merged
+        .page(usize::try_from(limit).unwrap_or(usize::MAX))
+        .await;
+    Ok(Json(EventPage {
+        events: page.events,
+        last_seq,
+        cursor: page.cursor.to_string(),
+        truncated: page.truncated,
+    })
+    .into_response())
+}
+
+/// `0`, the id of an event, or the `cursor` of a page.
+#[derive(utoipa::ToSchema)]
+#[schema(
+    pattern = "^([0-9]{1,15}|f1-[0-9a-f]{1,12}(-[0-9a-f]{1,12}\\.[0-9a-f]{1,12}){0,256})$",
+    example = "0"
+)]
+#[expect(dead_code, reason = "it describes a parameter")]
+struct EventPosition(String);
+
+/// Whose events are asked for.
+fn only_of(state: &ApiState, node: Option<String>) -> Result<OnlyOf, ApiError> {
+    let Some(node) = node else {
+        return Ok(OnlyOf::All);
+    };
+    let me = state.node.name();
+    if node == "self" || node == me {
+        return Ok(OnlyOf::Node(me.to_owned()));
+    }
+    let peers = state.others().map(|map| map.fleet().peers());
+    if peers.is_some_and(|peers| peers.iter().any(|peer| peer.name == node)) {
+        return Ok(OnlyOf::Node(node));
+    }
+    Err(Kind::NO_SUCH_NODE.because(format!(
+        "there is no node `{}`; `self` is this one, and /v1/nodes lists all",
+        crate::field_errors::cut(&node)
+    )))
+}
+
+/// What a position means in this node's journal.
+fn own_position(state: &ApiState, position: &Position) -> u64 {
+    match position {
+        Position::Own(seq) => *seq,
+        Position::Fleet(cursor) => cursor.seq(state.node.name()).unwrap_or(0),
+    }
 }
 
 /// What happened to a session
@@ -113,25 +197,34 @@ pub(crate) async fn timeline(
 
 /// Waits a moment for what the caller's own earlier requests brought about to become durable,
 /// and thus visible.
-async fn settle(state: &ApiState) {
+pub(super) async fn settle(state: &ApiState) {
     // What a slow disk has not written by then is shown to whoever asks later.
     let _ = tokio::time::timeout(SETTLE, state.node.journal().flush()).await;
 }
 
-fn last_event_id(headers: &HeaderMap, query: &mut Query) -> Option<u64> {
+fn last_event_id(headers: &HeaderMap, query: &mut Query) -> Option<Position> {
     let value = headers.get("last-event-id")?;
-    let seq = value
-        .to_str()
-        .ok()
-        .and_then(|text| text.parse::<u64>().ok());
-    if seq.is_none_or(|seq| seq > MAX_SEQ) {
-        query.mistake(
-            "Last-Event-ID",
-            "must be the id of an event that this node sent",
-        );
-        return None;
+    let position = value.to_str().ok().and_then(|text| text.parse().ok());
+    if position.is_none() {
+        query.mistake("Last-Event-ID", "must be the id of an event");
     }
-    seq
+    position
+}
+
+fn merged_stream(
+    state: &ApiState,
+    merged: Merged,
+) -> Sse<impl Stream<Item = Result<SseEvent, Infallible>> + use<>> {
+    let first = SseEvent::default().id(merged.cursor().to_string());
+    let events = stream::unfold(merged, |mut merged| async move {
+        let event = merged.next().await;
+        let message = to_sse(&event, &merged.cursor().to_string());
+        Some((Ok(message), merged))
+    });
+    let events = stream::iter([Ok(first)])
+        .chain(events)
+        .take_until(state.closing.clone().cancelled_owned());
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
 }
 
 async fn stream_from(
@@ -150,7 +243,9 @@ async fn stream_from(
     let events = journal
         .follow(after)
         .filter(move |event| std::future::ready(is_for(event, session.as_ref())))
-        .map(|event| Ok(to_sse(&event)))
+        .map(|event| Ok(to_sse(&event, &event.seq.to_string())));
+    let events = stream::iter([Ok(SseEvent::default().id(after.to_string()))])
+        .chain(events)
         .take_until(state.closing.clone().cancelled_owned());
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
@@ -183,7 +278,13 @@ async fn page(
         match end {
             Some(end) if found.len() < limit => position = end,
             _ => {
+                // What was looked through and is of others need not be again.
+                let through = match found.last() {
+                    Some(last) if found.len() >= limit => last.seq,
+                    _ => page.last_seq.max(after),
+                };
                 return Ok(EventPage {
+                    cursor: through.to_string(),
                     events: found,
                     last_seq: page.last_seq,
                     truncated,
@@ -193,13 +294,8 @@ async fn page(
     }
 }
 
-fn is_for(event: &Event, session: Option<&SessionId>) -> bool {
-    session.is_none_or(|session| event.session.as_ref() == Some(session))
-        || event.kind == EventKind::EventsLost
-}
-
-fn to_sse(event: &Event) -> SseEvent {
+fn to_sse(event: &Event, id: &str) -> SseEvent {
     // Plain data always becomes JSON, and JSON has no line breaks of its own.
     let data = serde_json::to_string(event).unwrap_or_default();
-    SseEvent::default().id(event.seq.to_string()).data(data)
+    SseEvent::default().id(id).data(data)
 }

@@ -1,18 +1,26 @@
 //! What only other nodes ask.
 
+use std::convert::Infallible;
+
 use axum::Json;
+use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
-use conman_proto::Generation;
+use conman_proto::{Generation, SessionId};
+use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
 use crate::ApiState;
+use crate::events::{self, From};
 use crate::node_errors::route_error;
 use crate::path_params::SessionPath;
 use crate::problem::ApiError;
 
 /// Where a node asks another to have a session ready.
 pub(crate) const READY: &str = "/peer/sessions/{id}/ready";
+
+/// Where a node asks another for its events.
+pub(crate) const EVENTS: &str = "/peer/events";
 
 /// Answer of `ready`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,4 +48,33 @@ pub(crate) async fn ready(
     let route = route.map_err(|error| route_error(&error))?;
     let generation = route.generation;
     Ok(Json(Ready { generation }))
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct AskedForEvents {
+    after: Option<u64>,
+    since_ms: u64,
+    session: Option<SessionId>,
+}
+
+/// This node's events as frames, a line each, for as long as the other node reads.
+pub(crate) async fn events(
+    State(state): State<ApiState>,
+    AxumQuery(asked): AxumQuery<AskedForEvents>,
+) -> Result<Body, ApiError> {
+    let from = From {
+        after: asked.after,
+        since_ms: asked.since_ms,
+    };
+    super::events::settle(&state).await;
+    let frames = events::frames(state.node.journal(), from, asked.session).await?;
+    let lines = frames
+        .map(|frame| {
+            // Plain data always becomes JSON, and JSON has no line breaks of its own.
+            let mut line = serde_json::to_vec(&frame).unwrap_or_default();
+            line.push(b'\n');
+            Ok::<_, Infallible>(Bytes::from(line))
+        })
+        .take_until(state.closing.clone().cancelled_owned());
+    Ok(Body::from_stream(lines))
 }

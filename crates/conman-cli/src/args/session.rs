@@ -18,7 +18,7 @@ use super::quantity::{
 pub enum ClientCommand {
     /// Start a session, or find it running, and print its URL
     Run(Box<RunArgs>),
-    /// List sessions
+    /// List the sessions of all nodes
     Ps(PsArgs),
     /// Show everything about a session
     Inspect(InspectArgs),
@@ -30,7 +30,7 @@ pub enum ClientCommand {
     Attach(AttachArgs),
     /// Show what a session printed
     Logs(LogsArgs),
-    /// Show what happens on the node, as it happens
+    /// Show what happens on all nodes, as it happens
     Events(EventsArgs),
     /// Tell a session's story: what happened, how long it took, why it ended, what to do
     Why(WhyArgs),
@@ -38,7 +38,7 @@ pub enum ClientCommand {
     Token(TokenArgs),
     /// Import, pull, list and remove images
     Image(ImageArgs),
-    /// List nodes
+    /// List nodes: how they stand, what they have to do
     Nodes,
     /// Empty the node: take no new sessions, stop the present ones in order, a few at a time
     Drain(DrainArgs),
@@ -174,6 +174,9 @@ pub struct PsArgs {
     /// Only sessions with this label; may be repeated
     #[arg(short, long, value_name = "KEY[=VALUE]")]
     pub label: Vec<String>,
+    /// Only sessions of this node; `self` for the node that is asked
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
     /// Print names only
     #[arg(short, long)]
     pub quiet: bool,
@@ -191,7 +194,7 @@ pub struct RmArgs {
     /// Sessions to stop
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub id: Vec<SessionId>,
-    /// Every session of the node
+    /// Every session of the node that is asked
     #[arg(long)]
     pub all: bool,
     /// Do not ask
@@ -276,9 +279,15 @@ pub struct EventsArgs {
     /// Only this session's
     #[arg(long, value_name = "ID")]
     pub session: Option<SessionId>,
-    /// Begin behind the event with this number; 0 for the oldest kept
-    #[arg(long, value_name = "N")]
-    pub after: Option<u64>,
+    /// Only this node's; `self` for the node that is asked
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Ask no other node
+    #[arg(long, conflicts_with = "node")]
+    pub local: bool,
+    /// Begin behind this position, a `cursor` that `--json` shows; 0 for the oldest kept
+    #[arg(long, value_name = "CURSOR")]
+    pub after: Option<String>,
     /// Show what has happened and stop
     #[arg(long)]
     pub no_follow: bool,

@@ -72,7 +72,8 @@ impl SseParser {
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
             if line.is_empty() {
                 let event = std::mem::take(&mut self.event);
-                if std::mem::take(&mut self.has_data) {
+                // One that has an id alone only tells where to go on from.
+                if std::mem::take(&mut self.has_data) || event.id.is_some() {
                     return Ok(Some(event));
                 }
             } else {
@@ -138,6 +139,16 @@ mod tests {
                 "cut at {cut}"
             );
         }
+    }
+
+    #[test]
+    fn an_id_alone_is_told_and_a_comment_is_not() {
+        let told = messages(&[": alive\n\nid: 7\n\nevent: x\n\n"]);
+        assert_eq!(told.len(), 1);
+        assert_eq!(
+            (told[0].id.as_deref(), told[0].data.as_str()),
+            (Some("7"), "")
+        );
     }
 
     #[test]

@@ -1,14 +1,16 @@
-//! `conman events`: the node's journal, past and as it grows.
+//! `conman events`: the nodes' journals, past and as they grow.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use conman_proto::{Event, EventPage};
+use conman_proto::{Event, EventKind, EventPage};
 use http::Method;
+use serde::Serialize;
 use tokio::time::Instant;
 
 use super::Context;
 use crate::args::EventsArgs;
-use crate::client::{ClientError, PROMPT, SseEvents};
+use crate::client::{ClientError, PROMPT, SseEvents, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{clock, milliseconds, printable};
 use crate::output::Output;
@@ -32,46 +34,40 @@ pub(super) async fn run(context: &Context, args: &EventsArgs) -> Result<Exit, Fa
 
 /// Everything that has happened, page by page.
 async fn past(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
-    let mut after = args.after.unwrap_or(0);
+    let mut after = args.after.clone().unwrap_or_else(|| "0".to_owned());
+    // Nodes that cannot be asked, each of which every page tells of.
+    let mut missing = BTreeSet::new();
     loop {
-        let path = format!("{}&follow=false&limit={PAGE}", path(args, after));
+        let path = path(args, Some(&after));
+        let path = format!("{path}&follow=false&limit={PAGE}");
         let answer = context
             .client
             .answer::<EventPage>(Method::GET, &path, None::<&()>, PROMPT)
             .await?;
         let page = answer.value;
         if page.truncated && args.after.is_some() {
-            warn_of_gap(&context.output, after);
+            warn_of_gap(&context.output);
         }
         for event in &page.events {
-            print(&context.output, event)?;
+            if event.kind != EventKind::NodeUnreachable || missing.insert(event.node.clone()) {
+                print(&context.output, event, None)?;
+            }
         }
-        match page.events.last() {
-            Some(last) if page.events.len() >= PAGE && last.seq > after => after = last.seq,
-            _ => return Ok(Exit::Done),
+        if page.events.len() < PAGE || page.cursor == after {
+            return Ok(Exit::Done);
         }
+        after = page.cursor;
     }
 }
 
 /// Goes on where it was when the daemon restarts.
 async fn follow(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
-    let mut position = match args.after {
-        Some(after) => after,
-        // Asked for explicitly: without a position nothing could be resumed before the first
-        // event has come.
-        None => {
-            context
-                .client
-                .get::<EventPage>("/v1/events?follow=false&limit=1")
-                .await?
-                .last_seq
-        }
-    };
+    let mut position = args.after.clone();
     // When the last connection ended; none before the first.
     let mut lost: Option<Instant> = None;
     let mut attempt = 0;
     loop {
-        let before = position;
+        let before = position.clone();
         match stream(context, args, &mut position).await {
             Ok(()) => {
                 lost = Some(Instant::now());
@@ -108,8 +104,12 @@ enum StreamEnd {
 }
 
 /// One connection's worth of events, until the daemon ends it or it breaks off.
-async fn stream(context: &Context, args: &EventsArgs, position: &mut u64) -> Result<(), StreamEnd> {
-    let path = path(args, *position);
+async fn stream(
+    context: &Context,
+    args: &EventsArgs,
+    position: &mut Option<String>,
+) -> Result<(), StreamEnd> {
+    let path = path(args, position.as_deref());
     let response = context
         .client
         .stream(&path, "text/event-stream")
@@ -125,35 +125,53 @@ async fn stream(context: &Context, args: &EventsArgs, position: &mut u64) -> Res
                 return Err(StreamEnd::Failure(error.into()));
             }
         };
-        if message.name == "truncated" {
-            warn_of_gap(&context.output, *position);
+        if message.id.is_some() {
+            position.clone_from(&message.id);
+        }
+        if message.data.is_empty() {
             continue;
         }
         let event: Event = serde_json::from_str(&message.data)
             .map_err(|error| context.client.not_understood(error.to_string()))
             .map_err(|error| StreamEnd::Failure(error.into()))?;
-        *position = event.seq;
-        print(&context.output, &event).map_err(StreamEnd::Failure)?;
+        print(&context.output, &event, position.as_deref()).map_err(StreamEnd::Failure)?;
     }
 }
 
-fn path(args: &EventsArgs, after: u64) -> String {
-    let mut path = format!("/v1/events?after={after}");
+fn path(args: &EventsArgs, after: Option<&str>) -> String {
+    let mut parameters = Vec::new();
+    let mut add = |name: &str, value: &str| parameters.push(format!("{name}={}", encode(value)));
+    if let Some(after) = after {
+        add("after", after);
+    }
     if let Some(session) = &args.session {
-        path.push_str(&format!("&session={session}"));
+        add("session", session.as_str());
     }
-    path
+    if let Some(node) = &args.node {
+        add("node", node);
+    }
+    if args.local {
+        add("local", "true");
+    }
+    format!("/v1/events?{}", parameters.join("&"))
 }
 
-fn warn_of_gap(output: &Output, after: u64) {
-    output.warning(&format!(
-        "some events after number {after} are no longer in the journal"
-    ));
+fn warn_of_gap(output: &Output) {
+    output.warning("some events behind that position are no longer in their journal");
 }
 
-fn print(output: &Output, event: &Event) -> Result<(), Failure> {
+/// An event, with where to go on from behind it.
+#[derive(Serialize)]
+struct Item<'a> {
+    #[serde(flatten)]
+    event: &'a Event,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<&'a str>,
+}
+
+fn print(output: &Output, event: &Event, cursor: Option<&str>) -> Result<(), Failure> {
     if output.json {
-        return output.item(event);
+        return output.item(&Item { event, cursor });
     }
     let session = event
         .session
@@ -165,9 +183,9 @@ fn print(output: &Output, event: &Event) -> Result<(), Failure> {
         _ => String::new(),
     };
     output.line(&format!(
-        "{}  {:<7} {:<17} {session}  {}{phase}",
+        "{}  {:<10} {:<17} {session}  {}{phase}",
         clock(event.at),
-        event.seq,
+        printable(&event.node),
         event.kind.as_str(),
         printable(&event.message),
     ))

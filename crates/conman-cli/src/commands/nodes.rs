@@ -1,14 +1,30 @@
 //! `conman nodes`: lists nodes.
 
+use std::time::Duration;
+
 use comfy_table::{Cell, Color};
-use conman_proto::{Node, NodeList, NodeState};
+use conman_proto::{Node, NodeList, NodeStanding, NodeState};
 use http::Method;
 use jiff::Timestamp;
 
 use super::Context;
 use crate::client::PROMPT;
 use crate::failure::{Exit, Failure};
-use crate::human::{ago, printable};
+use crate::human::{ago, bytes, duration, printable};
+
+const HEADER: [&str; 10] = [
+    "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "STUCK", "MOST",
+    "CONNS",
+];
+
+/// CPU is the share of time in which some task waited for a processor, MEMORY what is available.
+const FLEET_HEADER: [&str; 14] = [
+    "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "STUCK", "MOST", "CONNS",
+    "RUNTIME", "VERSION", "STARTED", "LABELS",
+];
+
+/// What is not known.
+const NOTHING: &str = "-";
 
 pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
     let answer = context
@@ -20,20 +36,15 @@ pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
         output.value(&answer.raw)?;
         return Ok(Exit::Done);
     }
-    let header = [
-        "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "STUCK", "MOST",
-        "CONNS",
-    ];
     let now = Timestamp::now();
-    output.table(
-        &header,
-        answer
-            .value
-            .nodes
-            .iter()
-            .map(|node| row(node, now))
-            .collect(),
-    )?;
+    let nodes = &answer.value.nodes;
+    if nodes.iter().any(|node| node.fleet.is_some()) {
+        let rows = nodes.iter().map(|node| fleet_row(node, now)).collect();
+        output.table(&FLEET_HEADER, rows)?;
+    } else {
+        let rows = nodes.iter().map(|node| row(node, now)).collect();
+        output.table(&HEADER, rows)?;
+    }
     for node in &answer.value.nodes {
         if let Some(host) = &node.host_limit
             && host.max_sessions < node.max_sessions
@@ -77,23 +88,87 @@ fn most(node: &Node) -> u64 {
     })
 }
 
-fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
+/// How a node stands among the others where that matters more than what it says of itself.
+fn shown_state(node: &Node) -> (&'static str, Color) {
+    let standing = node.fleet.as_ref().map(|fleet| fleet.standing);
+    match standing {
+        Some(NodeStanding::Joining) => return ("joining", Color::Yellow),
+        Some(NodeStanding::Late) => return ("late", Color::Yellow),
+        Some(NodeStanding::Silent) => return ("silent", Color::Red),
+        Some(NodeStanding::Fenced) => return ("fenced", Color::Red),
+        Some(NodeStanding::Live) | None => {}
+    }
     let color = match node.state {
         NodeState::Live => Color::Green,
-        NodeState::Recovering => Color::Yellow,
-        NodeState::Draining => Color::Yellow,
+        NodeState::Recovering | NodeState::Draining => Color::Yellow,
         NodeState::Preempted => Color::Red,
     };
-    vec![
+    (state(node.state), color)
+}
+
+fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
+    let (state, color) = shown_state(node);
+    let mut row = vec![
         Cell::new(printable(&node.name)),
-        Cell::new(state(node.state)).fg(color),
+        Cell::new(state).fg(color),
         Cell::new(ago(now, node.started_at)),
         Cell::new(printable(&node.version)),
         Cell::new(node.runtime),
-        Cell::new(node.sessions_running),
-        Cell::new(node.sessions_starting),
-        Cell::new(node.sessions_stuck),
-        Cell::new(most(node)),
-        Cell::new(node.connections),
+    ];
+    row.extend(counts(node));
+    row
+}
+
+fn counts(node: &Node) -> [Cell; 5] {
+    [
+        node.sessions_running,
+        node.sessions_starting,
+        node.sessions_stuck,
+        most(node),
+        node.connections,
     ]
+    .map(Cell::new)
+}
+
+fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
+    let fleet = node.fleet.as_ref();
+    let or_nothing = |text: Option<String>| Cell::new(text.unwrap_or_else(|| NOTHING.to_owned()));
+    // A node that has told nothing of itself is shown with its name alone.
+    let told = fleet.and_then(|fleet| fleet.told_ago_ms);
+    let load = fleet
+        .and_then(|fleet| fleet.load)
+        .filter(|_| told.is_some());
+    let is_known = !node.version.is_empty();
+    let known = |text: String| or_nothing(is_known.then_some(text));
+    let (state, color) = shown_state(node);
+    let mut row = vec![
+        Cell::new(printable(&node.name)),
+        Cell::new(state).fg(color),
+        or_nothing(told.map(|ms| match ms / 1_000 {
+            0 => "just now".to_owned(),
+            _ => format!("{} ago", duration(Duration::from_millis(ms))),
+        })),
+        or_nothing(load.map(|load| format!("{:.0} %", load.cpu_pressure_percent))),
+        or_nothing(load.map(|load| {
+            let (free, all) = (load.memory_available_bytes, load.memory_total_bytes);
+            format!("{} of {}", bytes(free), bytes(all))
+        })),
+    ];
+    row.extend(match is_known {
+        true => counts(node),
+        false => [NOTHING; 5].map(Cell::new),
+    });
+    row.extend([
+        known(node.runtime.to_string()),
+        known(printable(&node.version).into_owned()),
+        known(ago(now, node.started_at)),
+        or_nothing(fleet.filter(|fleet| !fleet.labels.is_empty()).map(|fleet| {
+            let labels = fleet.labels.iter();
+            let labels: Vec<_> = labels
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
+            printable(&labels.join(",")).into_owned()
+        })),
+    ]);
+    row
 }

@@ -19,6 +19,7 @@ pub(super) async fn run(context: &Context, args: &PsArgs) -> Result<Exit, Failur
         Filter::not_ended()
     };
     filter.labels.clone_from(&args.label);
+    filter.node.clone_from(&args.node);
     if !args.state.is_empty() {
         filter.states.clone_from(&args.state);
     }
@@ -31,9 +32,10 @@ pub(super) async fn run(context: &Context, args: &PsArgs) -> Result<Exit, Failur
             output.line(session.id.as_str())?;
         }
     } else if sessions.is_empty() {
-        output.note(match (filter.states.is_empty(), filter.labels.is_empty()) {
-            (true, true) => "no sessions; `conman run ID --image IMAGE` starts one",
-            _ => "no such sessions; `conman ps --all` shows ended ones too",
+        let is_narrow = !filter.states.is_empty() || !filter.labels.is_empty();
+        output.note(match is_narrow || filter.node.is_some() {
+            false => "no sessions; `conman run ID --image IMAGE` starts one",
+            true => "no such sessions; `conman ps --all` shows ended ones too",
         });
     } else {
         table(output, &sessions, Timestamp::now())?;
@@ -44,7 +46,7 @@ pub(super) async fn run(context: &Context, args: &PsArgs) -> Result<Exit, Failur
 fn table(output: &Output, sessions: &[Session], now: Timestamp) -> Result<(), Failure> {
     let reasons = sessions.iter().any(|session| session.reason.is_some());
     let mut header = vec![
-        "NAME", "STATE", "SINCE", "FROM", "CONNS", "GEN", "PID", "URL",
+        "NAME", "STATE", "NODE", "SINCE", "FROM", "CONNS", "GEN", "PID", "URL",
     ];
     if reasons {
         header.push(PROSE);
@@ -73,6 +75,7 @@ fn row(session: &Session, now: Timestamp) -> Vec<Cell> {
     vec![
         Cell::new(&session.id),
         Output::state_cell(session.state),
+        Cell::new(printable(&session.node)),
         Cell::new(ago(now, since)),
         Cell::new(printable(from)),
         Cell::new(session.connections),

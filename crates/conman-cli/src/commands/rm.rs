@@ -22,7 +22,12 @@ type Outcome = (SessionId, Result<Answer<StopReport>, ClientError>);
 
 pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure> {
     let ids = if args.all {
-        let (sessions, _) = session_pages::all(context, &Filter::not_ended()).await?;
+        // Those of other nodes are somebody else's to end at one stroke.
+        let filter = Filter {
+            node: Some("self".to_owned()),
+            ..Filter::not_ended()
+        };
+        let (sessions, _) = session_pages::all(context, &filter).await?;
         let ids: Vec<_> = sessions.into_iter().map(|session| session.id).collect();
         let question = format!("Stop {}?", count(ids.len() as u64, "session"));
         if !ids.is_empty() && !args.yes && !context.output.confirm(&question)? {

@@ -18,6 +18,8 @@ const MAX_PAGES: usize = 1_000;
 pub(super) struct Filter {
     pub(super) states: Vec<SessionState>,
     pub(super) labels: Vec<String>,
+    /// Only of this node, or `self`.
+    pub(super) node: Option<String>,
 }
 
 impl Filter {
@@ -29,7 +31,7 @@ impl Filter {
             .collect();
         Self {
             states,
-            labels: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -45,6 +47,9 @@ pub(super) async fn all(
     }
     for label in &filter.labels {
         base.push_str(&format!("&label={}", encode(label)));
+    }
+    if let Some(node) = &filter.node {
+        base.push_str(&format!("&node={}", encode(node)));
     }
     let (mut sessions, mut raw) = (Vec::new(), Vec::new());
     let mut path = base.clone();

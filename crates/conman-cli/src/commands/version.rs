@@ -1,6 +1,6 @@
 //! `conman version`: of the client and of the daemon.
 
-use conman_proto::NodeList;
+use conman_proto::Node;
 use serde_json::json;
 
 use super::Context;
@@ -11,9 +11,9 @@ use crate::human::printable;
 const CLIENT: &str = env!("CARGO_PKG_VERSION");
 
 pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
-    let nodes = context.client.get::<NodeList>("/v1/nodes").await;
+    let node = context.client.get::<Node>("/v1/nodes/self").await;
     let output = &context.output;
-    let server = nodes.as_ref().ok().and_then(|list| list.nodes.first());
+    let server = node.as_ref().ok();
     if output.json {
         let server = server.map(|node| json!({ "version": node.version, "node": node.name }));
         output.value(&json!({ "client": { "version": CLIENT }, "server": server }))?;
@@ -24,7 +24,7 @@ pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
             output.line(&format!("server  {version} on {name}"))?;
         }
     }
-    match nodes {
+    match node {
         Ok(_) => Ok(Exit::Done),
         Err(error) => Err(error.into()),
     }

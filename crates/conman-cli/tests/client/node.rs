@@ -19,8 +19,60 @@ fn node() -> Value {
 }
 
 fn with_nodes(node: Value) -> Daemon {
+    let own = node.clone();
+    let show = move || async move { Json(own) };
     let list = move || async move { Json(json!({ "nodes": [node] })) };
-    Daemon::start(Router::new().route("/v1/nodes", get(list)))
+    let routes = Router::new().route("/v1/nodes", get(list));
+    Daemon::start(routes.route("/v1/nodes/self", get(show)))
+}
+
+#[tokio::test]
+async fn nodes_of_a_fleet_are_listed_with_how_they_stand_and_what_they_have_to_do() {
+    let fleet = |standing: &str| {
+        json!({ "fleet": {
+            "standing": standing, "draining": false, "told_ago_ms": 61_500,
+            "peer_url": "http://10.0.0.1:7702", "labels": {"pool": "gpu"},
+            "load": {
+                "cpu_pressure_percent": 12.4, "memory_available_bytes": 1_073_741_824_u64,
+                "memory_total_bytes": 4_294_967_296_u64,
+            },
+        }})
+    };
+    let nothing = json!({
+        "name": "n3", "version": "", "started_at": "1970-01-01T00:00:00Z", "fleet": {
+            "standing": "fenced", "draining": false, "told_ago_ms": null, "peer_url": null,
+            "labels": {}, "load": null,
+        },
+    });
+    let nodes = [
+        with(node(), fleet("live")),
+        with(with(node(), fleet("silent")), json!({ "name": "n2" })),
+        with(node(), nothing),
+    ];
+    let list = move || async move { Json(json!({ "nodes": nodes })) };
+    let daemon = Daemon::start(Router::new().route("/v1/nodes", get(list)));
+    let outcome = daemon.run(&["nodes"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let rows: Vec<&str> = outcome.stdout.lines().skip(1).collect();
+    for part in [
+        "n1",
+        "live",
+        "1 min 1 s ago",
+        "12 %",
+        "1 GiB of 4 GiB",
+        "9.8.7",
+        "pool=gpu",
+    ] {
+        assert!(rows[0].contains(part), "{part}: {outcome:?}");
+    }
+    assert!(
+        rows[1].starts_with("n2") && rows[1].contains("silent"),
+        "{outcome:?}"
+    );
+    // Of one that has told nothing, nothing is made up.
+    let words: Vec<&str> = rows[2].split_whitespace().collect();
+    assert_eq!(words[..2], ["n3", "fenced"]);
+    assert!(words[2..].iter().all(|word| *word == "-"), "{outcome:?}");
 }
 
 #[tokio::test]

@@ -190,7 +190,7 @@ async fn ps_follows_the_pages_and_hides_ended_sessions_unless_asked() {
     for (line, name) in lines[1..].iter().zip(["alice", "bob", "carol"]) {
         assert!(line.starts_with(name), "{line}");
         assert!(
-            line.contains("running") && line.contains("python"),
+            line.contains("running") && line.contains(" n1 ") && line.contains("python"),
             "{line}"
         );
         assert!(line.contains(" ago") && line.contains("4711"), "{line}");
@@ -386,6 +386,10 @@ fn stopping(seen: &Calls) -> Daemon {
         assert!(
             query.iter().all(|(_, value)| value != "stopped"),
             "ended ones are not stopped"
+        );
+        assert!(
+            query.contains(&("node".to_owned(), "self".to_owned())),
+            "those of other nodes are not stopped"
         );
         let sessions = [session("alice", "running"), session("bob", "starting")];
         Json(json!({ "sessions": sessions, "next": null }))

@@ -111,11 +111,15 @@ fn journal(calls: &Calls) -> Daemon {
             let value = query.split('&').find_map(|pair| pair.strip_prefix(name));
             value.map(|value| value.parse::<u64>().expect("a number"))
         };
-        let after = number("after=").unwrap_or(0);
+        let after = number("after=").unwrap_or(LAST);
         let response: Response = if query.contains("follow=false") {
             let end = LAST.min(after + number("limit=").expect("a limit"));
             let events: Vec<_> = (after + 1..=end).map(event).collect();
-            Json(json!({ "events": events, "last_seq": LAST, "truncated": false })).into_response()
+            let cursor = end.to_string();
+            Json(json!({
+                "events": events, "last_seq": LAST, "cursor": cursor, "truncated": false,
+            }))
+            .into_response()
         } else {
             let messages = [after + 1, after + 2].map(|seq| {
                 let message = sse::Event::default()
@@ -124,7 +128,9 @@ fn journal(calls: &Calls) -> Daemon {
                 Ok::<_, Infallible>(message)
             });
             let comment = Ok(sse::Event::default().comment("still here"));
-            Sse::new(stream::iter([comment]).chain(stream::iter(messages))).into_response()
+            let position = Ok(sse::Event::default().id(after.to_string()));
+            Sse::new(stream::iter([comment, position]).chain(stream::iter(messages)))
+                .into_response()
         };
         async { response }
     };
@@ -156,7 +162,7 @@ async fn events_are_told_in_one_line_each() {
     let outcome = journal(&Calls::default())
         .run(&["events", "--no-follow", "--after", "2499"])
         .await;
-    let told = "2026-03-01 12:00:00.500 UTC  2500    session_phase     alice  event 2500 [create: 12 ms]\n";
+    let told = "2026-03-01 12:00:00.500 UTC  n1         session_phase     alice  event 2500 [create: 12 ms]\n";
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, told));
 }
 

@@ -1,6 +1,8 @@
 //! Several nodes that share one registry: whatever is asked of one is answered by the session's
 //! own.
 
+mod events;
+#[path = "../stage/mod.rs"]
 mod stage;
 
 use std::io;

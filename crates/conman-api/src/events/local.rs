@@ -1,0 +1,132 @@
+//! One journal as frames.
+
+use std::time::Duration;
+
+use conman_proto::{Event, EventKind, SessionId};
+use conman_registry::{Journal, JournalError};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::{Frame, From, is_for};
+
+/// Between two frames that tell how far the journal was read, also where nothing is told: whoever
+/// reads knows by them that the node lives.
+pub(super) const ALIVE_EVERY: Duration = Duration::from_secs(2);
+
+/// Events are in the order of their times up to as much: a phase is told when the start is, and a
+/// clock may be set.
+const CLOCK_STEPS_MS: u64 = 60_000;
+
+/// Events that are looked through one by one.
+const SCANNED: u64 = 256;
+
+struct Local {
+    raw: BoxStream<'static, Event>,
+    since_ms: u64,
+    session: Option<SessionId>,
+    position: u64,
+    /// Where the journal ended when it was opened; `None` once that was told.
+    stored_through: Option<u64>,
+    truncated: bool,
+    begun: bool,
+    tick: Interval,
+}
+
+/// The frames of a journal; they end with it.
+pub(crate) async fn frames(
+    journal: &Journal,
+    from: From,
+    session: Option<SessionId>,
+) -> Result<BoxStream<'static, Frame>, JournalError> {
+    let mut page = journal.page(from.after.unwrap_or(0), 1).await?;
+    let after = match from.after {
+        None => page.last_seq,
+        // The journal that had this position was lost: everything here is news.
+        Some(asked) if asked > page.last_seq => {
+            page = journal.page(0, 1).await?;
+            0
+        }
+        Some(asked) => asked,
+    };
+    let is_more = after < page.last_seq && !page.events.is_empty();
+    let after = match from.since_ms {
+        0 => after,
+        since_ms => after.max(seek(journal, since_ms, page.last_seq).await?),
+    };
+    let mut tick = tokio::time::interval(ALIVE_EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick.reset();
+    let local = Local {
+        raw: journal.follow(after),
+        since_ms: from.since_ms,
+        session,
+        position: after,
+        stored_through: is_more.then_some(page.last_seq),
+        truncated: from.after.is_some() && page.truncated,
+        begun: false,
+        tick,
+    };
+    let frames = stream::unfold(local, |mut local| async move {
+        let frame = local.next().await?;
+        Some((frame, local))
+    });
+    Ok(frames.boxed())
+}
+
+/// A position behind which everything is that happened since then, and little else.
+async fn seek(journal: &Journal, since_ms: u64, last_seq: u64) -> Result<u64, JournalError> {
+    let since_ms = since_ms.saturating_sub(CLOCK_STEPS_MS);
+    let (mut earlier, mut end) = (0, last_seq);
+    while end.saturating_sub(earlier) > SCANNED {
+        let middle = earlier + (end - earlier) / 2;
+        let page = journal.page(middle, 1).await?;
+        match page.events.first() {
+            Some(event) if at_ms(event) < since_ms => earlier = event.seq,
+            Some(_) | None => end = middle,
+        }
+    }
+    Ok(earlier)
+}
+
+fn at_ms(event: &Event) -> u64 {
+    u64::try_from(event.at.as_millisecond()).unwrap_or(0)
+}
+
+impl Local {
+    async fn next(&mut self) -> Option<Frame> {
+        if !std::mem::replace(&mut self.begun, true) {
+            return Some(self.reached());
+        }
+        loop {
+            if self.stored_through.is_some_and(|end| self.position >= end) {
+                self.stored_through = None;
+                return Some(self.reached());
+            }
+            // Cancelling either loses nothing: the follower keeps what it has read, and a tick
+            // that was due comes at once.
+            tokio::select! {
+                event = self.raw.next() => {
+                    let event = event?;
+                    self.position = event.seq;
+                    if self.is_wanted(&event) {
+                        return Some(Frame::Event(event));
+                    }
+                }
+                _ = self.tick.tick() => return Some(self.reached()),
+            }
+        }
+    }
+
+    fn is_wanted(&self, event: &Event) -> bool {
+        let is_news = at_ms(event) >= self.since_ms || event.kind == EventKind::EventsLost;
+        is_news && is_for(event, self.session.as_ref())
+    }
+
+    fn reached(&self) -> Frame {
+        Frame::Reached {
+            seq: self.position,
+            live: self.stored_through.is_none(),
+            truncated: self.truncated,
+        }
+    }
+}

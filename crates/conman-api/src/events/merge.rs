@@ -1,0 +1,380 @@
+//! The frames of several nodes as one stream of events.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use conman_auth::Caller;
+use conman_peer::FleetMap;
+use conman_proto::{Event, EventKind, SessionId};
+use conman_registry::{Journal, JournalError};
+use futures_util::future::poll_fn;
+use futures_util::stream::{BoxStream, StreamExt as _};
+use jiff::Timestamp;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep_until};
+
+use super::remote::{self, Asked, Told};
+use super::{Cursor, Frame, From, Position, local};
+use crate::problem::{ApiError, Kind};
+
+/// Between two looks at which nodes there are.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the others wait for a node that still tells what it has stored, so that all of it is
+/// told in order.
+const ORDER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a stream waits for the other nodes before it begins, so that it misses nothing of what
+/// its client brings about once it has begun.
+const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest time for a page.
+const PAGE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Streams of this node that merge others' events at a time: each takes a connection to every
+/// other node.
+const MAX_MERGED: usize = 100;
+
+static PLACES: Semaphore = Semaphore::const_new(MAX_MERGED);
+
+/// Whose events are told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum OnlyOf {
+    All,
+    Node(String),
+}
+
+/// Events of several nodes: those of one node in their order, those that were stored by their time,
+/// and others as they come.
+pub(crate) struct Merged {
+    map: Arc<FleetMap>,
+    only: OnlyOf,
+    asked: Asked,
+    /// Whether the client asked for a position.
+    resumes: bool,
+    cursor: Cursor,
+    sources: BTreeMap<String, Source>,
+    look_at: Instant,
+    truncated: bool,
+    _place: SemaphorePermit<'static>,
+}
+
+/// A node whose events are told.
+struct Source {
+    told: BoxStream<'static, Told>,
+    head: Option<Event>,
+    /// Whether it has told anything.
+    begun: bool,
+    /// Whether it has told what was stored, or cannot.
+    live: bool,
+    heard_at: Instant,
+}
+
+/// A page of the events of several nodes.
+pub(crate) struct MergedPage {
+    pub(crate) events: Vec<Event>,
+    pub(crate) cursor: Cursor,
+    pub(crate) truncated: bool,
+}
+
+impl Merged {
+    /// Begins where the client asks for, or with what happens next.
+    pub(crate) async fn open(
+        map: &Arc<FleetMap>,
+        journal: &Journal,
+        (position, session): (Option<Position>, Option<SessionId>),
+        only: OnlyOf,
+        caller: Caller,
+    ) -> Result<Self, ApiError> {
+        let place = PLACES.try_acquire().map_err(|_| {
+            Kind::TOO_MANY_STREAMS.because(format!(
+                "{MAX_MERGED} streams of the fleet's events are open on this node; end one, ask \
+                 another node, or ask for this one's events alone with `local=true`"
+            ))
+        })?;
+        let now_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
+        let cursor = match &position {
+            None => Cursor::since(now_ms),
+            Some(Position::Own(0)) => Cursor::since(0),
+            Some(Position::Own(seq)) => {
+                let mut cursor = Cursor::since(now_ms);
+                cursor.set(map.me(), *seq);
+                cursor
+            }
+            Some(Position::Fleet(cursor)) => cursor.clone(),
+        };
+        let asked = Asked {
+            from: From {
+                after: None,
+                since_ms: 0,
+            },
+            opened_ms: now_ms,
+            opened_at: Instant::now(),
+            session,
+            caller,
+        };
+        let now = Instant::now();
+        let mut merged = Self {
+            map: Arc::clone(map),
+            only,
+            asked,
+            resumes: position.is_some(),
+            cursor,
+            sources: BTreeMap::new(),
+            look_at: now,
+            truncated: false,
+            _place: place,
+        };
+        merged.open_own(journal).await?;
+        merged.look();
+        // Who joins later is new: everything of it counts.
+        merged.resumes = true;
+        merged.begin(now + BEGIN_PATIENCE).await;
+        Ok(merged)
+    }
+
+    /// Waits until every node has told where it begins, or that it cannot be asked.
+    async fn begin(&mut self, end: Instant) {
+        while self.sources.values().any(|source| !source.begun) && Instant::now() < end {
+            // Cancelling either arm loses nothing: what was told is kept.
+            tokio::select! {
+                () = poll_fn(|cx| self.poll_heads(cx)) => {}
+                () = sleep_until(end) => {}
+            }
+        }
+    }
+
+    async fn open_own(&mut self, journal: &Journal) -> Result<(), JournalError> {
+        let me = self.map.me().to_owned();
+        if !self.includes(&me) {
+            return Ok(());
+        }
+        let from = self.from(&me);
+        let frames = local::frames(journal, from, self.asked.session.clone()).await?;
+        self.sources
+            .insert(me, Source::new(frames.map(Told::Frame).boxed()));
+        Ok(())
+    }
+
+    /// Where to go on from.
+    pub(crate) fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// The next event. Cancelling loses nothing.
+    pub(crate) async fn next(&mut self) -> Event {
+        loop {
+            let now = Instant::now();
+            if now >= self.look_at {
+                self.look();
+                self.look_at = now + LOOK_EVERY;
+            }
+            if let Some(event) = self.take(now) {
+                return event;
+            }
+            let until = self
+                .patience()
+                .map_or(self.look_at, |at| at.min(self.look_at));
+            // Cancelling either arm loses nothing: heads are kept, and times are looked at anew.
+            tokio::select! {
+                () = poll_fn(|cx| self.poll_heads(cx)) => {}
+                () = sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// What is stored, up to so many events.
+    pub(crate) async fn page(mut self, limit: usize) -> MergedPage {
+        let mut events = Vec::new();
+        let end = Instant::now() + PAGE_PATIENCE;
+        while events.len() < limit {
+            let now = Instant::now();
+            if let Some(event) = self.take(now) {
+                events.push(event);
+                continue;
+            }
+            if now >= end || self.is_told() {
+                break;
+            }
+            let until = self.patience().map_or(end, |at| at.min(end));
+            // Cancelling either arm loses nothing, as in `next`.
+            tokio::select! {
+                () = poll_fn(|cx| self.poll_heads(cx)) => {}
+                () = sleep_until(until) => {}
+            }
+        }
+        MergedPage {
+            events,
+            cursor: self.cursor,
+            truncated: self.truncated,
+        }
+    }
+
+    fn includes(&self, node: &str) -> bool {
+        match &self.only {
+            OnlyOf::All => true,
+            OnlyOf::Node(only) => only == node,
+        }
+    }
+
+    fn from(&self, node: &str) -> From {
+        match (self.resumes, self.cursor.seq(node)) {
+            (false, None) => From {
+                after: None,
+                since_ms: 0,
+            },
+            _ => self.cursor.of(node),
+        }
+    }
+
+    /// Begins to tell the events of nodes that are new, and lets go of those that have left.
+    fn look(&mut self) {
+        let peers = self.map.fleet().peers();
+        let me = self.map.me().to_owned();
+        self.sources
+            .retain(|name, _| *name == me || peers.iter().any(|peer| peer.name == *name));
+        for peer in peers.iter() {
+            let name = peer.name.as_str();
+            if name == me || !self.includes(name) || self.sources.contains_key(name) {
+                continue;
+            }
+            let present = peers.iter().map(|peer| peer.name.as_str());
+            if !self.cursor.has_room(name, present) {
+                tracing::warn!(node = name, "a stream of events has no room for this node");
+                continue;
+            }
+            let asked = Asked {
+                from: self.from(name),
+                ..self.asked.clone()
+            };
+            let told = remote::frames(Arc::clone(&self.map), name, asked);
+            self.sources.insert(name.to_owned(), Source::new(told));
+        }
+    }
+
+    /// The earliest event, once no node is expected to tell an earlier one.
+    fn take(&mut self, now: Instant) -> Option<Event> {
+        if self.sources.values().any(|source| source.is_awaited(now)) {
+            return None;
+        }
+        let heads = self
+            .sources
+            .iter()
+            .filter_map(|(name, source)| Some((source.head.as_ref()?.at, name.clone())));
+        let (_, name) = heads.min()?;
+        let event = self.sources.get_mut(&name)?.head.take()?;
+        if is_recorded(event.kind) {
+            self.cursor.set(&name, event.seq);
+        }
+        Some(event)
+    }
+
+    /// When a node that still tells what it has stored is waited for no longer.
+    fn patience(&self) -> Option<Instant> {
+        let awaited = self
+            .sources
+            .values()
+            .filter(|source| !source.live && source.head.is_none());
+        awaited.map(|source| source.heard_at + ORDER_PATIENCE).min()
+    }
+
+    /// Ready when any node has told something.
+    fn poll_heads(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut progress = false;
+        for (name, source) in &mut self.sources {
+            while source.head.is_none() {
+                let told = match source.told.poll_next_unpin(cx) {
+                    Poll::Ready(Some(told)) => told,
+                    // A journal that was closed tells nothing more, and its node is about to end.
+                    Poll::Ready(None) => {
+                        source.live = true;
+                        break;
+                    }
+                    Poll::Pending => break,
+                };
+                progress = true;
+                source.begun = true;
+                source.heard_at = Instant::now();
+                match told {
+                    Told::Frame(Frame::Event(event)) => source.head = Some(event),
+                    Told::Frame(Frame::Reached {
+                        seq,
+                        live,
+                        truncated,
+                    }) => {
+                        source.live |= live;
+                        self.truncated |= truncated;
+                        self.cursor.set(name, seq);
+                    }
+                    Told::Unreachable(why) => {
+                        source.live = true;
+                        source.head = Some(unreachable(name, self.cursor.seq(name), &why));
+                    }
+                    Told::Back => source.head = Some(back(name, self.cursor.seq(name))),
+                }
+            }
+        }
+        if progress {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// Whether every node has told what was stored.
+    fn is_told(&self) -> bool {
+        let told = |source: &Source| source.live && source.head.is_none();
+        self.sources.values().all(told)
+    }
+}
+
+impl Source {
+    fn new(told: BoxStream<'static, Told>) -> Self {
+        Self {
+            // A journal that is closed ends, and is asked again.
+            told: told.fuse().boxed(),
+            head: None,
+            begun: false,
+            live: false,
+            heard_at: Instant::now(),
+        }
+    }
+
+    fn is_awaited(&self, now: Instant) -> bool {
+        !self.live && self.head.is_none() && now < self.heard_at + ORDER_PATIENCE
+    }
+}
+
+/// Whether an event of this kind is in a journal, which its position is one of.
+fn is_recorded(kind: EventKind) -> bool {
+    !matches!(kind, EventKind::NodeUnreachable | EventKind::NodeReached)
+}
+
+fn unreachable(node: &str, seq: Option<u64>, why: &str) -> Event {
+    let message = format!(
+        "the events of node {node} are missing from here on, and follow when it can be asked \
+         again: {why}"
+    );
+    note(EventKind::NodeUnreachable, node, seq, message)
+}
+
+fn back(node: &str, seq: Option<u64>) -> Event {
+    let message = format!("node {node} can be asked again; what it did meanwhile follows");
+    note(EventKind::NodeReached, node, seq, message)
+}
+
+fn note(kind: EventKind, node: &str, seq: Option<u64>, message: String) -> Event {
+    Event {
+        seq: seq.unwrap_or(0),
+        at: Timestamp::now(),
+        kind,
+        node: node.to_owned(),
+        session: None,
+        generation: None,
+        phase: None,
+        duration_ms: None,
+        message,
+    }
+}

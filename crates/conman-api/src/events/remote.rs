@@ -1,0 +1,253 @@
+//! Another node's journal as frames, brought here for as long as somebody reads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use conman_auth::Caller;
+use conman_peer::FleetMap;
+use conman_proto::{Problem, SessionId};
+use conman_registry::PeerStanding;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::local::ALIVE_EVERY;
+use super::{Frame, From};
+use crate::hop;
+use crate::node_errors::chain;
+use crate::routes::peers::EVENTS;
+
+/// Time for the head of an answer, the connection included.
+const ASK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time without a frame after which a connection is given up: three of those that come anyway,
+/// and one that is late.
+const SILENCE: Duration = Duration::from_millis(3_500 * ALIVE_EVERY.as_secs());
+
+/// How long a node that was connected may be away before that is told: a daemon restarts.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// How long after the stream was opened a node is still asked for what happens from now on, without
+/// regard to the two clocks.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// Between two tries, at first and at most.
+const PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// Longest frame: an event's message has 4 KiB at most, each byte of it six in JSON at worst.
+const MAX_FRAME_BYTES: usize = 64 * 1024;
+
+/// Longest problem that is read for its reason.
+const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+
+/// What is told of a node.
+#[derive(Debug)]
+pub(super) enum Told {
+    Frame(Frame),
+    /// Its events are missing from here on, and why; told once.
+    Unreachable(String),
+    /// It is reached again.
+    Back,
+}
+
+/// What is asked of the node.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub(super) from: From,
+    /// Where the node has never been reached and nothing was asked but what happens from now on:
+    /// what happened since then.
+    pub(super) opened_ms: u64,
+    pub(super) opened_at: Instant,
+    pub(super) session: Option<SessionId>,
+    pub(super) caller: Caller,
+}
+
+struct Remote {
+    map: Arc<FleetMap>,
+    node: String,
+    asked: Asked,
+    connection: Option<Lines>,
+    pause: Duration,
+    /// Since when it is away; at first that counts from the beginning of time.
+    away_since: Option<Instant>,
+    told: bool,
+}
+
+/// Never ends.
+pub(super) fn frames(map: Arc<FleetMap>, node: &str, asked: Asked) -> BoxStream<'static, Told> {
+    let remote = Remote {
+        map,
+        node: node.to_owned(),
+        asked,
+        connection: None,
+        pause: PAUSE,
+        away_since: None,
+        told: false,
+    };
+    let told = stream::unfold(remote, |mut remote| async move {
+        let told = remote.next().await;
+        Some((told, remote))
+    });
+    told.boxed()
+}
+
+impl Remote {
+    async fn next(&mut self) -> Told {
+        loop {
+            let why = match self.try_next().await {
+                Ok(told) => return told,
+                Err(why) => why,
+            };
+            let was_connected = self.connection.take().is_some();
+            if was_connected {
+                self.away_since = Some(Instant::now());
+                self.pause = PAUSE;
+            } else {
+                self.miss_nothing();
+            }
+            let patient = self.away_since.is_some_and(|at| at.elapsed() < GRACE);
+            if !patient && !std::mem::replace(&mut self.told, true) {
+                return Told::Unreachable(self.in_words(&why));
+            }
+            sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn try_next(&mut self) -> Result<Told, String> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => {
+                if self.asked.opened_at.elapsed() > PROMPT {
+                    self.miss_nothing();
+                }
+                let connection = self.connect().await?;
+                self.connection.insert(connection)
+            }
+        };
+        if std::mem::take(&mut self.told) {
+            return Ok(Told::Back);
+        }
+        let next = timeout(SILENCE, connection.next()).await;
+        let line = next.map_err(|_| format!("it told nothing for {} s", SILENCE.as_secs()))??;
+        let frame: Frame = serde_json::from_slice(&line)
+            .map_err(|error| format!("what it tells is not understood: {error}"))?;
+        let seq = match &frame {
+            Frame::Event(event) => event.seq,
+            Frame::Reached { seq, .. } => *seq,
+        };
+        self.asked.from = From {
+            after: Some(seq),
+            ..self.asked.from
+        };
+        Ok(Told::Frame(frame))
+    }
+
+    /// Who asks for what happens from now on is told what has happened until it is asked for.
+    fn miss_nothing(&mut self) {
+        if self.asked.from.after.is_none() {
+            self.asked.from = From {
+                after: Some(0),
+                since_ms: self.asked.opened_ms,
+            };
+        }
+    }
+
+    async fn connect(&self) -> Result<Lines, String> {
+        let node = self.map.node(&self.node);
+        let address = node.address?;
+        let mut target = format!("{EVENTS}?since_ms={}", self.asked.from.since_ms);
+        if let Some(after) = self.asked.from.after {
+            target.push_str(&format!("&after={after}"));
+        }
+        if let Some(session) = &self.asked.session {
+            target.push_str(&format!("&session={session}"));
+        }
+        let (name, value) = hop::caller_header(&self.asked.caller);
+        let request = Request::get(target)
+            .header(name, value)
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| chain(&error))?;
+        let asking = timeout(ASK_PATIENCE, self.map.client().ask(&address, request));
+        let response = asking
+            .await
+            .map_err(|_| format!("it did not answer within {} s", ASK_PATIENCE.as_secs()))?
+            .map_err(|error| chain(&error))?;
+        match response.status() {
+            StatusCode::OK => Ok(Lines {
+                body: response.into_body(),
+                buffer: BytesMut::new(),
+            }),
+            status => Err(refused(status, response.into_body()).await),
+        }
+    }
+
+    fn in_words(&self, why: &str) -> String {
+        let peers = self.map.fleet().peers();
+        let peer = peers.iter().find(|peer| peer.name == self.node);
+        match peer.map(|peer| peer.standing) {
+            Some(PeerStanding::Live) => why.to_owned(),
+            Some(PeerStanding::Silent) => format!("it has not renewed for a while; {why}"),
+            Some(PeerStanding::Fenced) => format!("it was declared dead; {why}"),
+            None => format!("it has left the fleet; {why}"),
+        }
+    }
+}
+
+async fn refused(status: StatusCode, body: Incoming) -> String {
+    if status == StatusCode::NOT_FOUND {
+        return "its conman cannot tell its events to others yet: upgrade it".to_owned();
+    }
+    let body = timeout(
+        ASK_PATIENCE,
+        Limited::new(body, MAX_PROBLEM_BYTES).collect(),
+    )
+    .await;
+    let problem = body
+        .ok()
+        .and_then(Result::ok)
+        .and_then(|body| serde_json::from_slice::<Problem>(&body.to_bytes()).ok());
+    match problem {
+        Some(problem) => problem.detail,
+        None => format!("it answered {status}"),
+    }
+}
+
+/// The lines of a body.
+struct Lines {
+    body: Incoming,
+    buffer: BytesMut,
+}
+
+impl Lines {
+    /// The next line, without its end. Cancelling loses nothing: what has come is in the buffer.
+    async fn next(&mut self) -> Result<Bytes, String> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..]
+                .iter()
+                .position(|byte| *byte == b'\n')
+            {
+                let mut line = self.buffer.split_to(searched + end + 1);
+                line.truncate(searched + end);
+                return Ok(line.freeze());
+            }
+            searched = self.buffer.len();
+            if searched > MAX_FRAME_BYTES {
+                return Err(format!("a line of it exceeds {MAX_FRAME_BYTES} bytes"));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    let data = frame.into_data().unwrap_or_default();
+                    self.buffer.extend_from_slice(&data);
+                }
+                Some(Err(error)) => return Err(format!("the connection broke: {error}")),
+                None => return Err("its daemon ended the connection".to_owned()),
+            }
+        }
+    }
+}
