@@ -126,8 +126,13 @@ fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
 fn a_daemon_that_is_restarted_goes_on_with_the_drain() {
     let stage = Stage::new();
     let daemon = stage.boot();
-    let rude = "trap '' TERM; while :; do sleep 0.05; done";
-    daemon.start("rude", &program(rude));
+    let ready = stage.state.path().join("ready");
+    let rude = format!(
+        "trap '' TERM; : >{}; while :; do sleep 0.05; done",
+        ready.display()
+    );
+    daemon.start("rude", &program(&rude));
+    eventually("the trap to be set", || ready.exists().then_some(()));
     let patient = DrainRequest {
         signal: Some("SIGTERM".to_owned()),
         grace_ms: Some(3_600_000),

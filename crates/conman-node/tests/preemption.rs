@@ -260,7 +260,7 @@ fn a_start_under_way_is_not_sent_or_is_killed_as_soon_as_it_appears() {
     daemon.faults().for_session(
         Operation::Create,
         session("unsent"),
-        Fault::Delay(Duration::from_millis(500)),
+        Fault::Delay(Duration::from_secs(10)),
     );
     daemon.faults().for_session(
         Operation::Start,

@@ -41,11 +41,9 @@ fn a_connection_reaches_the_program_inside_its_namespace() {
 fn a_connection_to_a_starting_session_is_held_and_then_served() {
     let stage = Stage::new();
     let daemon = stage.boot();
-    daemon.faults().next(
-        Operation::Start,
-        1,
-        Fault::Delay(Duration::from_millis(200)),
-    );
+    daemon
+        .faults()
+        .next(Operation::Start, 1, Fault::Delay(Duration::from_secs(3)));
     daemon
         .run(daemon.node.ensure(&session("alice"), &web(), false))
         .expect("begun");
@@ -145,7 +143,7 @@ fn what_cannot_be_reached_is_refused_with_its_reason() {
     );
     daemon
         .faults()
-        .always(Operation::Create, Fault::Delay(Duration::from_millis(100)));
+        .always(Operation::Create, Fault::Delay(Duration::from_secs(3)));
     daemon
         .run(daemon.node.ensure(&session("broken"), &web(), false))
         .expect("begun");

@@ -135,11 +135,9 @@ fn a_running_session_keeps_its_spec_and_says_that_another_was_asked_for() {
 fn a_start_goes_on_when_whoever_asked_for_it_is_gone() {
     let stage = Stage::new();
     let daemon = stage.boot();
-    daemon.faults().next(
-        Operation::Create,
-        1,
-        Fault::Delay(Duration::from_millis(100)),
-    );
+    daemon
+        .faults()
+        .next(Operation::Create, 1, Fault::Delay(Duration::from_secs(2)));
     let node = Arc::clone(&daemon.node);
     let asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
     daemon.await_state("alice", SessionState::Starting);
@@ -216,7 +214,7 @@ fn a_refused_start_names_its_phase_and_its_cause_and_does_not_block_the_next() {
 fn a_runtime_that_hangs_fails_the_start_in_bounded_time() {
     let stage = Stage::new();
     let mut options = stage.options();
-    options.bounds.create = Duration::from_millis(300);
+    options.bounds.create = Duration::from_secs(3);
     let daemon = stage.boot_with(options);
     daemon.faults().hang();
     let error = daemon
@@ -274,7 +272,7 @@ fn an_http_path_is_ready_only_with_success() {
     let daemon = stage.boot();
     let asking = |path: &str| SessionRequest {
         ready_path: Some(path.to_owned()),
-        ready_timeout_s: Some(1),
+        ready_timeout_s: Some(8),
         ..web()
     };
     daemon.start("alice", &asking("/hostname"));
@@ -323,9 +321,14 @@ fn a_program_that_ends_by_itself_is_released_as_stopped_or_failed() {
         ("good", 0, SessionState::Stopped),
         ("bad", 7, SessionState::Failed),
     ] {
-        let request = program(&format!("sleep 0.2; exit {code}"));
+        let gate = stage.state.path().join(format!("end-{id}"));
+        let request = program(&format!(
+            "until [ -e {} ]; do sleep 0.02; done; exit {code}",
+            gate.display()
+        ));
         let answer = daemon.run(daemon.node.ensure(&session(id), &request, true));
         answer.expect("it ran");
+        std::fs::write(&gate, "").expect("written");
         let shown = daemon.await_state(id, state);
         assert_eq!(shown.exit_code, Some(code));
         assert!(daemon.record(id).state.is_ended());
@@ -370,7 +373,7 @@ fn a_session_is_killed_and_released_while_the_runtime_hangs() {
 fn a_start_whose_answer_was_lost_stays_owned_until_its_container_is_found_and_dead() {
     let stage = Stage::new();
     let daemon = stage.boot();
-    let happens_after = Duration::from_millis(400);
+    let happens_after = Duration::from_secs(3);
     daemon
         .faults()
         .next(Operation::Start, 1, Fault::LoseAnswer { happens_after });
@@ -540,7 +543,7 @@ fn starts_beyond_max_starting_wait_and_show_it_as_their_admit_phase() {
     let daemon = stage.boot_with(options);
     daemon
         .faults()
-        .always(Operation::Create, Fault::Delay(Duration::from_millis(200)));
+        .always(Operation::Create, Fault::Delay(Duration::from_secs(2)));
     let ensures = ["a", "b"].map(|id| {
         let node = Arc::clone(&daemon.node);
         daemon.spawn(async move { node.ensure(&session(id), &idle(), true).await })
@@ -611,7 +614,7 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
     let stage = Stage::new();
     let daemon = stage.boot();
     let request = SessionRequest {
-        idle_timeout_s: Some(1),
+        idle_timeout_s: Some(5),
         ..web()
     };
     daemon.start("idle", &request);
@@ -621,7 +624,7 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
         .expect("runs");
     let tunnel = route.activity.begin();
     let stopped = daemon.await_state("idle", SessionState::Stopped);
-    assert_eq!(stopped.reason.as_deref(), Some("idle for 1 s"));
+    assert_eq!(stopped.reason.as_deref(), Some("idle for 5 s"));
     assert_eq!(daemon.show("busy").connections, 1);
     assert_eq!(daemon.show("busy").state, SessionState::Running);
     drop(tunnel);
@@ -633,7 +636,7 @@ fn a_session_is_stopped_at_the_end_of_its_longest_lifetime_whatever_it_does() {
     let stage = Stage::new();
     let daemon = stage.boot();
     let request = SessionRequest {
-        max_lifetime_s: Some(1),
+        max_lifetime_s: Some(5),
         ..web()
     };
     daemon.start("alice", &request);
@@ -646,7 +649,7 @@ fn a_session_is_stopped_at_the_end_of_its_longest_lifetime_whatever_it_does() {
         stopped
             .reason
             .as_deref()
-            .is_some_and(|r| r.contains("lifetime of 1 s"))
+            .is_some_and(|r| r.contains("lifetime of 5 s"))
     );
     assert_eq!(
         route.closing.borrow().as_ref().map(|closing| closing.code),

@@ -11,7 +11,7 @@ use crate::kernel_view::KernelView;
 use crate::{ContainerKey, RuntimeError};
 
 /// How long a command may go on making processes faster than they are killed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A look at what is left is not worth more often, for a death takes the kernel a moment.
 const ROUND: Duration = Duration::from_millis(20);

@@ -6,14 +6,14 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use conman_linux::{CgroupLimits, Cgroups, Freezer};
 use conman_shim::{CallError, Client, ClientError, LaunchError, LaunchSpec, Reply, Request};
 
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
-use support::{SOON, Shim, available, until, wait_dead};
+use support::{SOON, Shim, available, until, wait_dead, write_program};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 
@@ -67,15 +67,19 @@ impl Ground {
     }
 }
 
+/// So many looks that find the same, as one process that is not scheduled makes a few.
+const LOOKS_AT_REST: u32 = 10;
+
 /// As it is when nothing changes any more.
 fn settled(shim: &Shim) -> Ground {
     let mut last = Ground::of(shim);
+    let mut same_for = 0;
     let quiet = until(|| {
         shim.process_pause(20_000);
         let now = Ground::of(shim);
-        let same = now == last;
+        same_for = if now == last { same_for + 1 } else { 0 };
         last = now;
-        same
+        same_for >= LOOKS_AT_REST
     });
     assert!(quiet, "it never comes to rest: {last:?}");
     last
@@ -172,8 +176,7 @@ fn on_ground(preparation: &str) -> (Shim, tempfile::TempDir) {
         "#!/bin/sh\nD=$(dirname \"$1\") exec unshare --mount --propagation private sh -ec \
          '{preparation}; exec {PROGRAM} \"$@\"' shim \"$@\"\n"
     );
-    fs::write(&program, script).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    write_program(&program, script.as_bytes());
     (Shim::start_as(&program), directory)
 }
 
@@ -314,10 +317,7 @@ fn a_program_that_is_none_is_told_apart_from_one_that_is_missing() {
     let shim = Shim::start();
     let mut client = ready(&shim);
     let bin = shim.path("store/base/bin");
-    let program = |name: &str, content: &[u8]| {
-        fs::write(bin.join(name), content).expect("written");
-        fs::set_permissions(bin.join(name), fs::Permissions::from_mode(0o755)).expect("set");
-    };
+    let program = |name: &str, content: &[u8]| write_program(&bin.join(name), content);
     program("cut", b"\x7fELF\x02\x01\x01");
     program("stray", b"#!/bin/nowhere\n");
     fs::create_dir(bin.join("directory")).expect("made");

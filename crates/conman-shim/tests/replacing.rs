@@ -11,19 +11,20 @@ use conman_shim::{
     CallError, Client, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
 };
 
-use support::{Shim, available, next_end, subscribe, until, wait_dead};
+use support::{
+    Shim, available, copy_program, next_end, subscribe, until, wait_dead, write_program,
+};
 
 /// The same program at another path, as an upgrade would bring it.
 fn newer(shim: &Shim) -> PathBuf {
     let path = shim.path("newer");
-    fs::copy(env!("CARGO_BIN_EXE_conman-shim"), &path).expect("copied");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_conman-shim")), &path);
     path
 }
 
 fn script(shim: &Shim, text: &str) -> PathBuf {
     let path = shim.path("candidate");
-    fs::write(&path, text).expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+    write_program(&path, text.as_bytes());
     path
 }
 
@@ -286,12 +287,12 @@ fn a_signal_replaces_it_by_the_program_that_its_path_names_now() {
     // A place of its own, where the program may be exchanged.
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("conman-shim");
-    fs::copy(env!("CARGO_BIN_EXE_conman-shim"), &path).expect("copied");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_conman-shim")), &path);
     let shim = Shim::start_as(&path);
     let client = shim.client();
     let pid = client.shim_pid();
     let second = directory.path().join("second");
-    fs::copy(env!("CARGO_BIN_EXE_conman-shim"), &second).expect("copied");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_conman-shim")), &second);
     fs::rename(&second, &path).expect("exchanged");
     let exe = || fs::read_link(format!("/proc/{pid}/exe")).expect("it lives");
     assert_ne!(exe(), path, "the old file is gone");

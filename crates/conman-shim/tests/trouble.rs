@@ -370,7 +370,7 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
     let mut client = shim.client();
     let probe = Probe::of(libc::SYS_mkdir, &[Arg::Text("d"), Arg::Number(0o700)])
         .call(libc::SYS_chdir, &[Arg::Text("d")])
-        .repeated(10_000)
+        .repeated(30_000)
         .call(
             libc::SYS_write,
             &[Arg::Number(1), Arg::Text("deep"), Arg::Number(4)],

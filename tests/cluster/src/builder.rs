@@ -192,7 +192,12 @@ impl Builder {
             unsafe_switch = "unsafe_timing = true\n";
         }
         let timing = timing::lines(&own) + unsafe_switch;
-        format!("secret_file = \"{}\"\n{timing}", secret.display())
+        // By its label somebody can say which node is meant, whatever the load.
+        format!(
+            "secret_file = \"{}\"\nlabels = {{ host = \"{}\" }}\n{timing}",
+            secret.display(),
+            host.name
+        )
     }
 
     fn config(&self, layout: &Layout, host: &Host) -> String {

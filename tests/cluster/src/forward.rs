@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -12,6 +13,9 @@ use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+
+/// How long nothing is accepted after that failed, so that it does not take a processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Listens on the machine and connects within a namespace: one thread that has entered it, with
 /// sockets that it was given before. Nothing is left of it when it is dropped or its process dies.
@@ -105,7 +109,11 @@ async fn serve(listener: tokio::net::TcpListener, to: SocketAddr) {
         // Cancelling an accept loses no connection, nor does that of a join lose a task.
         tokio::select! {
             accepted = listener.accept() => {
-                let Ok((mut client, _)) = accepted else { continue };
+                let Ok((mut client, _)) = accepted else {
+                    // Too many files are open: some of them will be closed.
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                };
                 connections.spawn(async move {
                     // A host that is not reached closes the client's connection at once.
                     if let Ok(mut server) = TcpStream::connect(to).await {

@@ -3,12 +3,22 @@
 use std::path::Path;
 use std::time::Duration;
 
-use conman_cluster::{Cluster, Cut, leftovers, requirements, sweep};
+use conman_cluster::{Cluster, Cut, Node, leftovers, requirements, sweep};
 use conman_e2e::eventually;
 use serde_json::json;
 
 const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Has a session run, on a machine where anything may take its time.
+async fn ensured(node: &Node, id: &str, template: &str) {
+    let path = format!("/v1/sessions/{id}");
+    eventually("it serves", PATIENCE, async || {
+        let answer = node.api().put(&path, &json!({"template": template})).await;
+        answer.status.is_success()
+    })
+    .await;
+}
 
 #[tokio::test]
 async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
@@ -18,7 +28,7 @@ async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
     let cluster = cluster.expect("a cluster");
     for node in cluster.nodes() {
         let id = format!("on-{}", node.name());
-        node.api().ensure(&id, &json!({"template": "web"})).await;
+        ensured(node, &id, "web").await;
         let page = node.sessions().get(&format!("/s/{id}/")).await;
         assert_eq!(page.text(), "hello\n");
     }
@@ -70,7 +80,7 @@ async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     let node = &cluster.nodes()[0];
-    node.api().ensure("s", &json!({"template": "idle"})).await;
+    ensured(node, "s", "idle").await;
     assert_ne!(node.session_processes(), []);
     node.lose().expect("lost");
     assert_eq!(
@@ -79,14 +89,7 @@ async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
     );
     node.start().expect("started");
     node.wait_ready().await.expect("ready");
-    // Its word of its templates may come after its readiness.
-    let api = node.api();
-    eventually("it serves again", PATIENCE, async || {
-        let body = json!({"template": "idle"});
-        let answer = api.put("/v1/sessions/t", &body).await;
-        answer.status.is_success()
-    })
-    .await;
+    ensured(node, "t", "idle").await;
 }
 
 #[tokio::test]
@@ -95,10 +98,7 @@ async fn the_cluster_of_a_dead_process_is_swept() {
     let builder = Cluster::builder().nodes(1).members(1);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
-    cluster.nodes()[0]
-        .api()
-        .ensure("s", &json!({"template": "idle"}))
-        .await;
+    ensured(&cluster.nodes()[0], "s", "idle").await;
     let mut layout = cluster.layout().clone();
     sweep().expect("swept");
     assert_ne!(leftovers(&layout), []);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The bound on a kill and its release while dockerd hangs.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// `GET` through the sessions listener.
 async fn fetch(conman: &Conman, id: &str) -> StatusCode {

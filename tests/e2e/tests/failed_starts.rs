@@ -167,7 +167,7 @@ async fn an_error_status_at_the_ready_path_is_not_ready() {
     let conman = Conman::start(&docker).await;
     let api = conman.api();
     let request =
-        json!({"template": "python", "ready_path": "/nothing-here", "ready_timeout_s": 3});
+        json!({"template": "python", "ready_path": "/nothing-here", "ready_timeout_s": 20});
     let (problem, session) = fail(&api, "s", request).await;
     assert_eq!(problem.slug(), "start-not-ready");
     assert!(problem.detail.contains("404"), "{}", problem.detail);

@@ -170,7 +170,7 @@ async fn a_program_that_binds_its_port_late_makes_a_slow_success_and_no_error() 
         return;
     };
     let conman = Conman::start(&docker).await;
-    let late = "sleep 2; cd /etc; exec python3 -m http.server 8080";
+    let late = "sleep 8; cd /etc; exec python3 -m http.server 8080";
     let request = json!({"image": PYTHON, "port": 8080, "command": ["sh", "-c", late]});
     let begun = conman
         .api()
@@ -272,7 +272,7 @@ async fn a_start_that_fails_ends_the_hold_with_the_reason() {
     let mut dies = run("while [ ! -e /gate/open ]; do sleep 0.02; done; echo no luck >&2; exit 3");
     dies["binds"] = json!([format!("{}:/gate:ro", stage.gate.display())]);
     let mut deaf = run("sleep 1000000");
-    deaf["ready_timeout_s"] = json!(2);
+    deaf["ready_timeout_s"] = json!(10);
     stage.begin("dies", &dies).await;
     stage.begin("deaf", &deaf).await;
     let sessions = stage.conman.sessions();

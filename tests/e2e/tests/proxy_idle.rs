@@ -13,8 +13,8 @@ use tokio_tungstenite::tungstenite::Message;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The sessions' idle timeout, and how long they are watched outliving it.
-const IDLE_S: u64 = 1;
-const OUTLIVED: Duration = Duration::from_secs(4);
+const IDLE_S: u64 = 5;
+const OUTLIVED: Duration = Duration::from_secs(8);
 
 /// Echoes WebSockets' messages, and answers a plain `GET` with `first` and, seconds later, with
 /// `second`: a slow download.
@@ -32,7 +32,7 @@ async def serve(reader, writer):
         writer.close()
         return
     writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nfirst')
-    await asyncio.sleep(6)
+    await asyncio.sleep(20)
     writer.write(b'second')
     await writer.drain()
     writer.close()

@@ -30,7 +30,7 @@ async fn heads_beyond_the_bounds_are_refused() {
 #[tokio::test]
 async fn a_head_that_trickles_in_is_cut() {
     let fixture = Fixture::with_options(ProxyOptions {
-        head_timeout: Duration::from_millis(200),
+        head_timeout: Duration::from_secs(2),
         ..ProxyOptions::default()
     });
     let mut client = fixture.connect().await;

@@ -196,13 +196,17 @@ async fn a_frame_that_is_under_way_is_finished_before_the_close_frame() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     // The rest, and another frame that comes too late.
     session.send([b'c', b'd', b'e', b'f', 0x82, 1, b'x']).await;
-    let mut last = [0; 10];
-    client
-        .stream
-        .read_exact(&mut last)
-        .await
-        .expect("the rest and the Close frame");
-    assert_eq!(last, [b"cdef", CLOSE_1012].concat()[..]);
+    // The proxy may have heard of the end only after it passed the whole next frame on.
+    let in_time = [b"cdef", CLOSE_1012].concat();
+    let late = [b"cdef", &[0x82, 1, b'x'][..], CLOSE_1012].concat();
+    let mut last = Vec::new();
+    soon("the rest and the Close frame", async {
+        while !last.ends_with(CLOSE_1012) {
+            last.push(client.stream.read_u8().await.expect("not the end yet"));
+        }
+    })
+    .await;
+    assert!(last == in_time || last == late, "{last:?}");
     client.stream.shutdown().await.expect("open");
     assert_eq!(rest(&mut client).await, b"");
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 use conman_proto::{ExecId, TerminalSize};
 
@@ -366,6 +368,12 @@ pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ende
         .keep_exec(key, plan(&["true"]))
         .await
         .expect("begun");
+    within(PATIENCE, "the end of `true`", async {
+        while runtime.kept_execs(key).await.expect("listed")[0].running {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     let mut refused = None;
     for number in 0..MANY {
         match runtime.keep_exec(key, plan(&["sleep", "1000"])).await {

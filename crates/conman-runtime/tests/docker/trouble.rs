@@ -82,7 +82,12 @@ async fn a_daemon_that_hangs_costs_its_callers_their_patience_and_nothing_that_s
 async fn a_daemon_that_is_not_there_is_told_with_the_remedy_and_found_once_it_comes() {
     let Some(stage) = stage() else { return };
     let dir = tempfile::tempdir().expect("a directory");
-    let runtime = connect(socket_in(dir.path()), stage.instance(), short());
+    // What is not there refuses at once; what is there may take its time.
+    let patient = DockerTimeouts {
+        info: PATIENCE,
+        ..short()
+    };
+    let runtime = connect(socket_in(dir.path()), stage.instance(), patient);
     let of_info = ("info", runtime.info().await.expect_err("trouble"));
     for (call, error) in errors(&runtime, &stage).await.into_iter().chain([of_info]) {
         match error {
@@ -136,7 +141,7 @@ async fn a_container_that_docker_believes_to_run_for_ever_is_reported_and_can_be
         }
     });
     let timeouts = DockerTimeouts {
-        remove: SHORT,
+        remove: Duration::from_secs(3),
         ..DockerTimeouts::default()
     };
     let runtime = connect(relay.socket(), stage.instance(), timeouts);

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, lchown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt as _, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
@@ -272,11 +272,27 @@ fn spawn(program: &Path, directory: &Path, cgroup: &str, flags: &[&str]) -> Chil
         .expect("the shim starts")
 }
 
+/// Copies a program by another process: what this one writes is busy for as long as a child that
+/// another test has just forked has not yet executed anything, and cannot be executed itself.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.expect("cp runs").success(), "{}", to.display());
+}
+
+/// Writes a program, likewise.
+pub(crate) fn write_program(path: &Path, content: &[u8]) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, content).expect("written");
+    copy_program(&draft, path);
+    fs::remove_file(&draft).expect("removed");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
+}
+
 fn make_root(root: &Path) {
     for name in ["bin", "etc", "tmp", "www", "proc"] {
         fs::create_dir_all(root.join(name)).expect("made");
     }
-    fs::copy(BUSYBOX, root.join("bin/busybox")).expect("copied");
+    copy_program(Path::new(BUSYBOX), &root.join("bin/busybox"));
     for applet in APPLETS {
         symlink("busybox", root.join("bin").join(applet)).expect("linked");
     }

@@ -91,6 +91,39 @@ impl Fleet {
         .await
     }
 
+    /// Asks a node until a witness runs on that very node, whatever the machine's load.
+    pub(crate) async fn ensure_on(&self, node: usize, id: &str) -> Session {
+        let name = self.node(node).name();
+        let what = format!("{id} runs on {name}");
+        eventually_some(&what, PATIENCE, async || {
+            let answer = self.try_ensure_on(node, id).await?;
+            if !answer.status.is_success() {
+                return None;
+            }
+            let response: EnsureResponse = answer.expect(answer.status);
+            Some(response.session)
+        })
+        .await
+    }
+
+    /// Asks once for one on that very node.
+    pub(crate) async fn try_ensure_on(&self, node: usize, id: &str) -> Option<Answer> {
+        let name = self.node(node).name();
+        let path = format!("/v1/sessions/{id}?node_label=host%3D{name}");
+        let body = json!({"template": TEMPLATE});
+        self.ask(node, Method::PUT, &path, Some(&body)).await
+    }
+
+    /// Has a session end, whatever befalls the registry for a moment.
+    pub(crate) async fn stop(&self, node: usize, id: &str) {
+        let path = format!("/v1/sessions/{id}");
+        eventually("it is stopped", PATIENCE, async || {
+            let answer = self.ask(node, Method::DELETE, &path, None).await;
+            answer.is_some_and(|answer| answer.status == StatusCode::OK)
+        })
+        .await;
+    }
+
     /// Asks once; `None` without an answer in time.
     pub(crate) async fn try_ensure(&self, node: usize, id: &str) -> Option<Answer> {
         let body = json!({"template": TEMPLATE});

@@ -18,7 +18,7 @@ async fn row_19_no_notice_has_every_session_taken_over() {
     };
     let mut old = Vec::new();
     for id in ["a", "b", "c", "d", "e", "f"] {
-        let generation = fleet.ensure(0, id).await.generation.get();
+        let generation = fleet.ensure_on(0, id).await.generation.get();
         fleet.goes_on(id, generation).await;
         old.push((id, generation));
     }
@@ -57,7 +57,7 @@ async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let old = fleet.ensure(0, "s").await.generation.get();
+    let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
     fleet.preempt(0).await;
     fleet.preempt(0).await;
@@ -95,7 +95,8 @@ async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_serv
     let mut generations = Vec::new();
     for number in 0..SESSIONS {
         let id = format!("s{number}");
-        let generation = fleet.ensure(number % nodes, &id).await.generation.get();
+        let node = number % nodes;
+        let generation = fleet.ensure_on(node, &id).await.generation.get();
         fleet.goes_on(&id, generation).await;
         generations.push((id, generation));
     }
@@ -133,12 +134,12 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
         return;
     };
     // So that the template's image is open and nothing else takes time.
-    let first = fleet.ensure(0, "first").await.generation.get();
+    let first = fleet.ensure_on(0, "first").await.generation.get();
     fleet.goes_on("first", first).await;
-    fleet.node(0).api().stop("first").await;
+    fleet.stop(0, "first").await;
 
     fleet.node(0).signal_shim(Signal::STOP).expect("stopped");
-    let answer = fleet.try_ensure(0, "late").await;
+    let answer = fleet.try_ensure_on(0, "late").await;
     assert!(answer.is_none_or(|answer| !answer.status.is_success()));
     // With nothing running there, the fence has nothing to do that it misses.
     fleet.cut_off(0);
@@ -175,9 +176,9 @@ async fn row_34_version_skew_works_in_both_directions() {
     };
     for (from, to) in [(0, 1), (1, 0)] {
         let id = format!("from-{from}");
-        let old = fleet.ensure(from, &id).await.generation.get();
+        let old = fleet.ensure_on(from, &id).await.generation.get();
         fleet.goes_on(&id, old).await;
-        fleet.node(from).api().stop(&id).await;
+        fleet.stop(from, &id).await;
         let new = fleet.ensure_after(to, &id, old).await.generation.get();
         fleet.goes_on(&id, new).await;
         fleet.node(to).lose().expect("lost");

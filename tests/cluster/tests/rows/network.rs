@@ -10,8 +10,7 @@ use crate::fleet::{Fleet, measured};
 
 /// A session on the first node.
 async fn placed(fleet: &mut Fleet, id: &str) -> u64 {
-    // Before there is anything to place by, a node keeps what it is asked for.
-    let session = fleet.ensure(0, id).await;
+    let session = fleet.ensure_on(0, id).await;
     let generation = session.generation.get();
     fleet.goes_on(id, generation).await;
     generation
@@ -35,6 +34,7 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
     let old = placed(fleet, "s").await;
     let owner = host_of(fleet, "s", old);
     let other = another(fleet, owner);
+    fleet.all_ready().await;
     let begun = monotonic_ns();
     for cut in cuts(fleet, owner) {
         fleet.cluster.cut(&cut).expect("cut");
@@ -48,9 +48,10 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
         begun,
         life.first_ns,
     );
-    // Patience is counted from the last renewal that was seen, which is at most a renewal old.
+    // Patience is counted from the last renewal that was seen, and who still owned it when it was
+    // cut off had renewed within its fence's time.
     let timing = fleet.timing();
-    let patience = timing.takeover_ms - 2 * timing.renew_ms;
+    let patience = timing.takeover_ms - timing.fence_ms;
     let waited = life.first_ns.saturating_sub(begun) / 1_000_000;
     assert!(waited >= patience, "taken over after {waited} ms already");
     let last = fleet.life("s", old).expect("it wrote").last_ns;
@@ -116,11 +117,8 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     let kept = placed(&mut fleet, "kept").await;
     let taken = placed(&mut fleet, "taken").await;
     let owner = host_of(&mut fleet, "kept", kept);
-    assert_eq!(
-        host_of(&mut fleet, "taken", taken),
-        owner,
-        "both on one node"
-    );
+    let same = host_of(&mut fleet, "taken", taken);
+    assert_eq!(same, owner, "both on one node");
     let other = another(&fleet, owner);
     fleet.cut_off(owner);
     // Nobody asks for the other one, which its owner may therefore keep.

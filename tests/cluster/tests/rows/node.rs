@@ -80,7 +80,7 @@ async fn row_04_two_daemons_on_one_state_directory_are_one() {
         monotonic_ns(),
     );
     assert!(!status.success(), "{status}");
-    assert!(fleet.node(0).readiness().await.is_ok());
+    fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
 }
 
@@ -162,7 +162,7 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
     let more = fleet.ensure(0, "more").await.generation.get();
     fleet.goes_on("more", more).await;
     for id in SESSIONS.into_iter().chain(["more"]) {
-        fleet.node(0).api().stop(id).await;
+        fleet.stop(0, id).await;
     }
     assert_eq!(fleet.node(0).session_processes(), []);
     fleet.judge();

@@ -171,7 +171,7 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
 async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is_some() {
     let builder = Cluster::builder().nodes(2).members(1).short();
     // The least that holds a fleet's records and a little of heartbeats.
-    let builder = builder.etcd_arguments(&["--quota-backend-bytes", "1048576"]);
+    let builder = builder.etcd_arguments(&["--quota-backend-bytes", "2097152"]);
     let Some(mut fleet) = Fleet::shared(builder).await else {
         return;
     };
@@ -222,11 +222,11 @@ async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let old = fleet.ensure(0, "s").await.generation.get();
+    let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
     fleet.cluster.cut_from_etcd(1).expect("cut");
     // Meanwhile it ends, begins anew, and nothing of that is kept.
-    fleet.node(0).api().stop("s").await;
+    fleet.stop(0, "s").await;
     let new = fleet.ensure_after(0, "s", old).await.generation.get();
     fleet.goes_on("s", new).await;
     let leader = fleet.cluster.leader().await.expect("one leads");
@@ -280,7 +280,7 @@ async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let old = fleet.ensure(0, "s").await.generation.get();
+    let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
     let to = fleet.node(0).host().clone();
     for member in fleet.cluster.members() {
@@ -295,6 +295,13 @@ async fn row_17_releases_whose_answers_are_lost_are_released_once() {
         .ask(0, http::Method::DELETE, "/v1/sessions/s", None)
         .await;
     fleet.cluster.heal().expect("healed");
+    // The first word may have been lost with its client; a second one changes nothing.
+    let path = "/v1/sessions/s";
+    eventually("it is released", PATIENCE, async || {
+        let answer = fleet.ask(0, http::Method::DELETE, path, None).await;
+        answer.is_some_and(|answer| answer.status.is_success() || answer.status == 404)
+    })
+    .await;
     eventually("its processes are gone", PATIENCE, async || {
         fleet.node(0).session_processes().is_empty()
     })
@@ -318,8 +325,11 @@ async fn row_14_old_etcd_snapshot_restored_is_refused_by_nodes_that_saw_more() {
     // What the snapshot knows nothing of.
     let after = fleet.ensure(0, "after").await.generation.get();
     fleet.goes_on("after", after).await;
-    fleet.node(0).api().stop("before").await;
+    fleet.stop(0, "before").await;
     // Each node has renewed since, and so has seen what the snapshot has not.
+    for node in [0, 1] {
+        fleet.ensure(node, "after").await;
+    }
     sleep(Duration::from_millis(3 * fleet.timing().renew_ms)).await;
     for member in fleet.cluster.members() {
         member.kill().expect("killed");
@@ -333,15 +343,14 @@ async fn row_14_old_etcd_snapshot_restored_is_refused_by_nodes_that_saw_more() {
     fleet.cluster.leader().await.expect("one leads");
     for node in [0, 1] {
         eventually("it refuses that etcd", PATIENCE, async || {
-            fleet.node(node).readiness().await.is_err()
+            let readiness = fleet.node(node).readiness().await;
+            readiness.is_err_and(|why| why.contains("gone back"))
         })
         .await;
     }
-    // It may have been ready for a moment before; after the takeover time there is no doubt.
     sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
     for node in [0, 1] {
-        let why = fleet.node(node).readiness().await.expect_err("not ready");
-        assert!(why.contains("gone back"), "{why}");
+        assert!(fleet.node(node).readiness().await.is_err());
         let answer = fleet.try_ensure(node, "new").await;
         assert!(answer.is_none_or(|answer| !answer.status.is_success()));
     }

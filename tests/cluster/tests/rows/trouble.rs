@@ -3,7 +3,7 @@
 use std::fs;
 
 use conman_cluster::Cluster;
-use conman_e2e::eventually_some;
+use conman_e2e::{eventually, eventually_some};
 use serde_json::json;
 
 use crate::fleet::{Fleet, PATIENCE};
@@ -48,7 +48,7 @@ async fn two_nodes_with_one_name_are_told_apart_and_only_the_first_is_served() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let generation = fleet.ensure(0, "w").await.generation.get();
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
     fleet.goes_on("w", generation).await;
     fleet.node(1).kill_daemon().expect("killed");
     let config = fleet
@@ -62,7 +62,10 @@ async fn two_nodes_with_one_name_are_told_apart_and_only_the_first_is_served() {
     fleet.node(1).start().expect("started");
     says(&fleet, 1, &["`n1`", "node.name"]).await;
     starts_nothing(&fleet, 1).await;
-    assert!(fleet.node(0).readiness().await.is_ok());
+    eventually("the first one serves", PATIENCE, async || {
+        fleet.node(0).readiness().await.is_ok()
+    })
+    .await;
     fleet.goes_on("w", generation).await;
     assert_eq!(fleet.lives("w").len(), 1);
     fleet.judge();
