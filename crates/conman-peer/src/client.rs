@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::PeerAddress;
 use crate::dial::{DialError, Dialed, Dialer};
+use crate::pulse::{Pulse, Silent};
 
 /// Bytes of an answer's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -31,6 +32,7 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct PeerClient {
     dialer: Dialer,
+    pulse: Pulse,
     warnings: Arc<Warnings>,
 }
 
@@ -75,6 +77,12 @@ pub enum AskError {
     /// Nothing was done: the node cannot be used by this one.
     #[error(transparent)]
     Refused(#[from] RefusedBy),
+    /// Nothing of the request has gone out.
+    #[error(transparent)]
+    Stopped(Silent),
+    /// It may have been carried out.
+    #[error(transparent)]
+    Silent(#[from] Silent),
     /// Nothing was done.
     #[error("node `{node}` has as many connections of other nodes as it takes")]
     NoRoom { node: String },
@@ -88,13 +96,24 @@ impl PeerClient {
             began: Instant::now(),
             sparing: Mutex::new(Sparing::new(every_ms)),
         });
-        Self { dialer, warnings }
+        let pulse = Pulse::new(dialer.clone());
+        Self {
+            dialer,
+            pulse,
+            warnings,
+        }
     }
 
     /// The node that asks.
     #[must_use]
     pub fn me(&self) -> &str {
         self.dialer.me()
+    }
+
+    /// Which nodes have fallen silent.
+    #[must_use]
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 
     /// That a node refuses this one, which the log is told of now and then.
@@ -111,12 +130,12 @@ impl PeerClient {
     }
 
     /// Sends a request and returns the answer once its head is there; the bodies of both may
-    /// stream for as long as they like. An answer may be an upgrade. Cancelling closes the
-    /// connection.
+    /// stream for as long as they like. An answer may be an upgrade, and may take as long as the
+    /// node answers anything at all. Cancelling closes the connection.
     ///
     /// # Errors
-    /// No connection, or none that lasted until the answer; a node that does not take this one's
-    /// requests at all.
+    /// No connection, or none that lasted until the answer; a node that answers nothing, or does
+    /// not take this one's requests at all.
     pub async fn ask<B>(
         &self,
         to: &PeerAddress,
@@ -127,39 +146,9 @@ impl PeerClient {
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let Dialed { stream, sealer } = self.dialer.dial(to).await?;
-        let node = || to.node.clone();
-        let (mut parts, body) = request.into_parts();
-        let target = parts.uri.path_and_query().cloned();
-        parts.uri = match target {
-            Some(target) => Uri::from(target),
-            None => Uri::from_static("/"),
-        };
-        let host = HeaderValue::from_str(&to.to_string()).map_err(|error| AskError::Request {
-            node: node(),
-            source: error.into(),
-        })?;
-        parts.headers.insert(HOST, host);
-        sealer.seal(&mut parts);
-        let unanswered = |source| AskError::Unanswered {
-            node: node(),
-            source,
-        };
-        let (mut sender, connection) = Builder::new()
-            .max_buf_size(MAX_HEAD_BYTES)
-            .max_headers(MAX_HEADERS)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(unanswered)?;
-        // Ends with the answer's body, or once what the answer has become is upgraded.
-        tokio::spawn(async move {
-            let ended = connection.with_upgrades().await;
-            tracing::trace!(error = ?ended.err(), "a connection to another node ended");
-        });
-        let response = sender
-            .send_request(Request::from_parts(parts, body))
-            .await
-            .map_err(unanswered)?;
+        self.pulse.check(to).await.map_err(AskError::Stopped)?;
+        let asked = exchange(&self.dialer, to, request);
+        let response = self.pulse.while_it_answers(to, asked).await??;
         let turned = response.headers().get(X_CONMAN_TURNED);
         // Callers are judged by the node that they have asked: whoever is unknown here is the node.
         if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
@@ -167,10 +156,58 @@ impl PeerClient {
             return Err(self.refused_by(&to.node).into());
         }
         if turned.is_some_and(|why| why == NO_ROOM) {
-            return Err(AskError::NoRoom { node: node() });
+            let node = to.node.clone();
+            return Err(AskError::NoRoom { node });
         }
         Ok(response)
     }
+}
+
+/// Sends a request on a connection of its own, and gives the answer once its head is there,
+/// whenever that is. Cancelling closes the connection.
+pub(crate) async fn exchange<B>(
+    dialer: &Dialer,
+    to: &PeerAddress,
+    request: Request<B>,
+) -> Result<Response<Incoming>, AskError>
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let Dialed { stream, sealer } = dialer.dial(to).await?;
+    let node = || to.node.clone();
+    let (mut parts, body) = request.into_parts();
+    let target = parts.uri.path_and_query().cloned();
+    parts.uri = match target {
+        Some(target) => Uri::from(target),
+        None => Uri::from_static("/"),
+    };
+    let host = HeaderValue::from_str(&to.to_string()).map_err(|error| AskError::Request {
+        node: node(),
+        source: error.into(),
+    })?;
+    parts.headers.insert(HOST, host);
+    sealer.seal(&mut parts);
+    let unanswered = |source| AskError::Unanswered {
+        node: node(),
+        source,
+    };
+    let (mut sender, connection) = Builder::new()
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(unanswered)?;
+    // Ends with the answer's body, or once what the answer has become is upgraded.
+    tokio::spawn(async move {
+        let ended = connection.with_upgrades().await;
+        tracing::trace!(error = ?ended.err(), "a connection to another node ended");
+    });
+    sender
+        .send_request(Request::from_parts(parts, body))
+        .await
+        .map_err(unanswered)
 }
 
 impl Warnings {

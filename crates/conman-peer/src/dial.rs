@@ -13,8 +13,9 @@ use crate::PeerAddress;
 use crate::stream::{PeerStream, binding, tune};
 
 /// Time for a connection to another node, TLS included. Nodes are near each other; one that takes
-/// longer is as good as gone, and whoever waits has better things to do.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// longer is as good as gone, and whoever waits has better things to do. A packet that is lost once
+/// is sent again after one second.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens connections to other nodes.
 #[derive(Debug, Clone)]

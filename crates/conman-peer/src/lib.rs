@@ -5,6 +5,8 @@
 //! belong to one connection each. [`PeerClient`] asks another node on behalf of a caller.
 //! [`FleetMap`] says which node that is: the session's owner, or the one that shall start it.
 //!
+//! [`Pulse`] ends the wait for a node that answers nothing any more.
+//!
 //! One task a connection that is asked on, which ends with it. No channel, no pool: those who send
 //! much to a node keep its connections themselves.
 //!
@@ -18,6 +20,7 @@ mod client;
 mod dial;
 mod map;
 pub mod model;
+mod pulse;
 mod stream;
 
 pub use accept::PeerAcceptor;
@@ -25,4 +28,5 @@ pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialed, Dialer};
 pub use map::{FleetMap, Node, Owner, Whereabouts, Wish};
+pub use pulse::{PULSE, Pulse, Silent};
 pub use stream::PeerStream;

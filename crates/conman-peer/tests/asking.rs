@@ -4,17 +4,20 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
-use conman_peer::{AskError, DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_peer::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// Signs the certificates of one fleet.
 struct Authority {
@@ -203,6 +206,77 @@ async fn a_node_with_certificates_never_speaks_without_tls() {
             "{error:?}"
         );
     }
+}
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anything_more() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // The kernel takes connections for a daemon that does not.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let at = listener.local_addr().expect("bound");
+    let to = PeerAddress::new("b", &format!("http://{at}")).expect("an address");
+    let client = PeerClient::new(Dialer::new("a", Some(secret(&folder, "ours")), None));
+    let request = || Request::get("/v1/x").body(Empty::<Bytes>::new());
+    let asked = client.ask(&to, request().expect("a request"));
+    let asked = timeout(PATIENCE, asked).await.expect("an end");
+    assert!(matches!(asked, Err(AskError::Silent(_))), "{asked:?}");
+    assert!(client.pulse().was_silent(&to));
+    let asked = client.ask(&to, request().expect("a request"));
+    let asked = timeout(PATIENCE, asked).await.expect("an end");
+    let error = asked.expect_err("still");
+    assert!(matches!(error, AskError::Stopped(_)), "{error:?}");
+    assert!(error.to_string().contains("node `b`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_has_long_to_do_is_waited_for_while_it_answers_anything() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = secret(&folder, "ours");
+    let (pulses, mut seen) = watch::channel(0);
+    let at = slow_node(Arc::clone(&key), pulses, 2).await;
+    let asking = ask(at, "http", Some(key), None);
+    let answer = timeout(PATIENCE, asking).await.expect("an end");
+    assert_eq!(answer.expect("an answer"), "after long");
+    assert!(*seen.borrow_and_update() >= 2);
+}
+
+/// A node `b` that answers once it was asked so many times whether it lives.
+async fn slow_node(key: Arc<ClusterSecret>, pulses: watch::Sender<u32>, wanted: u32) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    let acceptor = PeerAcceptor::new(Arc::new(PeerGuard::new("b", Some(key))), None);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let (acceptor, pulses) = (acceptor.clone(), pulses.clone());
+            tokio::spawn(async move {
+                let (stream, _) = acceptor.accept(socket).await.expect("without TLS");
+                let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                    let pulses = pulses.clone();
+                    async move {
+                        let told = if request.uri().path() == PULSE {
+                            pulses.send_modify(|pulses| *pulses += 1);
+                            ""
+                        } else {
+                            let mut seen = pulses.subscribe();
+                            let enough = seen.wait_for(|pulses| *pulses >= wanted).await;
+                            enough.expect("it is kept");
+                            "after long"
+                        };
+                        let body = Full::new(Bytes::from(told));
+                        Ok::<_, std::convert::Infallible>(Response::new(body))
+                    }
+                });
+                // Who hangs up early is the test's own client.
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    address
 }
 
 #[tokio::test]

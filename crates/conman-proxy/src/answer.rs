@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::address::AddressError;
 use crate::body::ResponseBody;
-use crate::peers::X_CONMAN_TURNED;
+use crate::peers::{NO_ROOM, X_CONMAN_TURNED};
 use crate::{Refusal, Turned};
 
 /// Seconds after which a client that found no place may try again.
@@ -73,6 +73,8 @@ pub(crate) enum Unforwarded {
     },
     #[error("the session's node does not take the request: {why}")]
     TurnedAway { session: SessionId, why: Turned },
+    #[error("the session's node answers nothing: {why}")]
+    NodeSilent { session: SessionId, why: String },
     #[error("turned away from this node: {0}")]
     NotHere(Turned),
     #[error("not a node of this fleet")]
@@ -147,6 +149,7 @@ impl Unforwarded {
             | Self::Unanswered { .. }
             | Self::AnswerTimeout { .. }
             | Self::TurnedAway { .. }
+            | Self::NodeSilent { .. }
             | Self::NotHere(_)
             | Self::NoPeer(_)
             | Self::BadAnswer { .. } => false,
@@ -224,6 +227,18 @@ impl Unforwarded {
                     ),
                 )),
                 Some(RETRY_AFTER_S),
+            ),
+            Self::NodeSilent { session, why } => (
+                Problem::new(
+                    "node-silent",
+                    "The session's node did not answer",
+                    502,
+                    format!(
+                        "session `{session}` is on another node of the fleet: {why}; the request \
+                     may have been carried out. `conman nodes` shows the nodes"
+                    ),
+                ),
+                None,
             ),
             Self::NoPeer(problem) => (*problem, None),
             Self::NotHere(turned) => (
@@ -400,21 +415,27 @@ fn redirect(status: StatusCode, location: &str) -> Response<ResponseBody> {
     response
 }
 
-/// The bytes for a connection beyond the bound, ready to be written without an HTTP server.
-pub(crate) fn no_room() -> Bytes {
+/// The bytes for a connection beyond the bound, ready to be written without an HTTP server; a node
+/// is told that nothing was taken of its request.
+pub(crate) fn no_room(to_nodes: bool) -> Bytes {
     let problem = Problem {
         retryable: true,
         ..Problem::new(
             "too-many-connections",
             "Too many connections",
             503,
-            "the sessions listener serves as many connections as it may: try again shortly",
+            "the listener serves as many connections as it may: try again shortly",
         )
     };
     let body = serde_json::to_string(&problem).unwrap_or_default();
+    let turned = if to_nodes {
+        format!("{X_CONMAN_TURNED}: {NO_ROOM}\r\n")
+    } else {
+        String::new()
+    };
     Bytes::from(format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: {PROBLEM_CONTENT_TYPE}\r\n\
-         cache-control: no-store\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n\
+         cache-control: no-store\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n{turned}\
          content-length: {}\r\n\r\n{body}",
         body.len()
     ))

@@ -13,7 +13,7 @@ use crate::answer::Unforwarded;
 use crate::body::RequestBody;
 use crate::pool::Wire;
 use crate::watchdog::Watchdog;
-use crate::{Keepalive, Link, ProxyOptions, Route, Stream, Way};
+use crate::{HOP_HEAD_BYTES, HOP_HEADERS, Keepalive, Link, ProxyOptions, Route, Stream, Way};
 
 /// A connection to the session's port.
 pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Link, Unforwarded> {
@@ -59,10 +59,15 @@ pub(crate) async fn handshake(
     upgradable: bool,
 ) -> Result<Wire, hyper::Error> {
     let Link { stream, seal } = link;
+    // What another node passes on may have grown on its way.
+    let (more_bytes, more_headers) = match seal {
+        Some(_) => (HOP_HEAD_BYTES, HOP_HEADERS),
+        None => (0, 0),
+    };
     let io = TokioIo::new(BackendIo::new(stream, options.write_stall_timeout));
     let (sender, connection): (SendRequest<RequestBody>, _) = Builder::new()
-        .max_buf_size(options.max_head_bytes)
-        .max_headers(options.max_headers)
+        .max_buf_size(options.max_head_bytes + more_bytes)
+        .max_headers(options.max_headers + more_headers)
         .handshake(io)
         .await?;
     // The task ends with the connection: when the session closes it, or the sender and the last

@@ -1,6 +1,7 @@
 use std::future::Future;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
+use bytes::Bytes;
 use conman_core::ActivityGuard;
 use conman_proto::{Generation, SessionId};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TE, TRANSFER_ENCODING};
@@ -19,7 +20,7 @@ use crate::client_io::{BodyWatch, Ticket};
 use crate::headers::{Provenance, accepts_trailers, name_session, strip_forged, strip_hop_by_hop};
 use crate::hop::{self, Wait};
 use crate::loan::Loan;
-use crate::peers::{Asked, X_CONMAN_EXPECT};
+use crate::peers::{Asked, PULSE, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
@@ -135,11 +136,22 @@ async fn from_peer(
         None => return Err(Unforwarded::Ambiguous),
     };
     if let Err(problem) = admitted {
-        tracing::warn!(
-            address = ?client.peer, reason = problem.detail,
-            "refused a request to the listener for nodes"
-        );
+        let address = client.peer.to_str().unwrap_or_default();
+        if let Some(withheld) = client.worker.refusals.say(address) {
+            tracing::warn!(
+                address,
+                reason = problem.detail,
+                withheld,
+                "refused a request to the listener for nodes"
+            );
+        }
         return Err(Unforwarded::NoPeer(problem));
+    }
+    client.is_a_nodes();
+    if parts.method == Method::GET && parts.uri.path() == PULSE {
+        let mut response = Response::new(ResponseBody::own(Bytes::new()));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        return Ok(response);
     }
     let asked = Asked::of(&parts.headers).ok_or(Unforwarded::Ambiguous)?;
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());

@@ -119,7 +119,12 @@ async fn send(
     let worker = &client.worker;
     let activity = route.activity.begin();
     loop {
-        let pooled = worker.pool.take(route);
+        // Of a node that was silent, connecting finds out whether it still is, before anything is
+        // sent.
+        let pooled = match route.backend.was_silent() {
+            true => None,
+            false => worker.pool.take(route),
+        };
         let reused = pooled.is_some();
         let mut wire = match pooled {
             Some(wire) => wire,
@@ -132,17 +137,48 @@ async fn send(
             return Err(exhausted(&route.session, &Turned::NotOwner));
         };
         let sent = wire.sender.try_send_request(seal(&wire, request));
-        let error = match client.within_response_timeout(&route.session, sent).await? {
+        let sent = client.within_response_timeout(&route.session, sent);
+        let error = match while_there(route, sent).await?? {
             Ok(response) => {
                 return arrived(client, route, head, (response, wire, activity), promised);
             }
             Err(error) => error,
         };
         let mut error = error;
-        // The node closed an idle connection at this moment: not a byte went out on it.
-        if !(reused && error.take_message().is_some()) {
-            return Err(forward::unanswered(route, error.into_error(), fault));
+        // The node closed the connection at this moment: not a byte went out on it.
+        match (error.take_message(), reused) {
+            (Some(_), true) => {}
+            (Some(_), false) => {
+                let why = "it closes new connections".to_owned();
+                return Ok(Tried::Turned(Turned::Unreachable(why)));
+            }
+            (None, _) => return Err(forward::unanswered(route, error.into_error(), fault)),
         }
+    }
+}
+
+/// Waits for a node's answer for as long as the node is there and answers anything at all: long polls
+/// take what they take. Safe to cancel where `answer` is.
+pub(crate) async fn while_there<T>(
+    route: &Route,
+    answer: impl Future<Output = T>,
+) -> Result<T, Unforwarded> {
+    if !matches!(route.way, Way::Peer { .. }) {
+        return Ok(answer.await);
+    }
+    let silent = |why| Unforwarded::NodeSilent {
+        session: route.session.clone(),
+        why,
+    };
+    let mut closing = route.closing.clone();
+    tokio::select! {
+        biased;
+        // Dropped where the node is given up, which closes its connection.
+        answer = answer => Ok(answer),
+        // Watch channels keep their value; a dropped sender is the end, too.
+        _ = closing.wait_for(Option::is_some) => Err(silent("it has been declared dead".to_owned())),
+        // Only looks.
+        why = route.backend.falls_silent() => Err(silent(why)),
     }
 }
 

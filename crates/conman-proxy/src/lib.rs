@@ -61,13 +61,14 @@ mod pool;
 mod proxy;
 mod pump;
 mod route;
+mod strangers;
 mod stream;
 mod tunnel;
 mod upgrade;
 mod watchdog;
 mod worker;
 
-pub use options::{InvalidOption, Keepalive, ProxyOptions};
+pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
 pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerVisitor, Turned};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict, Way};

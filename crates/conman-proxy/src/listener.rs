@@ -9,9 +9,11 @@ use bytes::Bytes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use crate::ProxyOptions;
 use crate::answer;
 use crate::meters::{Meters, Refused};
-use crate::worker::{Accepted, Admission, Stage};
+use crate::strangers::Strangers;
+use crate::worker::{Accepted, Admission, Front, Stage};
 
 /// Pause after a failure to accept that would come back at once, for example `EMFILE`.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -20,11 +22,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// connection before the answer arrives.
 const REFUSED_READ_BYTES: usize = 8 * 1024;
 
+/// Nodes at a time that are refused with patience; more are as clients are.
+const MAX_FAREWELLS: usize = 64;
+/// Longest wait for each of their steps.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// Accepts connections and hands each to the worker with the fewest.
 pub(crate) struct Acceptor {
     listener: TcpListener,
     workers: Vec<WorkerQueue>,
     places: Arc<Semaphore>,
+    /// On the listener for nodes.
+    strangers: Option<Arc<Strangers>>,
+    farewells: Arc<Semaphore>,
     meters: Arc<Meters>,
     no_room: Bytes,
     /// A descriptor given up to accept and close a connection when there are none left.
@@ -41,15 +51,23 @@ impl Acceptor {
     pub(crate) fn new(
         listener: TcpListener,
         workers: Vec<WorkerQueue>,
-        max_connections: usize,
+        options: &ProxyOptions,
+        front: &Front,
         meters: Arc<Meters>,
     ) -> Self {
+        let max_connections = options.max_connections.min(Semaphore::MAX_PERMITS);
+        let strangers = match front {
+            Front::Clients { .. } => None,
+            Front::Peers(_) => Some(Strangers::new(options.max_strangers)),
+        };
         Self {
             listener,
             workers,
-            places: Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS))),
+            places: Arc::new(Semaphore::new(max_connections)),
+            no_room: answer::no_room(strangers.is_some()),
+            strangers,
+            farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
             meters,
-            no_room: answer::no_room(),
             reserve: reserve(),
         }
     }
@@ -72,8 +90,18 @@ impl Acceptor {
 
     async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr) {
         let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
-            self.refuse(&stream);
+            self.refuse(stream, Refused::Connections);
             return;
+        };
+        let stranger = match &self.strangers {
+            None => None,
+            Some(strangers) => match strangers.come(peer.ip()) {
+                Some(stranger) => Some(stranger),
+                None => {
+                    self.refuse(stream, Refused::Strangers);
+                    return;
+                }
+            },
         };
         let loads = self
             .workers
@@ -89,6 +117,7 @@ impl Acceptor {
             stream,
             peer,
             admission,
+            stranger,
         };
         // A worker ends before the acceptor only if its own thread panicked, outside of every
         // connection's task.
@@ -99,11 +128,21 @@ impl Acceptor {
     }
 
     /// Says 503 as far as the socket's empty send buffer takes it, and closes.
-    fn refuse(&self, stream: &TcpStream) {
-        self.meters.refused(Refused::Connections);
+    fn refuse(&self, stream: TcpStream, why: Refused) {
+        self.meters.refused(why);
+        if self.strangers.is_some()
+            && let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned()
+        {
+            let no_room = self.no_room.clone();
+            tokio::spawn(async move {
+                say_farewell(&stream, &no_room).await;
+                drop(place);
+            });
+            return;
+        }
         let _ = stream.try_read(&mut [0; REFUSED_READ_BYTES]);
         let _ = stream.try_write(&self.no_room);
-        let _ = socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write);
+        let _ = socket2::SockRef::from(&stream).shutdown(std::net::Shutdown::Write);
     }
 
     async fn after_failure(&mut self, error: &io::Error) {
@@ -123,6 +162,24 @@ impl Acceptor {
         }
         // Cancelled by nothing: draining waits for one pause at most.
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Lets a node send its request first, and read the answer before the connection closes: one that is
+/// reset would leave it in doubt whether something was taken.
+async fn say_farewell(stream: &TcpStream, no_room: &Bytes) {
+    let readable = async || {
+        let waited = tokio::time::timeout(FAREWELL, stream.readable()).await;
+        waited.is_ok_and(|outcome| outcome.is_ok())
+    };
+    let mut bytes = [0; REFUSED_READ_BYTES];
+    readable().await;
+    let _ = stream.try_read(&mut bytes);
+    let _ = stream.try_write(no_room);
+    let _ = socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write);
+    // The rest of the request, or the other end's closing.
+    if readable().await {
+        let _ = stream.try_read(&mut bytes);
     }
 }
 

@@ -2,6 +2,13 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+/// What a node adds to a request at most before it brings it to another: who asks, for what, and the
+/// seal. The listener for nodes takes so much more than that for clients, so that what one node has
+/// accepted the other does.
+pub const HOP_HEADERS: usize = 32;
+/// Likewise, in bytes.
+pub const HOP_HEAD_BYTES: usize = 4 * 1024;
+
 /// Everything about a [`Proxy`](crate::Proxy) that an operator may set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyOptions {
@@ -11,6 +18,10 @@ pub struct ProxyOptions {
     pub workers: usize,
     /// Client connections at a time, tunnels included; more are answered 503 and closed.
     pub max_connections: usize,
+    /// On the listener for nodes: connections at a time from one address by which no node has made
+    /// itself known yet; more are answered 503 and closed. Many clients of a node may come at once,
+    /// each on a connection of its own.
+    pub max_strangers: usize,
     /// Requests at a time that wait for their session; more are answered 503 with `Retry-After`.
     pub max_held: usize,
     /// Longest wait for a session, a bound above the directory's own.
@@ -75,6 +86,7 @@ impl Default for ProxyOptions {
             domain: Some("localhost".to_owned()),
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             max_connections: 16_384,
+            max_strangers: 1_024,
             max_held: 4_096,
             hold_timeout: Duration::from_secs(660),
             head_timeout: Duration::from_secs(15),
@@ -106,6 +118,16 @@ pub struct InvalidOption {
 }
 
 impl ProxyOptions {
+    /// The same with the bounds on heads that a listener for nodes needs.
+    #[must_use]
+    pub fn for_nodes(self) -> Self {
+        Self {
+            max_head_bytes: self.max_head_bytes + HOP_HEAD_BYTES,
+            max_headers: self.max_headers + HOP_HEADERS,
+            ..self
+        }
+    }
+
     /// Every rule that the options break.
     ///
     /// # Errors
@@ -139,12 +161,17 @@ impl ProxyOptions {
                 "must be at least 1",
             ),
             (
-                (8_192..=1 << 20).contains(&self.max_head_bytes),
+                self.max_strangers >= 1,
+                "max_strangers",
+                "must be at least 1",
+            ),
+            (
+                (8_192..=(1 << 20) + HOP_HEAD_BYTES).contains(&self.max_head_bytes),
                 "max_head_bytes",
                 "must be 8,192 to 1,048,576",
             ),
             (
-                (1..=1_000).contains(&self.max_headers),
+                (1..=1_000 + HOP_HEADERS).contains(&self.max_headers),
                 "max_headers",
                 "must be 1 to 1,000",
             ),

@@ -13,6 +13,8 @@ use crate::{Backend, Route, Stream};
 
 /// Why a node turned a request of another away; only on answers to nodes.
 pub(crate) static X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+/// What a node asks of another to see whether it answers; the listener does so itself.
+pub(crate) const PULSE: &str = "/peer/pulse";
 /// `hop`: the `Expect` of a request is the entry node's, not the client's.
 pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
 /// The one value of [`X_CONMAN_EXPECT`].
@@ -21,7 +23,7 @@ pub(crate) const EXPECT_OF_HOP: HeaderValue = HeaderValue::from_static("hop");
 const NOT_OWNER: &str = "not-owner";
 const NOT_READY: &str = "not-ready";
 const REFUSED: &str = "refused";
-const NO_ROOM: &str = "no-room";
+pub(crate) const NO_ROOM: &str = "no-room";
 
 /// What serves the listener for the other nodes of the fleet.
 pub struct PeerFront {

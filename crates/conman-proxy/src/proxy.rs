@@ -13,6 +13,7 @@ use crate::hold::Hold;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
 use crate::pool::Pool;
+use crate::strangers::Refusals;
 use crate::worker::{self, Front, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
@@ -80,6 +81,7 @@ impl Proxy {
         let options = Arc::new(options);
         let front = Arc::new(front);
         let meters = Arc::new(Meters::new(front.name()));
+        let refusals = Arc::new(Refusals::new());
         let hold = Arc::new(Hold::new(options.max_held));
         let (stage, stage_seen) = watch::channel(Stage::Serving);
         // Dropped ends are all that passes through it.
@@ -96,6 +98,7 @@ impl Proxy {
                     options.pool_per_peer,
                     options.pool_idle_timeout,
                 )),
+                refusals: Arc::clone(&refusals),
                 tasks: TaskTracker::new(),
                 stage: stage_seen.clone(),
             });
@@ -112,13 +115,12 @@ impl Proxy {
                 queue,
             });
         }
-        let max_connections = options.max_connections;
         let acceptor_meters = Arc::clone(&meters);
         run_thread("conman-accept".to_owned(), alive, move |runtime| {
             runtime.block_on(async move {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
-                        Acceptor::new(listener, workers, max_connections, acceptor_meters)
+                        Acceptor::new(listener, workers, &options, &front, acceptor_meters)
                             .run(stage_seen)
                             .await;
                     }

@@ -52,6 +52,18 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// As `connect(2)` gives them; `ConnectionRefused` means that nothing listens on the port.
     async fn connect(&self) -> io::Result<Link>;
+
+    /// Of a node: whether it answered nothing when it was last asked, so that connections that are
+    /// left over from before are of no use.
+    fn was_silent(&self) -> bool {
+        false
+    }
+
+    /// Of a node, of which an answer is expected from now on: returns once it answers nothing any
+    /// more, with why in words. Safe to cancel.
+    async fn falls_silent(&self) -> String {
+        std::future::pending().await
+    }
 }
 
 /// A session that can take requests at this moment.

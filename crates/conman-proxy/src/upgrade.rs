@@ -110,10 +110,9 @@ pub(crate) async fn forward(
     parts.headers.insert(UPGRADE, protocol.clone());
     let answer_protocol = parts.extensions.remove::<SubprotocolAnswer>();
     let request = hop::seal(&wire, Request::from_parts(parts, RequestBody::empty()));
-    let mut response = client
-        .within_response_timeout(&route.session, wire.sender.send_request(request))
-        .await?
-        .map_err(unanswered)?;
+    let sent = wire.sender.send_request(request);
+    let sent = client.within_response_timeout(&route.session, sent);
+    let mut response = hop::while_there(route, sent).await??.map_err(unanswered)?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         if matches!(route.way, Way::Peer { .. })
             && let Some(turned) = Turned::of(response.headers())

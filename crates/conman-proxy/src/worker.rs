@@ -1,8 +1,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -18,6 +18,7 @@ use crate::client_io::{ClientIo, Exchanges};
 use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
+use crate::strangers::{Refusals, Stranger};
 use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
 
 /// How often idle connections to sessions are looked through.
@@ -40,6 +41,7 @@ pub(crate) struct WorkerContext {
     pub(crate) hold: Arc<Hold>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) refusals: Arc<Refusals>,
     /// Connections and tunnels.
     pub(crate) tasks: TaskTracker,
     pub(crate) stage: watch::Receiver<Stage>,
@@ -106,6 +108,8 @@ pub(crate) struct Accepted {
     pub(crate) stream: std::net::TcpStream,
     pub(crate) peer: SocketAddr,
     pub(crate) admission: Admission,
+    /// On the listener for nodes.
+    pub(crate) stranger: Option<Stranger>,
 }
 
 /// One client's connection as the requests on it see it.
@@ -117,6 +121,16 @@ pub(crate) struct ClientConnection {
     pub(crate) admission: Arc<Admission>,
     /// On the listener for nodes: who judges this connection.
     pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
+    /// Likewise, until a node has made itself known by it.
+    pub(crate) stranger: Mutex<Option<Stranger>>,
+}
+
+impl ClientConnection {
+    /// A node has made itself known by the connection.
+    pub(crate) fn is_a_nodes(&self) {
+        let mut stranger = self.stranger.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(stranger.take());
+    }
 }
 
 /// A worker's main task: runs until the proxy is stopped, or drained and idle.
@@ -162,6 +176,7 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
         stream,
         peer,
         admission,
+        stranger,
     } = accepted;
     let stream = TcpStream::from_std(stream)?;
     backend::tune(&stream, worker.options.keepalive);
@@ -191,6 +206,7 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
         exchanges,
         admission: Arc::new(admission),
         visitor,
+        stranger: Mutex::new(stranger),
     });
     let service = service_fn(move |request| {
         let client = Arc::clone(&client);

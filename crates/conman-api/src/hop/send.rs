@@ -14,7 +14,7 @@ use http::header::{
     HeaderValue, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::request::Parts;
-use http::{StatusCode, Uri};
+use http::{Method, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -64,7 +64,8 @@ pub(super) struct Parcel {
 
 /// Why there is no answer.
 pub(super) enum Unsent {
-    /// Nothing has gone out; in words, with the node and what to do.
+    /// Nothing has gone out, or nothing that may not be repeated; in words, with the node and what
+    /// to do.
     Unreachable(String),
     /// Nothing was done: the node does not know this one.
     Refused(ApiError),
@@ -109,12 +110,21 @@ impl Parcel {
         let asked = hop.map.client().ask(&address, self.outgoing(about)?).await;
         let response = match asked {
             Ok(response) => response,
-            Err(error @ (AskError::Dial(_) | AskError::NoRoom { .. })) => {
+            Err(error @ (AskError::Dial(_) | AskError::NoRoom { .. } | AskError::Stopped(_))) => {
                 return Err(Unsent::Unreachable(chain(&error)));
             }
             Err(AskError::Refused(refused)) => {
                 let error = Kind::NODE_REFUSES.because(refused.to_string());
                 return Err(Unsent::Refused(error));
+            }
+            // What may be repeated as often as one likes is not lost with an answer.
+            Err(AskError::Silent(silent)) if self.parts.method == Method::PUT => {
+                return Err(Unsent::Unreachable(silent.to_string()));
+            }
+            Err(AskError::Silent(silent)) => {
+                return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(
+                    "{silent}; the request may have been carried out: look before you repeat it"
+                ))));
             }
             Err(error @ (AskError::Request { .. } | AskError::Unanswered { .. })) => {
                 return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(

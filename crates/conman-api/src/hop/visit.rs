@@ -1,5 +1,6 @@
 //! One request's way to its session's node.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -44,9 +45,15 @@ enum Step {
     /// The session is elsewhere by now.
     Moved,
     /// Its node cannot be reached.
-    Unreachable(String),
+    Unreachable(Unreached),
     /// Its node takes nothing of this one's.
     Refused(ApiError),
+}
+
+/// A node that cannot be reached, and why.
+struct Unreached {
+    node: Arc<str>,
+    why: String,
 }
 
 impl Visit {
@@ -70,8 +77,9 @@ impl Visit {
         let began = Instant::now();
         let mut pause = PAUSE;
         let (mut fresh, mut tries) = (false, 0);
+        let mut unreached = None;
         loop {
-            let step = self.step(fresh).await?;
+            let step = self.step(fresh, unreached.take()).await?;
             fresh = true;
             tries += 1;
             match step {
@@ -91,7 +99,8 @@ impl Visit {
                         self.id
                     )));
                 }
-                Step::Unreachable(_) if tries == 1 => {}
+                // The registry was not asked yet whether it is another node's by now.
+                Step::Unreachable(node) if tries == 1 => unreached = Some(node),
                 // What starts a session waits for its node to be given up.
                 Step::Unreachable(_) if self.is_put() && began.elapsed() < HOLD => {
                     let _held = Held::new();
@@ -99,7 +108,7 @@ impl Visit {
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     tries = 2;
                 }
-                Step::Unreachable(why) => return Err(unreachable(&why)),
+                Step::Unreachable(node) => return Err(unreachable(&node.why)),
                 // What was known may be out of date; the registry was not asked yet.
                 Step::Refused(_) if tries == 1 => {}
                 Step::Refused(error) => return Err(error),
@@ -111,14 +120,20 @@ impl Visit {
         self.parcel.parts.method == Method::PUT
     }
 
-    async fn step(&self, fresh: bool) -> Result<Step, ApiError> {
+    /// One try; not again with a node that just could not be reached.
+    async fn step(&self, fresh: bool, unreached: Option<Unreached>) -> Result<Step, ApiError> {
         if self.hop.node.is_live(&self.id) {
             return Ok(self.here().await);
         }
         let whereabouts = self.hop.map.whereabouts(&self.id, fresh).await;
         let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         match whereabouts {
-            Whereabouts::There(owner) => self.there(&owner.node, owner.generation).await,
+            Whereabouts::There(owner) => match unreached {
+                Some(unreached) if unreached.node == owner.node.name => {
+                    Ok(Step::Unreachable(unreached))
+                }
+                Some(_) | None => self.there(&owner.node, owner.generation).await,
+            },
             Whereabouts::Here { .. } => Ok(self.here().await),
             Whereabouts::Nobody | Whereabouts::Released { .. } | Whereabouts::Lost { .. }
                 if self.is_put() =>
@@ -151,7 +166,7 @@ impl Visit {
             ended: false,
         };
         let sent = self.parcel.send(&self.hop, node, Some(about)).await;
-        let step = stepped(sent)?;
+        let step = stepped(node, sent)?;
         if matches!(step, Step::Moved) {
             let fleet = self.hop.map.fleet();
             fleet.forget_location(&self.id, generation);
@@ -166,7 +181,7 @@ impl Visit {
             ended: true,
         };
         let node = self.hop.map.node(name);
-        match stepped(self.parcel.send(&self.hop, &node, Some(about)).await)? {
+        match stepped(&node, self.parcel.send(&self.hop, &node, Some(about)).await)? {
             Step::Moved | Step::Unreachable(_) => self.by_record(name).await,
             Step::Refused(error) => match self.by_record(name).await {
                 Ok(step) => Ok(step),
@@ -208,7 +223,7 @@ impl Visit {
                 self.here().await
             } else {
                 let node = self.hop.map.node(name);
-                stepped(self.parcel.send(&self.hop, &node, None).await)?
+                stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
             };
             match step {
                 Step::Moved => return Ok(Step::Moved),
@@ -270,11 +285,14 @@ fn wants_another(response: &Response) -> bool {
         })
 }
 
-fn stepped(sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
+fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
     match sent {
         Ok(response) if response.headers().contains_key(X_CONMAN_TURNED) => Ok(Step::Moved),
         Ok(response) => Ok(Step::Answer(response)),
-        Err(Unsent::Unreachable(why)) => Ok(Step::Unreachable(why)),
+        Err(Unsent::Unreachable(why)) => {
+            let node = Arc::clone(&node.name);
+            Ok(Step::Unreachable(Unreached { node, why }))
+        }
         Err(Unsent::Refused(error)) => Ok(Step::Refused(error)),
         Err(Unsent::Broken(error)) => Err(error),
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use conman_core::Closing;
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
     Backend, Directory, Gate, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy,
@@ -99,6 +100,10 @@ impl Backend for Api {
 
 impl Owner {
     async fn new() -> Self {
+        Self::with(ProxyOptions::default()).await
+    }
+
+    async fn with(options: ProxyOptions) -> Self {
         let listener = StdListener::bind("127.0.0.1:0").expect("a free port");
         let sessions = Arc::<OwnedSessions>::default();
         let accepted = Arc::<AtomicU64>::default();
@@ -109,8 +114,9 @@ impl Owner {
         };
         let options = ProxyOptions {
             workers: 1,
-            ..ProxyOptions::default()
-        };
+            ..options
+        }
+        .for_nodes();
         let proxy = Proxy::start_peers(listener, options, front).expect("a proxy");
         let address = proxy.local_addr();
         Self {
@@ -140,6 +146,7 @@ impl Owner {
 struct ToNode {
     address: SocketAddr,
     pass: &'static str,
+    silent: watch::Receiver<bool>,
 }
 
 #[async_trait]
@@ -149,6 +156,12 @@ impl Backend for ToNode {
             stream: Stream::Tcp(TcpStream::connect(self.address).await?),
             seal: Some(Arc::new(self.clone())),
         })
+    }
+
+    async fn falls_silent(&self) -> String {
+        let mut silent = self.silent.clone();
+        let fell = silent.wait_for(|silent| *silent).await;
+        fell.map_or_else(|_| "the test is over".to_owned(), |_| "no pulse".to_owned())
     }
 }
 
@@ -167,6 +180,10 @@ struct Believed {
     truth: watch::Sender<Option<SocketAddr>>,
     anew: Mutex<Vec<Turned>>,
     pass: &'static str,
+    /// Becomes true once the node answers nothing any more.
+    silent: watch::Sender<bool>,
+    /// Becomes `Some` once it is declared dead.
+    gone: watch::Sender<Option<Closing>>,
 }
 
 impl Believed {
@@ -180,18 +197,17 @@ impl Believed {
             truth: watch::Sender::new(Some(owner)),
             anew: Mutex::default(),
             pass,
+            silent: watch::Sender::new(false),
+            gone: watch::Sender::new(None),
         })
     }
 
     fn route_to(&self, id: &SessionId, address: SocketAddr) -> Route {
-        // A dropped sender counts as gone without a reason, and the tunnels of tests stay.
-        let (closing, seen) = watch::channel(None);
-        std::mem::forget(closing);
         Route {
             session: id.clone(),
             generation: Generation::new(7).expect("not zero"),
             activity: Arc::default(),
-            closing: seen,
+            closing: self.gone.subscribe(),
             way: Way::Peer {
                 node: address.to_string().into(),
                 incarnation: 1,
@@ -199,6 +215,7 @@ impl Believed {
             backend: Arc::new(ToNode {
                 address,
                 pass: self.pass,
+                silent: self.silent.subscribe(),
             }),
         }
     }
@@ -510,6 +527,141 @@ async fn a_node_that_is_not_known_to_the_other_is_looked_after_by_the_directory(
 }
 
 #[tokio::test]
+async fn an_answer_of_a_node_that_falls_silent_or_is_declared_dead_is_not_waited_for() {
+    for (upgrade, dead) in [(false, false), (false, true), (true, false), (true, true)] {
+        let owner = Owner::new().await;
+        let mut backend = RawBackend::new().await;
+        owner.own("alice", &TestSession::new(backend.address), true);
+        let believed = Believed::new(owner.address);
+        let entry = Entry::new(&believed);
+        let mut client = entry.connect().await;
+        let wish = match upgrade {
+            true => "Connection: upgrade\r\nUpgrade: x\r\n",
+            false => "Connection: close\r\n",
+        };
+        client
+            .send(format!(
+                "GET / HTTP/1.1\r\nHost: alice.localhost\r\n{wish}\r\n"
+            ))
+            .await;
+        // It has arrived, and the session takes as long as it likes.
+        let mut session = backend.accept().await;
+        session.read_head().await;
+        if dead {
+            let closing = Closing::service_restart("gone");
+            believed.gone.send_replace(Some(closing));
+        } else {
+            believed.silent.send_replace(true);
+        }
+        let head = client.read_head().await;
+        assert_eq!(status(&head), "502", "{head}");
+        assert!(believed.turned().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_one_node_has_just_accepted_the_other_accepts_as_well() {
+    let owner = Owner::new().await;
+    let mut backend = RawBackend::new().await;
+    owner.own("alice", &TestSession::new(backend.address), true);
+    let entry = Entry::new(&Believed::new(owner.address));
+    let start = "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n";
+    let most = ProxyOptions::default();
+    let many = "A: b\r\n".repeat(most.max_headers - 2);
+    let long = "x".repeat(most.max_head_bytes - start.len() - 200);
+    for head in [
+        format!("{start}{many}\r\n"),
+        format!("{start}X-Long: {long}\r\n\r\n"),
+    ] {
+        let mut client = entry.connect().await;
+        client.send(head).await;
+        let answered = async {
+            let mut session = backend.accept().await;
+            session.read_head().await;
+            session.send("HTTP/1.1 204 No Content\r\n\r\n").await;
+        };
+        let (answer, ()) = tokio::join!(client.read_to_end(), answered);
+        assert_eq!(status(&answer), "204", "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
+    let owner = Owner::with(ProxyOptions {
+        max_connections: 1,
+        ..ProxyOptions::default()
+    })
+    .await;
+    owner.own("alice", &TestSession::new(serve_echo_head().await), true);
+    let _only = TcpStream::connect(owner.address).await.expect("it listens");
+    until("it is taken", || owner.proxy.stats().connections == 1).await;
+    let believed = Believed::new(owner.address);
+    believed.truth.send_replace(None);
+    let entry = Entry::new(&believed);
+    let mut client = entry.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n")
+        .await;
+    until("it is held", || entry.0.stats().held == 1).await;
+    assert!(matches!(believed.turned()[..], [Turned::Unreachable(_)]));
+}
+
+#[tokio::test]
+async fn who_is_no_node_takes_so_many_connections_and_leaves_room_for_nodes() {
+    let owner = Owner::with(ProxyOptions {
+        max_strangers: 2,
+        ..ProxyOptions::default()
+    })
+    .await;
+    // Connections by which a node is known do not count.
+    let known = async || {
+        let mut client = Client {
+            stream: TcpStream::connect(owner.address).await.expect("it listens"),
+        };
+        client
+            .send("GET / HTTP/1.1\r\nHost: b\r\nX-Conman-Peer: entry\r\n\r\n")
+            .await;
+        let head = client.read_head().await;
+        assert_eq!(status(&head), "200", "{head}");
+        client
+    };
+    let nodes = [known().await, known().await, known().await];
+    let mut strangers = Vec::new();
+    for _ in 0..2 {
+        strangers.push(TcpStream::connect(owner.address).await.expect("it listens"));
+    }
+    let mut third = Client {
+        stream: TcpStream::connect(owner.address).await.expect("it listens"),
+    };
+    let answer = third.read_to_end().await;
+    assert_eq!(status(&answer), "503", "{answer}");
+    assert!(answer.contains("x-conman-turned: no-room"), "{answer}");
+    drop(strangers);
+    until("they are gone", || {
+        owner.proxy.stats().connections == nodes.len() as u64
+    })
+    .await;
+    known().await;
+}
+
+#[tokio::test]
+async fn the_listener_for_nodes_says_that_it_lives_to_nodes_alone() {
+    let owner = Owner::new().await;
+    for (pass, wanted) in [("entry", "204"), ("nobody", "401")] {
+        let mut client = Client {
+            stream: TcpStream::connect(owner.address).await.expect("it listens"),
+        };
+        let asked = format!(
+            "GET /peer/pulse HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\
+             X-Conman-Peer: {pass}\r\n\r\n"
+        );
+        client.send(asked).await;
+        let answer = client.read_to_end().await;
+        assert_eq!(status(&answer), wanted, "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_websocket_by_way_of_another_node_is_closed_by_the_sessions_farewell() {
     let owner = Owner::new().await;
     let echo = axum::Router::new().route(
@@ -543,7 +695,7 @@ async fn a_websocket_by_way_of_another_node_is_closed_by_the_sessions_farewell()
         (entry.0.stats().tunnels, owner.proxy.stats().tunnels),
         (1, 1)
     );
-    let closing = conman_core::Closing::service_restart("moves");
+    let closing = Closing::service_restart("moves");
     alice.closing.send_replace(Some(closing));
     let last = soon("the farewell", socket.next())
         .await

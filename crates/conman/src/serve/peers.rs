@@ -9,11 +9,11 @@ use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, FleetTls, PeerConnection, PeerGuard, Sealer};
 use conman_node::{Node, NotHere};
-use conman_peer::{Dialed, Dialer, PeerAcceptor, PeerAddress, PeerStream};
+use conman_peer::{Dialed, Dialer, PeerAcceptor, PeerAddress, PeerStream, Pulse, Silent};
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy, ProxyOptions, Route,
-    Seal, Stream, Turned,
+    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor,
+    Proxy, ProxyOptions, Route, Seal, Stream, Turned,
 };
 use http::request::Parts;
 use tokio::net::TcpStream;
@@ -65,7 +65,8 @@ pub(super) fn start(
         // Connections of other nodes wait in their pools for the next request.
         idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
         ..ProxyOptions::default()
-    };
+    }
+    .for_nodes();
     start_with(&config.name, options, listener, credentials, node, serving)
 }
 
@@ -87,7 +88,11 @@ pub(super) fn start_with(
         sessions: Arc::new(Own(Arc::clone(node))),
         api: Arc::new(Api {
             router: api,
-            options,
+            options: ServeOptions {
+                max_headers: options.max_headers + HOP_HEADERS,
+                max_header_bytes: options.max_header_bytes + HOP_HEAD_BYTES,
+                ..options
+            },
             closing,
             main: Handle::current(),
         }),
@@ -164,17 +169,28 @@ impl Backend for Api {
 #[derive(Debug)]
 pub(super) struct ToNode {
     pub(super) dialer: Dialer,
+    pub(super) pulse: Pulse,
     pub(super) address: PeerAddress,
 }
 
 #[async_trait]
 impl Backend for ToNode {
     async fn connect(&self) -> io::Result<Link> {
+        let stopped = |silent: Silent| io::Error::new(io::ErrorKind::TimedOut, silent);
+        self.pulse.check(&self.address).await.map_err(stopped)?;
         let Dialed { stream, sealer } = self.dialer.dial(&self.address).await?;
         Ok(Link {
             stream: transport(stream),
             seal: Some(Arc::new(Sealed(sealer))),
         })
+    }
+
+    fn was_silent(&self) -> bool {
+        self.pulse.was_silent(&self.address)
+    }
+
+    async fn falls_silent(&self) -> String {
+        self.pulse.falls_silent(&self.address).await.to_string()
     }
 }
 

@@ -217,6 +217,7 @@ impl Seeker {
             way: Way::Peer { node, incarnation },
             backend: Arc::new(ToNode {
                 dialer: self.dialer.clone(),
+                pulse: self.map.client().pulse().clone(),
                 address,
             }),
         }
@@ -406,7 +407,7 @@ impl Seeker {
             match now {
                 Whereabouts::There(owner) if *owner.node.name == *name => {
                     if let Ok(address) = owner.node.address
-                        && self.dialer.dial(&address).await.is_ok()
+                        && self.map.client().pulse().answers(&address).await
                     {
                         return;
                     }
@@ -439,6 +440,8 @@ impl Seeker {
             Err(AskError::Refused(refused)) => return Said::Refused(refused),
             Err(
                 error @ (AskError::Dial(_)
+                | AskError::Stopped(_)
+                | AskError::Silent(_)
                 | AskError::Request { .. }
                 | AskError::NoRoom { .. }
                 | AskError::Unanswered { .. }),
