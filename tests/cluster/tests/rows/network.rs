@@ -148,8 +148,23 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
         fleet.node(other).host().clone(),
     );
     fleet.cluster.cut(&cut).expect("cut");
-    let takeover = Duration::from_millis(fleet.timing().takeover_ms);
+    // The answer says within a moment that the owner cannot be reached, and a client of the session
+    // is held.
+    let asked = monotonic_ns();
+    let answer = fleet.ask(other, Method::GET, "/v1/sessions/s", None).await;
+    measured(
+        "from a request to its answer across a cut",
+        asked,
+        monotonic_ns(),
+    );
+    let answer = answer.expect("an answer, long before a client gives up");
+    assert!(
+        [502, 503].contains(&answer.status.as_u16()),
+        "{}",
+        answer.text()
+    );
     let begun = tokio::time::Instant::now();
+    let takeover = Duration::from_millis(fleet.timing().takeover_ms);
     while begun.elapsed() < takeover * 2 {
         // An answer, or a wait that the client gives up: never another container.
         if let Some(answer) = fleet.ask(other, Method::GET, "/v1/sessions/s", None).await {
