@@ -354,7 +354,9 @@ impl Fleet for EtcdRegistry {
     }
 
     fn peers(&self) -> Arc<[Peer]> {
-        self.membership.peers(self.shared.timing.fence_ms)
+        let incarnation = *self.shared.incarnation.borrow();
+        let me = (&*self.shared.me, incarnation);
+        self.membership.peers(me, self.shared.timing.fence_ms)
     }
 
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {

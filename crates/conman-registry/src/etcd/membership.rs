@@ -40,11 +40,14 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Membership {
     known: Mutex<HashMap<String, Known>>,
-    announcement: Mutex<Announcement>,
+    /// What this node says of itself, once it has.
+    announcement: Mutex<Option<Announcement>>,
 }
 
 impl Membership {
-    pub(super) fn peers(&self, fence_ms: u64) -> Arc<[Peer]> {
+    /// The nodes as they are known, and `me` as it is: what it says of itself need not have gone to
+    /// etcd and come back.
+    pub(super) fn peers(&self, me: (&str, u64), fence_ms: u64) -> Arc<[Peer]> {
         let now = boot_time();
         let mut peers: Vec<Peer> = self
             .known()
@@ -57,6 +60,23 @@ impl Membership {
                 announced_ago_ms: now.since(known.text_at),
             })
             .collect();
+        let (me, incarnation) = me;
+        if let Some(announcement) = self.told() {
+            let index = peers.iter().position(|peer| peer.name == me);
+            let mut own = match index {
+                Some(index) => peers.swap_remove(index),
+                None => Peer {
+                    name: me.to_owned(),
+                    incarnation,
+                    standing: PeerStanding::Live,
+                    announcement: None,
+                    announced_ago_ms: 0,
+                },
+            };
+            own.announcement = Some(announcement);
+            own.announced_ago_ms = 0;
+            peers.push(own);
+        }
         peers.sort_by(|a, b| a.name.cmp(&b.name));
         peers.into()
     }
@@ -67,14 +87,18 @@ impl Membership {
             .announcement
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let changed = *now != announcement;
-        *now = announcement;
+        let changed = now.as_ref() != Some(&announcement);
+        *now = Some(announcement);
         changed
     }
 
-    fn announcement(&self) -> Announcement {
+    fn told(&self) -> Option<Announcement> {
         let now = self.announcement.lock();
         now.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn announcement(&self) -> Announcement {
+        self.told().unwrap_or_default()
     }
 
     /// A panic while the lock is held cannot leave half a change.
@@ -254,5 +278,58 @@ pub(super) async fn watch(shared: Arc<Shared>, parent: Vec<u8>) {
         }
         shared.hurry.notify_one();
         sleep(REWATCH_PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(label: &str) -> Announcement {
+        Announcement {
+            templates: vec![label.to_owned()],
+            ..Announcement::default()
+        }
+    }
+
+    #[test]
+    fn a_node_knows_of_itself_what_it_has_just_said() {
+        let membership = Membership::default();
+        assert!(membership.peers(("b", 7), 5_000).is_empty());
+        assert!(membership.announce(told("one")));
+        assert!(!membership.announce(told("one")));
+        let names = |peers: &[Peer]| -> Vec<String> {
+            peers.iter().map(|peer| peer.name.clone()).collect()
+        };
+        let peers = membership.peers(("b", 7), 5_000);
+        assert_eq!(names(&peers), ["b"]);
+        assert_eq!(
+            (peers[0].incarnation, peers[0].standing),
+            (7, PeerStanding::Live)
+        );
+        assert_eq!(peers[0].announcement, Some(told("one")));
+
+        // What has come back from etcd is older.
+        let record = NodeRecord {
+            incarnation: 8,
+            state: NodeState::Live,
+        };
+        let text = PeerText {
+            incarnation: 8,
+            announcement: told("one"),
+        };
+        let read = ["c", "b", "a"].map(|name| {
+            let text = Some((text.clone(), 1));
+            (name.to_owned(), (record, None, text))
+        });
+        membership.take(boot_time(), read.into());
+        membership.announce(told("two"));
+        let peers = membership.peers(("b", 8), 5_000);
+        assert_eq!(names(&peers), ["a", "b", "c"]);
+        let labels: Vec<_> = peers.iter().map(|peer| peer.announcement.clone()).collect();
+        assert_eq!(
+            labels,
+            [Some(told("one")), Some(told("two")), Some(told("one"))]
+        );
     }
 }

@@ -32,6 +32,8 @@ pub(super) fn run(
         max_sessions: u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
         ..Announcement::default()
     };
+    // Now: whoever sees that this node is ready may ask it for a session at once.
+    fleet.announce(announcement(&fixed, node));
     let (node, fleet) = (Arc::clone(node), Arc::clone(fleet));
     tokio::spawn(async move {
         let mut looks = tokio::time::interval(LOOK_EVERY);
