@@ -1,65 +1,159 @@
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use async_trait::async_trait;
+use conman_auth::{ClusterSecret, PeerGuard};
 use conman_core::{Activity, Closing};
+use conman_peer::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, Proxy, ProxyOptions, Refusal, Route, Verdict, Way,
+    Backend, Directory, Gate, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Refusal, Route,
+    Turned, Verdict, Way,
 };
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-/// conman's proxy alone, in front of a given address: what nginx and HAProxy are compared with.
-/// Every session leads to `backend`; nobody is refused.
+/// What the nodes of the benchmark are called.
+const OWNER: &str = "owner";
+const ENTRY: &str = "entry";
+
+/// Where everything goes.
+#[derive(Debug, Clone)]
+pub enum ForwardTo {
+    /// To one address, as if it were a session's port; and with `peers` other nodes are served, too.
+    Backend {
+        backend: SocketAddr,
+        peers: Option<Fellows>,
+    },
+    /// To a node that listens there.
+    Node(Fellows),
+}
+
+/// A listener for nodes, and by what they know each other.
+#[derive(Debug, Clone)]
+pub struct Fellows {
+    pub address: SocketAddr,
+    pub secret_file: PathBuf,
+}
+
+/// conman's proxy alone: what nginx and HAProxy are compared with, and the two nodes of a hop.
+/// Every session leads to one place; nobody is refused.
 ///
 /// # Errors
-/// When the address cannot be listened on.
-pub async fn serve_forward(listen: SocketAddr, backend: SocketAddr) -> Result<()> {
-    let listener =
-        std::net::TcpListener::bind(listen).with_context(|| format!("listening on {listen}"))?;
-    listener
-        .set_nonblocking(true)
-        .context("making the listener nonblocking")?;
+/// When an address cannot be listened on.
+pub async fn serve_forward(listen: SocketAddr, to: ForwardTo) -> Result<()> {
     let (closing, receiver) = watch::channel(None);
-    let directory = Everywhere {
-        backend: Arc::new(Address(backend)),
-        activity: Arc::default(),
-        closing: receiver,
+    let everywhere = |way, backend| {
+        Arc::new(Everywhere {
+            way,
+            backend,
+            activity: Arc::default(),
+            closing: receiver.clone(),
+        })
+    };
+    let (directory, peers) = match to {
+        ForwardTo::Backend { backend, peers } => {
+            let backend = Arc::new(Address(backend));
+            let directory = everywhere(Way::Session, backend.clone());
+            let peers = peers.map(|fellows| serve_peers(&fellows, directory.clone(), backend));
+            (directory, peers.transpose()?)
+        }
+        ForwardTo::Node(node) => {
+            let way = Way::Peer {
+                node: OWNER.into(),
+                incarnation: 1,
+            };
+            (everywhere(way, to_node(&node)?), None)
+        }
     };
     let proxy = Proxy::start(
-        listener,
+        bound(listen)?,
         ProxyOptions::default(),
-        Arc::new(directory),
+        directory,
         Arc::new(Open),
     )
     .map_err(|error| anyhow!("starting the proxy: {error}"))?;
     tokio::signal::ctrl_c()
         .await
         .context("waiting for a signal")?;
-    drop((proxy, closing));
+    drop((proxy, peers, closing));
     Ok(())
 }
 
+fn serve_peers(
+    fellows: &Fellows,
+    sessions: Arc<Everywhere>,
+    api: Arc<dyn Backend>,
+) -> Result<Proxy> {
+    let guard = PeerGuard::new(OWNER, Some(secret(&fellows.secret_file)?));
+    let front = PeerFront {
+        accept: Arc::new(PeerAcceptor::new(Arc::new(guard), None)),
+        sessions,
+        api,
+    };
+    let options = ProxyOptions::default().for_nodes();
+    Proxy::start_peers(bound(fellows.address)?, options, front)
+        .map_err(|error| anyhow!("starting the listener for nodes: {error}"))
+}
+
+fn to_node(node: &Fellows) -> Result<Arc<ToNode>> {
+    let dialer = Dialer::new(ENTRY, Some(secret(&node.secret_file)?), None);
+    let address = PeerAddress::new(OWNER, &format!("http://{}", node.address));
+    Ok(Arc::new(ToNode {
+        pulse: PeerClient::new(dialer.clone()).pulse().clone(),
+        dialer,
+        address: address.context("the node's address")?,
+    }))
+}
+
+fn secret(file: &Path) -> Result<Arc<ClusterSecret>> {
+    Ok(Arc::new(
+        ClusterSecret::load(file).context("the nodes' secret")?,
+    ))
+}
+
+fn bound(address: SocketAddr) -> Result<std::net::TcpListener> {
+    let listener =
+        std::net::TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
+    listener
+        .set_nonblocking(true)
+        .context("making the listener nonblocking")?;
+    Ok(listener)
+}
+
 struct Everywhere {
-    backend: Arc<Address>,
+    way: Way,
+    backend: Arc<dyn Backend>,
     activity: Arc<Activity>,
     closing: watch::Receiver<Option<Closing>>,
+}
+
+impl Everywhere {
+    fn lead(&self, id: &SessionId) -> Route {
+        Route {
+            session: id.clone(),
+            generation: Generation::FIRST,
+            activity: Arc::clone(&self.activity),
+            closing: self.closing.clone(),
+            way: self.way.clone(),
+            backend: Arc::clone(&self.backend),
+        }
+    }
 }
 
 #[async_trait]
 impl Directory for Everywhere {
     async fn route(&self, id: &SessionId, _may_start: bool) -> Result<Route, Refusal> {
-        Ok(Route {
-            session: id.clone(),
-            generation: Generation::FIRST,
-            activity: Arc::clone(&self.activity),
-            closing: self.closing.clone(),
-            way: Way::Session,
-            backend: Arc::<Address>::clone(&self.backend),
-        })
+        Ok(self.lead(id))
+    }
+}
+
+impl OwnSessions for Everywhere {
+    fn own(&self, id: &SessionId, _generation: Generation) -> Result<Route, Turned> {
+        Ok(self.lead(id))
     }
 }
 

@@ -74,6 +74,42 @@ pub(crate) async fn conman(binary: &Path, port: u16, backend: SocketAddr) -> Res
     spawn("conman bench forward", command, port).await
 }
 
+/// The program of a session, outside of any.
+pub(crate) async fn echo(binary: &Path, port: u16) -> Result<Rival> {
+    let mut command = Command::new(binary);
+    command.args(["bench", "echo", "--listen", &format!("127.0.0.1:{port}")]);
+    spawn("conman bench echo", command, port).await
+}
+
+/// A node that has the session; listens for clients and for nodes.
+pub(crate) async fn owner(
+    binary: &Path,
+    (port, peers): (u16, u16),
+    backend: SocketAddr,
+    secret: &Path,
+) -> Result<Rival> {
+    let mut command = Command::new(binary);
+    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+    command.args(["--backend", &backend.to_string()]);
+    command.args(["--peers", &format!("127.0.0.1:{peers}"), "--secret-file"]);
+    command.arg(secret);
+    spawn("a node", command, port).await
+}
+
+/// A node that clients reach, and whose sessions are all on the node that listens there.
+pub(crate) async fn entry(
+    binary: &Path,
+    port: u16,
+    node: SocketAddr,
+    secret: &Path,
+) -> Result<Rival> {
+    let mut command = Command::new(binary);
+    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+    command.args(["--node", &node.to_string(), "--secret-file"]);
+    command.arg(secret);
+    spawn("another node", command, port).await
+}
+
 async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Rival> {
     command
         .stdin(Stdio::null())

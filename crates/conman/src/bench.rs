@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use conman_bench::{
-    DensityOptions, KillOptions, ProxyOptions, Report, StartOptions, TunnelsOptions, density, kill,
-    proxy, start, tunnels,
+    DensityOptions, Fellows, ForwardTo, HopOptions, KillOptions, ProxyOptions, Report,
+    StartOptions, TunnelsOptions, density, hop, kill, proxy, start, tunnels,
 };
-use conman_cli::{BenchArgs, BenchCommand};
+use conman_cli::{BenchArgs, BenchCommand, BenchForwardArgs};
 
 pub(crate) async fn run(arguments: BenchArgs, json: bool) -> ExitCode {
     match carry_out(arguments.command, json).await {
@@ -64,6 +64,18 @@ async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
             .await?,
             None,
         ),
+        BenchCommand::Hop(arguments) => {
+            let (rounds, duration) = (size(arguments.rounds)?, arguments.duration);
+            (
+                hop(&HopOptions {
+                    binary,
+                    rounds,
+                    duration,
+                })
+                .await?,
+                arguments.svg,
+            )
+        }
         BenchCommand::Density(arguments) => (
             density(&DensityOptions {
                 binary,
@@ -78,10 +90,27 @@ async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
         ),
         BenchCommand::Echo(arguments) => return conman_bench::serve_echo(arguments.listen).await,
         BenchCommand::Forward(arguments) => {
-            return conman_bench::serve_forward(arguments.listen, arguments.backend).await;
+            return conman_bench::serve_forward(arguments.listen, target(arguments)?).await;
         }
     };
     show(&report, svg, json)
+}
+
+fn target(arguments: BenchForwardArgs) -> Result<ForwardTo> {
+    let fellows = |address| {
+        let secret_file = arguments.secret_file.clone();
+        let secret_file = secret_file.context("nodes know each other by --secret-file")?;
+        anyhow::Ok(Fellows {
+            address,
+            secret_file,
+        })
+    };
+    let peers = arguments.peers.map(fellows).transpose()?;
+    match (arguments.backend, arguments.node) {
+        (Some(backend), None) => Ok(ForwardTo::Backend { backend, peers }),
+        (None, Some(node)) => Ok(ForwardTo::Node(fellows(node)?)),
+        (Some(_), Some(_)) | (None, None) => bail!("give --backend or --node"),
+    }
 }
 
 fn show(report: &Report, svg: Option<PathBuf>, json: bool) -> Result<()> {

@@ -83,6 +83,8 @@ pub enum BenchCommand {
     Start(BenchStartArgs),
     /// Echo through conman, nginx, HAProxy and directly, in rotation
     Proxy(BenchProxyArgs),
+    /// Echo by a session's own node and by way of another one, in rotation
+    Hop(BenchProxyArgs),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(BenchTunnelsArgs),
     /// Hold many sessions: what the next one costs, in time and in memory
@@ -111,7 +113,16 @@ pub struct BenchForwardArgs {
     pub listen: std::net::SocketAddr,
     /// Address that every session leads to
     #[arg(long, value_name = "ADDRESS:PORT")]
-    pub backend: std::net::SocketAddr,
+    pub backend: Option<std::net::SocketAddr>,
+    /// Address to listen on for other nodes
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub peers: Option<std::net::SocketAddr>,
+    /// Where the node listens for others that has every session
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub node: Option<std::net::SocketAddr>,
+    /// By what nodes know each other
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
 }
 
 /// Arguments of `conman bench kill`.
@@ -173,7 +184,7 @@ fn runtime(text: &str) -> Result<RuntimeKind, String> {
     }
 }
 
-/// Arguments of `conman bench proxy`.
+/// Arguments of `conman bench proxy` and `conman bench hop`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchProxyArgs {
     /// Times that every path is measured, in rotation

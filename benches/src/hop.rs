@@ -1,0 +1,170 @@
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::chart::{Plot, shown};
+use crate::daemon::free_ports;
+use crate::interruption::until_interrupted;
+use crate::load::{Target, echo};
+use crate::statistics::{median, quantiles};
+use crate::{Chart, Report, rivals};
+
+/// Sizes of messages that are measured.
+const SIZES: [usize; 2] = [64, 4_096];
+
+/// The paths, as the table names them.
+const LOCAL: &str = "the session's own node";
+const HOP: &str = "another node";
+const DIRECT: &str = "direct";
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct HopOptions {
+    /// conman's own binary.
+    pub binary: PathBuf,
+    /// Measurements of each path, in rotation.
+    pub rounds: usize,
+    /// Length of one measurement.
+    pub duration: Duration,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Measurement {
+    path: &'static str,
+    message_bytes: usize,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+/// WebSocket echo by the session's own node and by way of another one: two processes with conman's
+/// proxy, its listener for nodes and its seals, in front of the same program, on loopback.
+///
+/// # Errors
+/// When a process cannot be started, or an echo fails.
+pub async fn hop(options: &HopOptions) -> Result<Report> {
+    let measurements = until_interrupted(measure(options)).await?;
+    report(options, &measurements)
+}
+
+async fn measure(options: &HopOptions) -> Result<Vec<Measurement>> {
+    let directory = tempfile::tempdir().context("making a temporary folder")?;
+    let secret = directory.path().join("fleet.key");
+    write_secret(&secret)?;
+    let [program, owner, peers, entry] = free_ports()?;
+    let _processes = [
+        rivals::echo(&options.binary, program).await?,
+        rivals::owner(&options.binary, (owner, peers), local(program), &secret).await?,
+        rivals::entry(&options.binary, entry, local(peers), &secret).await?,
+    ];
+    let target = |port: u16, path: &str| Target {
+        address: local(port),
+        path: path.to_owned(),
+    };
+    let paths = [
+        (DIRECT, target(program, "/")),
+        (LOCAL, target(owner, "/s/echo/")),
+        (HOP, target(entry, "/s/echo/")),
+    ];
+    let mut measurements = Vec::new();
+    for round in 0..options.rounds {
+        for bytes in SIZES {
+            // Each round begins with another path, so that none always runs after the same one.
+            for turn in 0..paths.len() {
+                let (name, target) = &paths[(turn + round) % paths.len()];
+                let measured = echo(target, 1, bytes, options.duration)
+                    .await
+                    .with_context(|| format!("measuring {name}"))?;
+                let latency = quantiles(&measured.latencies_us).context("nothing was echoed")?;
+                measurements.push(Measurement {
+                    path: name,
+                    message_bytes: bytes,
+                    p50_us: latency.p50,
+                    p99_us: latency.p99,
+                });
+            }
+        }
+    }
+    Ok(measurements)
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+fn write_secret(path: &Path) -> Result<()> {
+    use std::io::Write as _;
+
+    let file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    // Known to nobody but these processes, and of no worth.
+    let text = "a benchmark of the hop between two nodes";
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "by way of",
+        "message",
+        "p50",
+        "p99",
+        "p50 against its own node",
+    ]);
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for bytes in SIZES {
+        let of = |path: &str, value: fn(&Measurement) -> f64| {
+            let sample: Vec<f64> = measurements
+                .iter()
+                .filter(|one| one.path == path && one.message_bytes == bytes)
+                .map(value)
+                .collect();
+            median(&sample).context("a case was not measured")
+        };
+        let base = of(LOCAL, |one| one.p50_us)?;
+        for path in [DIRECT, LOCAL, HOP] {
+            let (p50, p99) = (of(path, |one| one.p50_us)?, of(path, |one| one.p99_us)?);
+            let ratio = p50 / base;
+            table.add_row([
+                path.to_owned(),
+                format!("{bytes} B"),
+                format!("{} µs", shown(p50)),
+                format!("{} µs", shown(p99)),
+                format!("{ratio:.2} ×"),
+            ]);
+            rows.push(json!({
+                "path": path, "message_bytes": bytes, "p50_us": p50, "p99_us": p99, "ratio": ratio,
+            }));
+            if bytes == SIZES[0] {
+                bars.push((path.to_owned(), p50));
+            }
+        }
+    }
+    Ok(Report {
+        table: format!(
+            "WebSocket echo, one connection, medians of {} rounds of {} s\n{table}",
+            options.rounds,
+            options.duration.as_secs_f64()
+        ),
+        json: json!({
+            "benchmark": "hop", "rounds": options.rounds,
+            "duration_s": options.duration.as_secs_f64(), "medians": rows,
+            "measurements": measurements,
+        }),
+        chart: Chart {
+            title: "WebSocket echo of 64 B by way of another node: median".to_owned(),
+            unit: "µs",
+            plot: Plot::Bars(bars),
+        },
+    })
+}
