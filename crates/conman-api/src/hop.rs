@@ -19,7 +19,7 @@ mod wish;
 use std::sync::Arc;
 
 use axum::extract::rejection::RawPathParamsRejection;
-use axum::extract::{RawPathParams, Request};
+use axum::extract::{RawPathParams, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
@@ -52,6 +52,10 @@ pub(crate) fn caller_header(caller: &Caller) -> (HeaderName, HeaderValue) {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ByPeer;
 
+/// Most bytes of body that a route's handler reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BodyLimit(pub(crate) usize);
+
 /// What a request may need to find its way.
 #[derive(Debug, Clone)]
 pub(crate) struct Hop {
@@ -60,7 +64,12 @@ pub(crate) struct Hop {
 }
 
 /// The layer of routes for one session: sees to it that its node answers.
-pub(crate) async fn to_owner(params: PathParams, request: Request, next: Next) -> Response {
+pub(crate) async fn to_owner(
+    State(limit): State<BodyLimit>,
+    params: PathParams,
+    request: Request,
+    next: Next,
+) -> Response {
     let Some(hop) = request.extensions().get::<Hop>().cloned() else {
         return next.run(request).await;
     };
@@ -79,11 +88,16 @@ pub(crate) async fn to_owner(params: PathParams, request: Request, next: Next) -
     if hop.node.is_live(&id) && request.method() != Method::PUT {
         return next.run(request).await;
     }
-    visit::Visit::begin(hop, id, request, next).await
+    visit::Visit::begin(hop, id, (request, limit), next).await
 }
 
 /// The layer of routes for one node: sees to it that this node answers.
-pub(crate) async fn to_node(params: PathParams, request: Request, next: Next) -> Response {
+pub(crate) async fn to_node(
+    State(limit): State<BodyLimit>,
+    params: PathParams,
+    request: Request,
+    next: Next,
+) -> Response {
     let hop = request.extensions().get::<Hop>().cloned();
     let (Some(hop), Some(name)) = (hop, parameter(&params)) else {
         return next.run(request).await;
@@ -94,7 +108,7 @@ pub(crate) async fn to_node(params: PathParams, request: Request, next: Next) ->
         return next.run(request).await;
     }
     let node = hop.map.node(name);
-    let sent = match send::Parcel::pack(request).await {
+    let sent = match send::Parcel::pack(request, limit).await {
         Ok(parcel) => parcel.send(&hop, &node, None).await,
         Err(refusal) => return refusal.into_response(),
     };

@@ -29,7 +29,21 @@ pub(crate) async fn read<T: DeserializeOwned>(
     max_bytes: usize,
 ) -> Result<T, ApiError> {
     let (parts, body) = request.into_parts();
-    refuse_announced_excess(&parts.headers, max_bytes)?;
+    let bytes = collect(&parts.headers, body, max_bytes).await?;
+    if bytes.is_empty() {
+        return parse(&Bytes::from_static(b"{}"));
+    }
+    require_json(&parts.headers)?;
+    parse(&bytes)
+}
+
+/// A body, within bounds of size and time.
+pub(crate) async fn collect(
+    headers: &HeaderMap,
+    body: Body,
+    max_bytes: usize,
+) -> Result<Bytes, ApiError> {
+    refuse_announced_excess(headers, max_bytes)?;
     let bytes = tokio::time::timeout(BODY_PATIENCE, Limited::new(body, max_bytes).collect())
         .await
         .map_err(|_| {
@@ -44,11 +58,7 @@ pub(crate) async fn read<T: DeserializeOwned>(
             }
         })?
         .to_bytes();
-    if bytes.is_empty() {
-        return parse(&Bytes::from_static(b"{}"));
-    }
-    require_json(&parts.headers)?;
-    parse(&bytes)
+    Ok(bytes)
 }
 
 /// The JSON object in `bytes`.

@@ -21,7 +21,9 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterE
 use utoipa_axum::routes;
 
 use crate::access::{self, Needed};
-use crate::{ApiState, hop, layers, openapi};
+use crate::hop::{self, BodyLimit};
+use crate::json_body::{MAX_BODY_BYTES, MAX_EXEC_BODY_BYTES};
+use crate::{ApiState, layers, openapi};
 
 pub(crate) use probes::{healthz, not_joined};
 
@@ -48,7 +50,10 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
     let frontend = OpenApiRouter::new()
         .routes(home(routes!(sessions::ensure, sessions::stop)))
         .routes(home(routes!(logs::logs)))
-        .routes(home(routes!(exec::exec, exec::exec_interactive)))
+        .routes(home_of(
+            MAX_EXEC_BODY_BYTES,
+            routes!(exec::exec, exec::exec_interactive),
+        ))
         .routes(home(routes!(attach::attach)))
         .routes(home(routes!(attach::keep, attach::list)))
         .routes(home(routes!(attach::end)))
@@ -74,12 +79,17 @@ fn quick(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
 
 /// A route about one session: the session's node answers.
 fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
-    routes.layer(from_fn(hop::to_owner))
+    home_of(MAX_BODY_BYTES, routes)
+}
+
+/// The same of one whose body may have so many bytes.
+fn home_of(max_bytes: usize, routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
+    routes.layer(from_fn_with_state(BodyLimit(max_bytes), hop::to_owner))
 }
 
 /// A route about one node: that node answers.
 fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
-    routes.layer(from_fn(hop::to_node))
+    routes.layer(from_fn_with_state(BodyLimit(MAX_BODY_BYTES), hop::to_node))
 }
 
 /// The routes that are for other nodes alone, and described nowhere.

@@ -1,7 +1,5 @@
 //! A request as it is sent to another node, and its answer.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
@@ -15,19 +13,16 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{Method, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
 use super::caller::to_header;
-use super::{ByPeer, Hop, X_CONMAN_CALLER, X_CONMAN_ENDED, X_CONMAN_GENERATION};
-use crate::json_body::MAX_EXEC_BODY_BYTES;
+use super::{BodyLimit, ByPeer, Hop, X_CONMAN_CALLER, X_CONMAN_ENDED, X_CONMAN_GENERATION};
+use crate::json_body;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
-
-/// A body that takes longer is cut, as the handlers cut it.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that a tunnel between two nodes has on their way, in each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
@@ -74,22 +69,14 @@ pub(super) enum Unsent {
 }
 
 impl Parcel {
-    /// Reads the body, within the bounds of the handlers.
-    pub(super) async fn pack(request: Request) -> Result<Self, ApiError> {
+    /// Reads the body, within the bounds of the route's handler; of a method whose handlers read
+    /// none, nothing.
+    pub(super) async fn pack(request: Request, limit: BodyLimit) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let body = Limited::new(body, MAX_EXEC_BODY_BYTES).collect();
-        let body = tokio::time::timeout(BODY_PATIENCE, body)
-            .await
-            .map_err(|_| {
-                let patience = BODY_PATIENCE.as_secs();
-                Kind::BODY_TOO_SLOW.because(format!("the body must arrive within {patience} s"))
-            })?
-            .map_err(|_| {
-                Kind::BODY_TOO_LARGE.because(format!(
-                    "the body breaks off, or has more than {MAX_EXEC_BODY_BYTES} bytes"
-                ))
-            })?
-            .to_bytes();
+        let body = match parts.method {
+            Method::POST | Method::PUT => json_body::collect(&parts.headers, body, limit.0).await?,
+            _ => Bytes::new(),
+        };
         Ok(Self { parts, body })
     }
 

@@ -13,7 +13,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use super::send::{About, Parcel, Unsent};
-use super::{Hop, X_CONMAN_TURNED, unreachable, wish};
+use super::{BodyLimit, Hop, X_CONMAN_TURNED, unreachable, wish};
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
@@ -57,8 +57,13 @@ struct Unreached {
 }
 
 impl Visit {
-    pub(super) async fn begin(hop: Hop, id: SessionId, request: Request, next: Next) -> Response {
-        let parcel = match Parcel::pack(request).await {
+    pub(super) async fn begin(
+        hop: Hop,
+        id: SessionId,
+        (request, limit): (Request, BodyLimit),
+        next: Next,
+    ) -> Response {
+        let parcel = match Parcel::pack(request, limit).await {
             Ok(parcel) => parcel,
             Err(refusal) => return refusal.into_response(),
         };

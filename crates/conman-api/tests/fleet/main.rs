@@ -9,31 +9,31 @@ use std::io;
 use std::net::TcpListener as StdListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use axum::Router;
+use axum::body::Body;
 use conman_api::{ServeOptions, serve_node, serve_tcp};
-use conman_auth::{ClusterSecret, PeerConnection, PeerGuard, Scope};
+use conman_auth::{ClusterSecret, PeerGuard, Scope};
 use conman_core::placement::PlacementLimits;
 use conman_peer::model::{ModelFleet, ModelNode};
-use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient, PeerStream};
+use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{
     EXEC_PROTOCOL, EnsureResponse, ExecChannel, ExecResult, Generation, NodeList, NodeStanding,
-    PreemptPlan, Problem, Session, SessionId, SessionList, SessionState, StopReport, Timeline,
+    PreemptPlan, Session, SessionId, SessionList, SessionState, StopReport, Timeline,
 };
 use conman_proxy::{
-    Backend, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy, ProxyOptions, Route,
-    Stream, Turned,
+    Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
 };
 use conman_registry::{Announcement, Fleet, Located, Peer, PeerStanding};
 use futures_util::{SinkExt as _, StreamExt as _};
-use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
-use http::request::Parts;
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, Request, StatusCode};
 use http_body_util::Empty;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use stage::{Api, PATIENCE, Stage, session};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_util::sync::CancellationToken;
@@ -114,7 +114,7 @@ impl Node {
         let address = listener.local_addr().expect("bound");
         let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(secret))));
         let front = PeerFront {
-            accept: Arc::new(Accept(PeerAcceptor::new(guard, None))),
+            accept: Arc::new(PeerAcceptor::new(guard, None)),
             sessions: Arc::new(NoSessions),
             api: Arc::new(Pipe {
                 router: api.peers.clone(),
@@ -150,28 +150,6 @@ impl Node {
             .await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
         answer.json()
-    }
-}
-
-struct Accept(PeerAcceptor);
-
-#[async_trait]
-impl PeerAccept for Accept {
-    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
-        let (stream, connection) = self.0.accept(stream).await?;
-        let stream = match stream {
-            PeerStream::Plain(stream) => Stream::Tcp(stream),
-            PeerStream::Tls(stream) => Stream::Other(stream),
-        };
-        Ok((stream, Box::new(Visitor(connection))))
-    }
-}
-
-struct Visitor(PeerConnection);
-
-impl PeerVisitor for Visitor {
-    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
-        self.0.admit(parts)
     }
 }
 
@@ -348,6 +326,59 @@ async fn a_node_that_refuses_this_one_is_passed_over_and_named_with_the_remedy()
         for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
             assert!(problem.detail.contains(part), "{}", problem.detail);
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_the_sessions_node_would_refuse_is_not_even_read_by_another() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    // More than any spec has, and less than a command may bring.
+    const MUCH: usize = 300_000;
+    for (method, uri, status, is_read) in [
+        (
+            Method::PUT,
+            session("alice"),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        (
+            Method::PUT,
+            session("bob"),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        (
+            Method::POST,
+            "/v1/nodes/b/preempt".to_owned(),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        // What has no body to be read may bring what it likes.
+        (Method::GET, session("alice"), StatusCode::OK, false),
+        // It is no command, which only who has read it knows.
+        (
+            Method::POST,
+            "/v1/sessions/alice/exec".to_owned(),
+            StatusCode::BAD_REQUEST,
+            true,
+        ),
+    ] {
+        let read = Arc::new(AtomicBool::new(false));
+        let reading = Arc::clone(&read);
+        let body = futures_util::stream::iter([0]).map(move |_| {
+            reading.store(true, Ordering::Relaxed);
+            Ok::<_, std::convert::Infallible>("x".repeat(MUCH))
+        });
+        let mut request = a.api.request(Scope::Admin, method, &uri);
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, "application/json".parse().expect("valid"));
+        headers.insert(CONTENT_LENGTH, MUCH.into());
+        *request.body_mut() = Body::from_stream(body);
+        let answer = a.api.send(request).await;
+        assert_eq!(answer.status, status, "{uri}: {}", answer.text());
+        assert_eq!(read.load(Ordering::Relaxed), is_read, "{uri}");
     }
 }
 
