@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_auth::{ClusterSecret, FleetTls, Sealer};
+use conman_proxy::Stream;
 use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
@@ -10,7 +11,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use crate::PeerAddress;
-use crate::stream::{PeerStream, binding, tune};
+use crate::stream::{binding, tune};
 
 /// Time for a connection to another node, TLS included. Nodes are near each other; one that takes
 /// longer is as good as gone, and whoever waits has better things to do. A packet that is lost once
@@ -28,7 +29,7 @@ pub struct Dialer {
 /// A fresh connection to another node.
 #[derive(Debug)]
 pub struct Dialed {
-    pub stream: PeerStream,
+    pub stream: Stream,
     /// Seals the requests on it.
     pub sealer: Sealer,
 }
@@ -126,7 +127,7 @@ impl Dialer {
             })?;
         tune(&socket);
         let (stream, bound) = match &self.tls {
-            None => (PeerStream::Plain(socket), Vec::new()),
+            None => (Stream::Tcp(socket), Vec::new()),
             Some(tls) => encrypt(tls, to, socket).await.map_err(|source| {
                 let (node, address) = place();
                 DialError::Tls {
@@ -149,14 +150,14 @@ async fn encrypt(
     tls: &FleetTls,
     to: &PeerAddress,
     socket: TcpStream,
-) -> io::Result<(PeerStream, Vec<u8>)> {
+) -> io::Result<(Stream, Vec<u8>)> {
     let name = ServerName::try_from(to.host().to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(tls.client())
         .connect(name, socket)
         .await?;
     let stream = TlsStream::Client(stream);
     let bound = binding(&stream)?;
-    Ok((PeerStream::Tls(Box::new(stream)), bound))
+    Ok((Stream::Other(Box::new(stream)), bound))
 }
 
 impl From<DialError> for io::Error {

@@ -7,6 +7,8 @@
 //!
 //! [`Pulse`] ends the wait for a node that answers nothing any more.
 //!
+//! [`ToNode`] and [`PeerAcceptor`] are what the proxies of both nodes stand on.
+//!
 //! One task a connection that is asked on, which ends with it. No channel, no pool: those who send
 //! much to a node keep its connections themselves.
 //!
@@ -22,6 +24,7 @@ mod map;
 pub mod model;
 mod pulse;
 mod stream;
+mod way;
 
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
@@ -29,4 +32,4 @@ pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialed, Dialer};
 pub use map::{FleetMap, Node, Owner, Whereabouts, Wish};
 pub use pulse::{PULSE, Pulse, Silent};
-pub use stream::PeerStream;
+pub use way::ToNode;

@@ -1,11 +1,7 @@
-use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::io;
 use std::time::Duration;
 
-use rustls::CommonState;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
@@ -20,13 +16,6 @@ const USER_TIMEOUT: Duration = Duration::from_secs(11);
 /// What names a connection in the seals of its requests.
 const BINDING_LABEL: &[u8] = b"EXPORTER-conman-peer-seal";
 const BINDING_BYTES: usize = 32;
-
-/// A connection between two nodes.
-#[derive(Debug)]
-pub enum PeerStream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
 
 /// No delay for small writes, and probes that find a node which is gone. Best effort: a socket
 /// that is closed already shows that at its first use.
@@ -63,73 +52,4 @@ pub(crate) fn binding(connection: &TlsStream<TcpStream>) -> io::Result<Vec<u8>> 
         }
     };
     material.map_err(io::Error::other)
-}
-
-impl PeerStream {
-    /// Of a connection over TLS, what it has agreed on.
-    #[must_use]
-    pub fn tls(&self) -> Option<&CommonState> {
-        match self {
-            Self::Plain(_) => None,
-            Self::Tls(stream) => Some(stream.get_ref().1),
-        }
-    }
-}
-
-impl AsyncRead for PeerStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for PeerStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
 }

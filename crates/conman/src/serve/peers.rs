@@ -7,16 +7,14 @@ use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node};
-use conman_auth::{ClusterSecret, FleetTls, PeerConnection, PeerGuard, Sealer};
+use conman_auth::{ClusterSecret, FleetTls, PeerGuard};
 use conman_node::{Node, NotHere};
-use conman_peer::{Dialed, Dialer, PeerAcceptor, PeerAddress, PeerStream, Pulse, Silent};
-use conman_proto::{Generation, Problem, SessionId};
+use conman_peer::{Dialer, PeerAcceptor};
+use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor,
-    Proxy, ProxyOptions, Route, Seal, Stream, Turned,
+    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route,
+    Stream, Turned,
 };
-use http::request::Parts;
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -81,10 +79,7 @@ pub(super) fn start_with(
 ) -> Result<Proxy> {
     let guard = PeerGuard::new(name, credentials.secret.clone());
     let front = PeerFront {
-        accept: Arc::new(Accept(PeerAcceptor::new(
-            Arc::new(guard),
-            credentials.tls.clone(),
-        ))),
+        accept: Arc::new(PeerAcceptor::new(Arc::new(guard), credentials.tls.clone())),
         sessions: Arc::new(Own(Arc::clone(node))),
         api: Arc::new(Api {
             router: api,
@@ -102,31 +97,6 @@ pub(super) fn start_with(
         .context("cannot share the listener for nodes")?;
     Proxy::start_peers(listener, proxied, front)
         .context("cannot start the threads of the listener for nodes")
-}
-
-struct Accept(PeerAcceptor);
-
-#[async_trait]
-impl PeerAccept for Accept {
-    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
-        let (stream, connection) = self.0.accept(stream).await?;
-        Ok((transport(stream), Box::new(Visitor(connection))))
-    }
-}
-
-struct Visitor(PeerConnection);
-
-impl PeerVisitor for Visitor {
-    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
-        self.0.admit(parts)
-    }
-}
-
-fn transport(stream: PeerStream) -> Stream {
-    match stream {
-        PeerStream::Plain(stream) => Stream::Tcp(stream),
-        PeerStream::Tls(stream) => Stream::Other(stream),
-    }
 }
 
 /// The sessions of this node.
@@ -162,43 +132,5 @@ impl Backend for Api {
             stream: Stream::Other(Box::new(here)),
             seal: None,
         })
-    }
-}
-
-/// The way to another node's listener.
-#[derive(Debug)]
-pub(super) struct ToNode {
-    pub(super) dialer: Dialer,
-    pub(super) pulse: Pulse,
-    pub(super) address: PeerAddress,
-}
-
-#[async_trait]
-impl Backend for ToNode {
-    async fn connect(&self) -> io::Result<Link> {
-        let stopped = |silent: Silent| io::Error::new(io::ErrorKind::TimedOut, silent);
-        self.pulse.check(&self.address).await.map_err(stopped)?;
-        let Dialed { stream, sealer } = self.dialer.dial(&self.address).await?;
-        Ok(Link {
-            stream: transport(stream),
-            seal: Some(Arc::new(Sealed(sealer))),
-        })
-    }
-
-    fn was_silent(&self) -> bool {
-        self.pulse.was_silent(&self.address)
-    }
-
-    async fn falls_silent(&self) -> String {
-        self.pulse.falls_silent(&self.address).await.to_string()
-    }
-}
-
-#[derive(Debug)]
-struct Sealed(Sealer);
-
-impl Seal for Sealed {
-    fn seal(&self, parts: &mut Parts) {
-        self.0.seal(parts);
     }
 }

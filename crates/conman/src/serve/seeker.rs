@@ -12,7 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use conman_core::Closing;
 use conman_node::{EnsureError, Node, RouteError};
-use conman_peer::{AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, Whereabouts, Wish};
+use conman_peer::{
+    AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
+};
 use conman_proto::{Problem, SessionId};
 use conman_proxy::{Refusal, Route, Turned, Way};
 use conman_registry::{PeerStanding, RegistryError};
@@ -23,7 +25,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{own_route, refusal};
-use super::peers::ToNode;
 
 /// Sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
