@@ -30,6 +30,9 @@ const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// Longest answer: a page of records, each of which etcd bounds to 1.5 MiB, is far below.
 const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
 
+/// How a certificate begins in PEM (RFC 7468).
+const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
 /// While calls are under way an idle line is asked for a sign of life this often: etcd cuts clients
 /// off that ask more often than every five seconds.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -92,8 +95,15 @@ pub enum AccessError {
     NoEndpoint,
     #[error("`{endpoint}` is no endpoint of etcd; use `http://HOST:PORT` or `https://HOST:PORT`")]
     Endpoint { endpoint: String },
-    #[error("the certificates for etcd cannot be used: {reason}")]
+    #[error(
+        "the certificates for etcd cannot be used: {reason}; `registry.ca_file`, \
+         `registry.cert_file` and `registry.key_file` must be PEM files, the last two of one pair"
+    )]
     Tls { reason: String },
+    #[error(
+        "`registry.ca_file` holds no certificate; it must be a PEM file of whoever signed etcd's"
+    )]
+    NoAuthority,
 }
 
 /// Why a call has no answer.
@@ -408,6 +418,9 @@ fn endpoint(
     }
     let mut config = ClientTlsConfig::new();
     if let Some(tls) = tls {
+        if !String::from_utf8_lossy(&tls.ca).contains(PEM_CERTIFICATE) {
+            return Err(AccessError::NoAuthority);
+        }
         config = config.ca_certificate(Certificate::from_pem(&tls.ca));
         if let Some((certificate, key)) = &tls.identity {
             config = config.identity(Identity::from_pem(certificate, key));
@@ -454,7 +467,8 @@ fn attach<T>(request: &mut Request<T>, token: Option<MetadataValue<Ascii>>) {
 /// transaction out that finds it full.
 fn classify(name: &str, status: &Status) -> CallError {
     if is_from_connecting(status) {
-        let reason = format!("{name} cannot be connected to: {}", status.message());
+        let why = explained(status);
+        let reason = format!("{name} cannot be connected to: {why}");
         return CallError::NotSent { reason };
     }
     let refused = match status.code() {
@@ -480,8 +494,35 @@ fn classify(name: &str, status: &Status) -> CallError {
         let reason = status.message().to_owned();
         return CallError::Refused { reason };
     }
-    let reason = format!("{name} failed: {}", status.message());
+    let reason = format!("{name} failed: {}", explained(status));
     CallError::Unknown { reason }
+}
+
+/// What went wrong, and what to do where it is about certificates. With TLS 1.3 a client hears only
+/// after it has connected that its certificate is not taken, if it hears more of it at all than the
+/// end of the connection.
+fn explained(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    if text.contains("invalid peer certificate") {
+        text.push_str(
+            "; `registry.ca_file` must be whoever signed etcd's certificate, which must name the \
+             host of `registry.endpoints`",
+        );
+    } else if text.contains("received fatal alert") {
+        text.push_str(
+            "; etcd does not take this node's certificate: see `registry.cert_file` and \
+             `registry.key_file`",
+        );
+    }
+    text
 }
 
 fn is_from_connecting(status: &Status) -> bool {

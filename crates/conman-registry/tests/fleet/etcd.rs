@@ -1,6 +1,8 @@
 //! An etcd of one member, of the distribution's package, for one test.
 
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +21,26 @@ pub(crate) struct Etcd {
     address: Ipv4Addr,
     dir: TempDir,
     child: Option<Child>,
+    files: Option<Files>,
+}
+
+/// By which it shows who it is and asks clients who they are, and one for etcdctl.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) ca: PathBuf,
+    pub(crate) server: (PathBuf, PathBuf),
+    pub(crate) client: (PathBuf, PathBuf),
 }
 
 impl Etcd {
     /// One that answers; nothing where there is no etcd.
     pub(crate) fn start() -> Option<Self> {
+        Self::start_with(|_, _| None)
+    }
+
+    /// One that answers only by TLS those whom it knows by their certificates: those that `files`
+    /// writes to a directory, for a server of this address.
+    pub(crate) fn start_with(files: impl FnOnce(&Path, Ipv4Addr) -> Option<Files>) -> Option<Self> {
         let installed = Command::new("etcd")
             .arg("--version")
             .stdout(Stdio::null())
@@ -36,9 +53,11 @@ impl Etcd {
         let [_, _, high, low] = std::process::id().to_be_bytes();
         let address = Ipv4Addr::new(127, 100 + NEXT.fetch_add(1, Ordering::Relaxed), high, low);
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let dir = dir.expect("a directory");
         let mut etcd = Self {
             address,
-            dir: dir.expect("a directory"),
+            files: files(dir.path(), address),
+            dir,
             child: None,
         };
         etcd.begin();
@@ -46,7 +65,8 @@ impl Etcd {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}:2379", self.address)
+        let scheme = self.files.as_ref().map_or("http", |_| "https");
+        format!("{scheme}://{}:2379", self.address)
     }
 
     pub(crate) fn address(&self) -> std::net::SocketAddr {
@@ -66,6 +86,7 @@ impl Etcd {
             .args(["--initial-advertise-peer-urls", &peer])
             .arg("--initial-cluster")
             .arg(format!("one={peer}"))
+            .args(self.server_arguments())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
@@ -80,6 +101,34 @@ impl Etcd {
             assert!(begun.elapsed() < START_PATIENCE, "etcd does not answer");
             pause();
         }
+    }
+
+    fn server_arguments(&self) -> Vec<OsString> {
+        let Some(Files { ca, server, .. }) = &self.files else {
+            return Vec::new();
+        };
+        let mut arguments = vec!["--client-cert-auth".into()];
+        for (name, file) in [
+            ("--trusted-ca-file", ca),
+            ("--cert-file", &server.0),
+            ("--key-file", &server.1),
+        ] {
+            arguments.extend([name.into(), file.into()]);
+        }
+        arguments
+    }
+
+    fn client_arguments(&self) -> Vec<OsString> {
+        let Some(Files { ca, client, .. }) = &self.files else {
+            return Vec::new();
+        };
+        let pairs = [
+            ("--cacert", ca),
+            ("--cert", &client.0),
+            ("--key", &client.1),
+        ];
+        let both = |(name, file): (&str, &PathBuf)| [name.into(), file.into()];
+        pairs.into_iter().flat_map(both).collect()
     }
 
     fn is_healthy(&self) -> bool {
@@ -105,6 +154,7 @@ impl Etcd {
         let output = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &self.url(), "--command-timeout", "20s"])
+            .args(self.client_arguments())
             .args(arguments)
             .output()
             .map_err(|error| error.to_string())?;

@@ -8,3 +8,4 @@ mod node;
 mod outages;
 mod ownership;
 mod proxy;
+mod tls;
