@@ -28,6 +28,8 @@ pub struct Life {
     pub last_ns: u64,
     /// Longest time without a line.
     pub longest_gap_ns: u64,
+    /// When that was over.
+    pub gap_end_ns: u64,
     pub lines: u64,
 }
 
@@ -92,6 +94,7 @@ impl Checker {
             first_ns: line.monotonic_ns,
             last_ns: line.monotonic_ns,
             longest_gap_ns: 0,
+            gap_end_ns: line.monotonic_ns,
             lines: 0,
         });
         life.lines += 1;
@@ -101,7 +104,10 @@ impl Checker {
             self.violations.push(Violation::Backwards { line });
         } else {
             let gap = line.monotonic_ns - life.last_ns;
-            life.longest_gap_ns = life.longest_gap_ns.max(gap);
+            if gap > life.longest_gap_ns {
+                life.longest_gap_ns = gap;
+                life.gap_end_ns = line.monotonic_ns;
+            }
             life.last_ns = line.monotonic_ns;
         }
     }

@@ -14,6 +14,7 @@ use crate::fleet::{Fleet, PATIENCE, measured};
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 /// A witness that has not written for so long stands still: fifty times its pause.
 const QUIET: Duration = Duration::from_secs(1);
+const FIVE_MINUTES: Duration = Duration::from_secs(300);
 /// Above every generation that these tests use up.
 const FLOOR: u64 = 10_000;
 
@@ -96,9 +97,11 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
             last,
         );
     }
-    // Far beyond the takeover time: an observer that saw the outage begins anew.
+    // Far beyond the takeover time: an observer that saw the outage begins anew. The matrix's five
+    // minutes only where somebody has the time.
     let takeover = Duration::from_millis(fleet.timing().takeover_ms);
-    sleep(takeover * 2).await;
+    let long = std::env::var_os("CONMAN_CLUSTER_LONG").is_some();
+    sleep(if long { FIVE_MINUTES } else { takeover * 2 }).await;
     let thawed: Vec<_> = running
         .iter()
         .filter(|(id, generation)| {
@@ -113,11 +116,12 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
     fleet.cluster.heal().expect("healed");
     let healed = monotonic_ns();
     none_lost(&mut fleet, &running).await;
-    measured(
-        "from healing until all sessions run again",
-        healed,
-        monotonic_ns(),
-    );
+    let ends = running.iter().map(|(id, generation)| {
+        let life = fleet.life(id, *generation).expect("it wrote");
+        life.gap_end_ns
+    });
+    let last = ends.max().unwrap_or(healed);
+    measured("from healing until all sessions run again", healed, last);
 }
 
 fn isolate_members(fleet: &Fleet) {
