@@ -14,6 +14,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::context::Context;
 
+/// What the task is called when it ends or stands still.
+pub(crate) const NAME: &str = "clean-up";
+
 /// Containers in one call: enough to share its cost, few enough for new ones not to wait long.
 const BATCH: usize = 32;
 
@@ -101,24 +104,30 @@ fn pause_after(failures: u32) -> Duration {
 
 /// Cleans up until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
+    let pulse = context.options.vitals.task(NAME);
     loop {
+        pulse.beat().await;
         if context.table.closed().is_some() {
             // The machine is going; should it stay, everything is still in the queue.
-            tokio::time::sleep(PREEMPTED_PAUSE).await;
+            pulse.idle(tokio::time::sleep(PREEMPTED_PAUSE)).await;
             continue;
         }
         let added = context.cleanup.added.notified();
         let (batch, next) = context.cleanup.due(Instant::now());
         if let Some((runtime, keys)) = batch {
-            clean(&context, runtime, keys).await;
+            // A runtime that hangs is none of its own faults.
+            pulse.idle(clean(&context, runtime, keys)).await;
             continue;
         }
-        tokio::select! {
-            // Cancel safe: the queue is read anew.
-            () = added => {}
-            // Cancel safe: likewise.
-            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-        }
+        let more = async {
+            tokio::select! {
+                // Cancel safe: the queue is read anew.
+                () = added => {}
+                // Cancel safe: likewise.
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+            }
+        };
+        pulse.idle(more).await;
     }
 }
 

@@ -22,6 +22,9 @@ use crate::adoption;
 use crate::context::Context;
 use crate::session::{self, LostStart, SessionHandle};
 
+/// What the task is called when it ends or stands still.
+pub(crate) const NAME: &str = "condemned";
+
 /// Between two tries of what could not be carried out.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -96,11 +99,13 @@ fn end(life: &SessionHandle, generation: Generation, why: Option<&str>) {
 
 /// Carries out what waits, until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
+    let pulse = context.options.vitals.task(NAME);
     loop {
+        pulse.beat().await;
         let waiting = context.condemned.all();
         if waiting.is_empty() {
             // Cancel safe: a notification is kept as a permit until it is taken.
-            context.condemned.added.notified().await;
+            pulse.idle(context.condemned.added.notified()).await;
             continue;
         }
         let tries = stream::iter(waiting).for_each_concurrent(AT_ONCE, async |(key, why)| {
@@ -108,9 +113,10 @@ pub(crate) async fn run(context: Arc<Context>) {
                 context.condemned.waiting().remove(&key);
             }
         });
-        tries.await;
+        // A runtime that hangs is none of its own faults.
+        pulse.idle(tries).await;
         if !context.condemned.waiting().is_empty() {
-            sleep(RETRY_PAUSE).await;
+            pulse.idle(sleep(RETRY_PAUSE)).await;
         }
     }
 }

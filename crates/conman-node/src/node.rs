@@ -16,6 +16,7 @@ use conman_registry::{Journal, Registry, RegistryError, SessionRecord, Standing}
 use conman_runtime::{
     AttachOptions, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
+use conman_vitals::essential;
 use futures_util::stream::BoxStream;
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
@@ -120,12 +121,18 @@ impl Node {
         }
         let health = Arc::new(RuntimeHealth::default());
         let background = vec![
-            tokio::spawn(cleanup::run(Arc::clone(&context))),
-            tokio::spawn(condemned::run(Arc::clone(&context))),
-            tokio::spawn(reconcile::run(Arc::clone(&context))),
-            tokio::spawn(runtime_health::run(
-                Arc::clone(&context),
-                Arc::clone(&health),
+            tokio::spawn(essential(cleanup::NAME, cleanup::run(Arc::clone(&context)))),
+            tokio::spawn(essential(
+                condemned::NAME,
+                condemned::run(Arc::clone(&context)),
+            )),
+            tokio::spawn(essential(
+                reconcile::NAME,
+                reconcile::run(Arc::clone(&context)),
+            )),
+            tokio::spawn(essential(
+                runtime_health::NAME,
+                runtime_health::run(Arc::clone(&context), Arc::clone(&health)),
             )),
         ];
         Ok(Arc::new(Self {

@@ -5,6 +5,7 @@ use conman_core::SpecPolicy;
 use conman_core::naming::Instance;
 use conman_proto::SessionId;
 use conman_registry::Standing;
+use conman_vitals::Vitals;
 use tokio::sync::watch;
 
 /// What a node is and how much it may do.
@@ -25,6 +26,8 @@ pub struct NodeOptions {
     pub gce: Option<GceOptions>,
     /// Whether the node owns what it owns, where it is not alone.
     pub standing: watch::Receiver<Standing>,
+    /// Looks after the tasks that the daemon cannot do without.
+    pub vitals: Vitals,
 }
 
 impl NodeOptions {
@@ -42,6 +45,7 @@ impl NodeOptions {
             preempt_budget_ms: 25_000,
             gce: None,
             standing: watch::channel(Standing::Alone).1,
+            vitals: Vitals::default(),
         }
     }
 }

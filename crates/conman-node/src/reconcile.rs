@@ -16,6 +16,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::certificate;
 use crate::context::Context;
 
+/// What the task is called when it ends or stands still.
+pub(crate) const NAME: &str = "reconciler";
+
 /// Between two comparisons when all is well.
 const INTERVAL: Duration = Duration::from_secs(60);
 
@@ -33,12 +36,15 @@ const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Compares until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
+    let pulse = context.options.vitals.task(NAME);
     let mut strays_until: Option<Instant> = None;
     loop {
+        pulse.beat().await;
         let all_well = match context.table.closed() {
             // The emergency thread does what is left to do.
             Some(_) => true,
-            None => sweep(&context).await,
+            // A runtime that hangs is none of its own faults.
+            None => pulse.idle(sweep(&context)).await,
         };
         let expected = strays_until.is_some_and(|until| Instant::now() < until);
         let pause = if all_well && !expected {
@@ -46,16 +52,19 @@ pub(crate) async fn run(context: Arc<Context>) {
         } else {
             SHORT_INTERVAL
         };
-        tokio::select! {
-            // Cancel safe: a notification is kept as a permit until it is taken.
-            () = context.stray_expected.notified() => {
-                strays_until = Some(Instant::now() + STRAY_PERIOD);
-                // Right away it is still on its way.
-                sleep(SHORT_INTERVAL).await;
+        let next = async {
+            tokio::select! {
+                // Cancel safe: a notification is kept as a permit until it is taken.
+                () = context.stray_expected.notified() => {
+                    strays_until = Some(Instant::now() + STRAY_PERIOD);
+                    // Right away it is still on its way.
+                    sleep(SHORT_INTERVAL).await;
+                }
+                // Cancel safe: the pause begins anew.
+                () = sleep(pause) => {}
             }
-            // Cancel safe: the pause begins anew.
-            () = sleep(pause) => {}
-        }
+        };
+        pulse.idle(next).await;
     }
 }
 

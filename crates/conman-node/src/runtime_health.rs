@@ -10,6 +10,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::context::Context;
 
+/// What the task is called when it ends or stands still.
+pub(crate) const NAME: &str = "runtime health";
+
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// After which a runtime counts as not answering.
@@ -45,9 +48,12 @@ impl RuntimeHealth {
 
 /// Asks until it is aborted.
 pub(crate) async fn run(context: Arc<Context>, health: Arc<RuntimeHealth>) {
+    let pulse = context.options.vitals.task(NAME);
     loop {
+        pulse.beat().await;
         for (kind, runtime) in &context.runtimes {
-            let latest = match timeout(PATIENCE, runtime.info()).await {
+            let asked = pulse.wait(PATIENCE, timeout(PATIENCE, runtime.info()));
+            let latest = match asked.await {
                 Ok(Ok(info)) => Ok(info),
                 Ok(Err(error)) => Err(crate::error_chain(&error)),
                 Err(_) => Err(format!(
@@ -59,7 +65,7 @@ pub(crate) async fn run(context: Arc<Context>, health: Arc<RuntimeHealth>) {
             health.lock().insert(*kind, latest);
         }
         crate::view::measure(&context);
-        sleep(INTERVAL).await;
+        pulse.wait(INTERVAL, sleep(INTERVAL)).await;
     }
 }
 

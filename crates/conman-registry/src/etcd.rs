@@ -19,6 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::ownership::{Key, OwnedState, Timing, Value};
 use conman_proto::{Generation, ResolvedSpec, SessionId};
+use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
@@ -69,6 +70,9 @@ const MAX_PATIENCE_MS: u64 = 2_000;
 /// What was seen of etcd is written down this often.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The task that looks at the other nodes.
+const MEMBERSHIP: &str = "membership";
+
 /// Sessions in one answer.
 pub const MAX_SESSION_PAGE: usize = 512;
 
@@ -88,6 +92,8 @@ pub struct EtcdOptions {
     pub timing: Timing,
     /// Accepts an etcd that has lost what it knew, with all generations up to this one used up.
     pub accept_above: Option<Generation>,
+    /// Looks after the tasks of the fleet's thread.
+    pub vitals: Vitals,
 }
 
 /// Why the registry cannot even begin.
@@ -172,7 +178,9 @@ impl EtcdRegistry {
             next_attempt: first_attempt(),
             commands: receiver,
             observed,
+            vitals: options.vitals.clone(),
         };
+        let pulse = options.vitals.task(MEMBERSHIP);
         let handle = runtime.handle().clone();
         let nodes = shared.store.keys.nodes();
         let peers = shared.store.keys.peers();
@@ -182,11 +190,12 @@ impl EtcdRegistry {
             .name("fleet".to_owned())
             .spawn(move || {
                 runtime.block_on(async {
-                    tokio::spawn(membership::run(Arc::clone(&helpers), members, watched));
+                    let looking = membership::run(Arc::clone(&helpers), members, watched, pulse);
+                    tokio::spawn(essential(MEMBERSHIP, looking));
                     tokio::spawn(membership::watch(Arc::clone(&helpers), nodes));
                     tokio::spawn(membership::watch(Arc::clone(&helpers), peers));
                     tokio::spawn(keep_seen(Arc::clone(&helpers)));
-                    driver.run().await;
+                    essential(driver::NAME, Box::pin(driver.run())).await;
                 });
                 if let Err(error) = helpers.store.client.seen().keep() {
                     tracing::warn!(%error, "what was seen of etcd cannot be written down");

@@ -198,7 +198,10 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
         .spawn(move || {
             // Without the capability the thread competes like any other.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-            runtime.block_on(run(means, log, queue));
+            runtime.block_on(conman_vitals::essential(
+                "emergency",
+                run(means, log, queue),
+            ));
             // Nothing that the thread was given to run may keep the daemon from ending.
             runtime.shutdown_background();
         })?;

@@ -16,6 +16,7 @@ use conman_core::ownership::{
     Request, SessionName, Slot, Stake, Transaction, Value,
 };
 use conman_proto::{Generation, ResolvedSpec, SessionId};
+use conman_vitals::{Pulse, Vitals, essential};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -36,6 +37,9 @@ mod releases;
 
 use claims::Claims;
 use releases::{Looked, Releases};
+
+/// What the task is called when it ends or stands still.
+pub(super) const NAME: &str = "ownership";
 
 /// What time alone makes due is looked at this often: well below every interval of the protocol.
 const TICK: Duration = Duration::from_millis(50);
@@ -108,18 +112,25 @@ pub(super) struct Driver {
     pub(super) next_attempt: u64,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) observed: watch::Receiver<Vec<NodeName>>,
+    pub(super) vitals: Vitals,
 }
 
 impl Driver {
     pub(super) async fn run(mut self) {
+        let pulse = self.vitals.task(NAME);
         loop {
-            let Some(joined) = self.join().await else {
+            pulse.beat().await;
+            // It goes on until etcd and the shim answer.
+            let Some(joined) = pulse.idle(self.join()).await else {
                 return;
             };
             let (queue, news) = (Arc::new(FenceQueue::default()), mpsc::channel(MAX_NEWS));
-            let orders = fence_orders::run(Arc::clone(&self.link), Arc::clone(&queue), news.0);
-            let orders = tokio::spawn(orders);
-            let left = Serving::begin(&mut self, joined, queue, news.1).run().await;
+            let fence = self.vitals.task(fence_orders::NAME);
+            let orders =
+                fence_orders::run(Arc::clone(&self.link), Arc::clone(&queue), news.0, fence);
+            let orders = tokio::spawn(essential(fence_orders::NAME, orders));
+            let serving = Serving::begin(&mut self, joined, queue, news.1);
+            let left = serving.run(&pulse).await;
             orders.abort();
             self.shared.nothing_mine();
             // Above every one that was sent.
@@ -221,10 +232,11 @@ impl<'a> Serving<'a> {
         }
     }
 
-    async fn run(mut self) -> Left {
+    async fn run(mut self, pulse: &Pulse) -> Left {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            pulse.beat().await;
             self.settle();
             if self.name_taken {
                 self.leave();
@@ -247,7 +259,7 @@ impl<'a> Serving<'a> {
                 Wake::Command(None) => return Left::Unused,
                 Wake::Command(Some(command)) => self.take(command),
                 Wake::Fence(Some(event)) => self.hear(event),
-                Wake::Fence(None) => {}
+                Wake::Fence(None) => conman_vitals::end(fence_orders::NAME, "it has returned"),
                 Wake::Observed => {
                     let observed = self.driver.observed.borrow_and_update().clone();
                     self.protocol.set_observed(boot_time(), &observed);

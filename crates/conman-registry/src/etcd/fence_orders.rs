@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::ownership::SlotView;
+use conman_vitals::Pulse;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
@@ -18,6 +19,9 @@ const ORDER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Between two tries to connect.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What the task is called when it ends or stands still.
+pub(super) const NAME: &str = "fence orders";
 
 /// News that the driver has not heard: it takes them as they come.
 pub(super) const MAX_NEWS: usize = 64;
@@ -81,18 +85,37 @@ impl FenceQueue {
     }
 }
 
+enum Next {
+    Order(FenceOrder),
+    Heard(FenceNews),
+    /// Nobody is left to tell.
+    Over,
+}
+
 /// From a connection that stands, number 0, until the driver is gone.
 pub(super) async fn run(
     link: Arc<dyn FenceLink>,
     queue: Arc<FenceQueue>,
     news: mpsc::Sender<FenceEvent>,
+    pulse: Pulse,
 ) {
     let mut connection = 0;
     loop {
-        let lost = tokio::select! {
-            // Cancel safe: an order is taken when it is returned.
-            order = queue.next(connection) => {
-                match timeout(ORDER_PATIENCE, link.order(order)).await {
+        pulse.beat().await;
+        let next = async {
+            tokio::select! {
+                // Cancel safe: an order is taken when it is returned.
+                order = queue.next(connection) => Next::Order(order),
+                // Cancel safe by its contract.
+                heard = link.news() => Next::Heard(heard),
+                // Cancel safe: it only waits.
+                () = news.closed() => Next::Over,
+            }
+        };
+        let lost = match pulse.idle(next).await {
+            Next::Order(order) => {
+                let ordered = timeout(ORDER_PATIENCE, link.order(order));
+                match pulse.wait(ORDER_PATIENCE, ordered).await {
                     Ok(Ok(())) => false,
                     Ok(Err(FenceLinkError::Refused { reason })) => {
                         tracing::warn!(reason, "the fence refuses an order");
@@ -105,22 +128,20 @@ pub(super) async fn run(
                     Ok(Err(FenceLinkError::Lost { .. })) | Err(_) => true,
                 }
             }
-            // Cancel safe by its contract.
-            heard = link.news() => match heard {
-                FenceNews::Lost => true,
-                FenceNews::Fired => {
-                    if news.send(FenceEvent::Fired).await.is_err() {
-                        return;
-                    }
-                    false
+            Next::Heard(FenceNews::Lost) => true,
+            Next::Heard(FenceNews::Fired) => {
+                if news.send(FenceEvent::Fired).await.is_err() {
+                    return;
                 }
-            },
-            // Cancel safe: it only waits.
-            () = news.closed() => return,
+                false
+            }
+            Next::Over => return,
         };
         if lost {
             connection += 1;
-            let Some(FenceHolds { fired, slots }) = reconnect(&*link, &news).await else {
+            // A shim that does not come is not this daemon's standstill.
+            let connected = pulse.idle(reconnect(&*link, &news)).await;
+            let Some(FenceHolds { fired, slots }) = connected else {
                 return;
             };
             let event = FenceEvent::Connected {

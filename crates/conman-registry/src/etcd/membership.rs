@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::ownership::{BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Value};
+use conman_vitals::Pulse;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -23,6 +24,9 @@ const ANNOUNCE_AGAIN_MS: u64 = 5_000;
 
 /// Announcements that follow each other, and looks at the others, are at least this far apart.
 const HURRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Calls to etcd are bounded far below this, whichever endpoints it takes.
+const CALL_BOUND: Duration = Duration::from_secs(30);
 
 /// Before a watch that broke is begun anew.
 const REWATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -169,11 +173,13 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     membership: Arc<Membership>,
     observed: watch::Sender<Vec<NodeName>>,
+    pulse: Pulse,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let mut announced: Option<(BootTime, PeerText)> = None;
     loop {
-        match look(&shared).await {
+        pulse.beat().await;
+        match pulse.wait(CALL_BOUND, look(&shared)).await {
             Ok(read) => {
                 let now = boot_time();
                 membership.take(now, read);
@@ -187,10 +193,14 @@ pub(super) async fn run(
             }
             Err(error) => tracing::debug!(%error, "the other nodes cannot be looked at"),
         }
-        tell(&shared, &membership, &mut announced).await;
-        sleep(HURRY_PAUSE).await;
-        // What asks for hurry while nobody waits is remembered.
-        let _ = timeout(interval, shared.hurry.notified()).await;
+        let telling = tell(&shared, &membership, &mut announced);
+        pulse.wait(CALL_BOUND, telling).await;
+        let pause = async {
+            sleep(HURRY_PAUSE).await;
+            // What asks for hurry while nobody waits is remembered.
+            let _ = timeout(interval, shared.hurry.notified()).await;
+        };
+        pulse.wait(HURRY_PAUSE + interval, pause).await;
     }
 }
 

@@ -64,6 +64,7 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
         prefix: "/conman/".to_owned(),
         timing,
         accept_above: None,
+        vitals: Default::default(),
     }
 }
 

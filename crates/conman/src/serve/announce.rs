@@ -7,11 +7,14 @@ use std::time::Duration;
 use conman_node::Node;
 use conman_proto::NodeState;
 use conman_registry::{Announcement, Fleet, NodeLoad};
+use conman_vitals::{Vitals, essential};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 
+/// What the task is called when it ends or stands still.
+const NAME: &str = "announcer";
 /// Between two looks at the load; a change is told at once, the rest now and then.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Largest file of /proc that is read here.
@@ -22,8 +25,10 @@ pub(super) fn run(
     config: &Config,
     node: &Arc<Node>,
     fleet: &Arc<dyn Fleet>,
+    vitals: &Vitals,
     closing: CancellationToken,
 ) {
+    let pulse = vitals.task(NAME);
     let fixed = Announcement {
         peer_url: config.fleet.peer_url.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -35,18 +40,23 @@ pub(super) fn run(
     // Now: whoever sees that this node is ready may ask it for a session at once.
     fleet.announce(announcement(&fixed, node));
     let (node, fleet) = (Arc::clone(node), Arc::clone(fleet));
-    tokio::spawn(async move {
+    tokio::spawn(essential(NAME, async move {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // A tick that is dropped with the daemon is missed by nobody.
-        while closing.run_until_cancelled(looks.tick()).await.is_some() {
+        loop {
+            pulse.beat().await;
+            // A tick that is dropped with the daemon is missed by nobody.
+            let next = closing.run_until_cancelled(looks.tick());
+            if pulse.idle(next).await.is_none() {
+                break;
+            }
             fleet.announce(announcement(&fixed, &node));
         }
         fleet.announce(Announcement {
             draining: true,
             ..announcement(&fixed, &node)
         });
-    });
+    }));
 }
 
 fn announcement(fixed: &Announcement, node: &Node) -> Announcement {

@@ -17,6 +17,7 @@ use conman_registry::{
     FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
+use conman_vitals::{Vitals, essential};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,7 @@ pub(super) fn registry(
     fleet: &SharedRegistry,
     instance: &Instance,
     generation_floor: Option<Generation>,
+    vitals: &Vitals,
 ) -> Result<Arc<EtcdRegistry>> {
     let boot_id = fs::read_to_string(BOOT_ID)
         .with_context(|| format!("cannot read {BOOT_ID}"))?
@@ -62,6 +64,7 @@ pub(super) fn registry(
         prefix: fleet.prefix.clone(),
         timing: fleet.timing,
         accept_above: generation_floor,
+        vitals: vitals.clone(),
     };
     let command = shim::command(config)?;
     let fence = ShimFence::new(ShimPlace::of(instance).socket(), Some(command));
@@ -135,11 +138,14 @@ pub(super) async fn join(
 }
 
 /// The registry's orders to end sessions, passed on to the node.
-pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>) -> JoinHandle<()> {
+pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, vitals: &Vitals) -> JoinHandle<()> {
+    const NAME: &str = "orders";
     let node = Arc::downgrade(node);
-    tokio::spawn(async move {
+    let pulse = vitals.task(NAME);
+    tokio::spawn(essential(NAME, async move {
         loop {
-            let order = orders.next().await;
+            pulse.beat().await;
+            let order = pulse.idle(orders.next()).await;
             let Some(node) = node.upgrade() else {
                 return;
             };
@@ -152,7 +158,7 @@ pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>) -> JoinHandle<()> {
                 Order::Ended { id, generation } => node.note_end(&id, generation),
             }
         }
-    })
+    }))
 }
 
 /// The shim's fence as the registry knows one.

@@ -42,6 +42,7 @@ use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_peer::{FleetMap, PeerClient};
 use conman_proxy::{Proxy, ProxyOptions};
+use conman_vitals::essential;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -183,7 +184,7 @@ async fn serve(
     let obeying = state
         .orders
         .as_ref()
-        .map(|orders| fleet::obey(Arc::clone(orders), &node));
+        .map(|orders| fleet::obey(Arc::clone(orders), &node, &state.vitals));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
     let stopped = signals::watch(
@@ -196,7 +197,7 @@ async fn serve(
     renewal::run(&credentials, closing.clone());
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {
-        announce::run(&config, &node, fleet, closing.clone());
+        announce::run(&config, &node, fleet, &state.vitals, closing.clone());
     }
     let map = listeners.peers.is_some().then(|| {
         let fleet = Arc::clone(fleet);
@@ -254,13 +255,16 @@ async fn serve(
         options,
         closing.clone(),
     );
-    let servers = [tokio::spawn(tcp), tokio::spawn(admin)];
+    let servers = [
+        tokio::spawn(essential("API", tcp)),
+        tokio::spawn(essential("admin API", admin)),
+    ];
     tracing::info!(
         api = %api_address, sessions = %listeners.sessions_address,
         admin = %config.listen.admin.display(), "ready"
     );
     service_manager::ready();
-    service_manager::watch(&node);
+    service_manager::watch(&node, state.vitals.clone());
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
@@ -345,6 +349,7 @@ async fn start_node(
         .clone()
         .map(|endpoint| GceOptions { endpoint });
     options.standing = state.fleet.standing();
+    options.vitals = state.vitals.clone();
     Node::start(
         options,
         Arc::clone(&state.registry),

@@ -2,9 +2,11 @@
 //! is ready, that it lives, and that it stops. Without one nothing is told to anybody.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use conman_node::Node;
+use conman_vitals::Vitals;
 use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
@@ -33,9 +35,9 @@ pub(super) fn stopping(why: &str) {
 }
 
 /// Gives signs of life, if the service manager waits for any, for as long as the main runtime's
-/// tasks and the node's tables answer. They come from the emergency thread, which can tell when
-/// nothing else does.
-pub(super) fn watch(node: &Arc<Node>) {
+/// tasks and the node's tables answer, and no essential task stands still. They come from the
+/// emergency thread, which can tell when nothing else does.
+pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
     };
@@ -44,7 +46,25 @@ pub(super) fn watch(node: &Arc<Node>) {
         // Takes the locks that everything else takes.
         let _ = looked_at.view();
     };
-    let beat = || tell(&[NotifyState::Watchdog]);
+    let stood = AtomicBool::new(false);
+    let beat = move || {
+        let still = vitals.still();
+        if still.is_empty() {
+            if stood.swap(false, Ordering::Relaxed) {
+                tell(&[NotifyState::Status("goes on")]);
+            }
+            return tell(&[NotifyState::Watchdog]);
+        }
+        stood.store(true, Ordering::Relaxed);
+        let names: Vec<&str> = still.iter().map(|one| one.name).collect();
+        let status = format!("standing still: {}", names.join(", "));
+        tracing::error!(
+            ?still,
+            "tasks have shown nothing for too long; the service manager restarts the daemon if that \
+             goes on, and what runs here stays"
+        );
+        tell(&[NotifyState::Status(&status)]);
+    };
     node.emergency()
         .spawn(beats(interval / BEATS, Handle::current(), look, beat));
 }
@@ -79,7 +99,7 @@ fn tell(states: &[NotifyState<'_>]) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 

@@ -10,6 +10,7 @@ use conman_registry::{
     EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Orders, Registry, SoloFleet,
 };
 use conman_shim::SHARED_IDS;
+use conman_vitals::Vitals;
 
 use super::fleet;
 use crate::config::Config;
@@ -27,6 +28,8 @@ pub(super) struct State {
     pub(super) journal: Arc<Journal>,
     pub(super) instance: Instance,
     pub(super) images: ImageStore,
+    /// Looks after the tasks that the daemon cannot do without.
+    pub(super) vitals: Vitals,
 }
 
 impl State {
@@ -36,10 +39,12 @@ impl State {
         let directory = &config.state_dir;
         state_dir::prepare(directory)?;
         let instance = state_dir::instance(directory)?;
+        let vitals = Vitals::default();
         let (registry, fleet, orders): (Arc<dyn Registry>, Arc<dyn Fleet>, _) = match &config.shared
         {
             Some(fleet) => {
-                let registry = fleet::registry(config, fleet, &instance, generation_floor)?;
+                let registry =
+                    fleet::registry(config, fleet, &instance, generation_floor, &vitals)?;
                 let orders = registry.orders();
                 (Arc::clone(&registry) as _, registry, Some(orders))
             }
@@ -60,6 +65,7 @@ impl State {
             journal: Arc::new(journal),
             instance,
             images: images(&directory.join(IMAGES), config)?,
+            vitals,
         })
     }
 }

@@ -84,8 +84,7 @@ async fn row_04_two_daemons_on_one_state_directory_are_one() {
     untouched(&mut fleet, &generations).await;
 }
 
-/// Failpoints in single tasks are no part of the binary: all of the daemon stands still here, and the
-/// test is the service manager.
+/// All of the daemon stands still, and the test is the service manager.
 #[tokio::test]
 async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adopts_all() {
     let builder = Cluster::builder().nodes(1).short();
@@ -115,15 +114,147 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
     untouched(&mut fleet, &generations).await;
 }
 
+/// The tasks that a daemon of a fleet cannot do without.
+#[cfg(debug_assertions)]
+const ESSENTIAL: [&str; 9] = [
+    "ownership",
+    "membership",
+    "fence orders",
+    "orders",
+    "announcer",
+    "clean-up",
+    "condemned",
+    "reconciler",
+    "runtime health",
+];
+
+/// What a node's daemon reads who is to hang or to panic from; builds for debugging do.
+#[cfg(debug_assertions)]
+struct Failpoint(std::path::PathBuf);
+
+#[cfg(debug_assertions)]
+impl Failpoint {
+    /// `None` where it is not known how the binary was built.
+    fn of(fleet: &Fleet) -> Option<Self> {
+        use std::io::Write as _;
+        if std::env::var_os("CONMAN_E2E_BINARY").is_some() {
+            let _ = writeln!(
+                std::io::stderr(),
+                "skipped: no failpoints in a given binary"
+            );
+            return None;
+        }
+        Some(Self(fleet.cluster.layout().directory.join("failpoint")))
+    }
+
+    fn start(&self, node: &Node, socket: Option<&std::path::Path>) {
+        let started = node.start_with(|serve| {
+            if let Some(socket) = socket {
+                watched(serve, socket);
+            }
+            serve.env("CONMAN_FAILPOINT_FILE", &self.0);
+        });
+        started.expect("started");
+    }
+
+    /// Written whole or not at all.
+    fn set(&self, what: &str) {
+        let new = self.0.with_extension("new");
+        std::fs::write(&new, what).expect("written");
+        std::fs::rename(new, &self.0).expect("renamed");
+    }
+}
+
+#[cfg(debug_assertions)]
+#[tokio::test]
+async fn row_03_each_task_that_hangs_ends_the_signs_of_life_until_it_goes_on() {
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    fleet.node(0).kill_daemon().expect("killed");
+    let path = fleet.cluster.layout().directory.join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket can be made");
+    let Some(failpoint) = Failpoint::of(&fleet) else {
+        return;
+    };
+    failpoint.start(fleet.node(0), Some(&path));
+    fleet.all_ready().await;
+    for task in ESSENTIAL {
+        assert!(alive(&socket, PATIENCE).await, "before {task} hangs");
+        failpoint.set(task);
+        let is_still =
+            |line: &str| line.starts_with("STATUS=standing still") && line.contains(task);
+        while !is_still(&told(&socket, task).await) {}
+        // It hangs until it is allowed to go on, so that nothing may say that the daemon lives.
+        for _ in 0..3 {
+            let line = told(&socket, task).await;
+            assert!(is_still(&line), "{task} hangs: {line}");
+        }
+        failpoint.set("nobody");
+    }
+    assert!(alive(&socket, PATIENCE).await, "all go on");
+    untouched(&mut fleet, &generations).await;
+}
+
+#[cfg(debug_assertions)]
+#[tokio::test]
+async fn row_03_a_task_that_panics_ends_the_daemon_and_the_next_one_adopts_all() {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    const SIGABRT: i32 = 6;
+    let builder = Cluster::builder().nodes(1).short();
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let generations = started(&mut fleet).await;
+    let Some(failpoint) = Failpoint::of(&fleet) else {
+        return;
+    };
+    for task in ["ownership", "membership", "fence orders", "reconciler"] {
+        fleet.node(0).kill_daemon().expect("killed");
+        failpoint.set("nobody");
+        failpoint.start(fleet.node(0), None);
+        fleet.all_ready().await;
+        failpoint.set(&format!("panic {task}"));
+        let status = eventually_some("the daemon ends", PATIENCE, async || {
+            fleet.node(0).ended().expect("it can be looked after")
+        })
+        .await;
+        assert_eq!(status.signal(), Some(SIGABRT), "{task}: {status}");
+        let log = fleet.node(0).log();
+        let message = format!("essential task ended: {task}, it panicked");
+        assert!(log.contains(&message), "{message}: {log}");
+    }
+    fleet.node(0).kill_daemon().expect("killed");
+    failpoint.set("nobody");
+    failpoint.start(fleet.node(0), None);
+    fleet.all_ready().await;
+    untouched(&mut fleet, &generations).await;
+}
+
+/// The next line that the daemon tells.
+#[cfg(debug_assertions)]
+async fn told(socket: &UnixDatagram, task: &str) -> String {
+    let mut bytes = [0; 4_096];
+    let length = timeout(PATIENCE, socket.recv(&mut bytes)).await;
+    let length = length.unwrap_or_else(|_| panic!("nothing is told of {task}"));
+    let length = length.expect("the socket is open");
+    String::from_utf8_lossy(&bytes[..length]).trim().to_owned()
+}
+
 /// Shorter than a service's, so that the test is.
 const WATCHDOG_US: u64 = 600_000;
 
 fn start_watched(node: &Node, socket: &std::path::Path) {
-    let watched = node.start_with(|serve| {
-        serve.env("NOTIFY_SOCKET", socket);
-        serve.env("WATCHDOG_USEC", WATCHDOG_US.to_string());
-    });
-    watched.expect("started");
+    let started = node.start_with(|serve| watched(serve, socket));
+    started.expect("started");
+}
+
+fn watched(serve: &mut std::process::Command, socket: &std::path::Path) {
+    serve.env("NOTIFY_SOCKET", socket);
+    serve.env("WATCHDOG_USEC", WATCHDOG_US.to_string());
 }
 
 /// Whether the daemon tells within this time that it lives.

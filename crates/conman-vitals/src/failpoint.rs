@@ -1,0 +1,36 @@
+//! Where a test has an essential task hang or panic. Only in builds for debugging: in any other
+//! there is nothing but a function that returns.
+
+/// Names the file that says what is to happen: a task's name has it hang for as long as the file says
+/// so, `panic NAME` has it panic.
+#[cfg(debug_assertions)]
+const FILE: &str = "CONMAN_FAILPOINT_FILE";
+
+#[cfg(debug_assertions)]
+pub(crate) async fn pass(name: &str) {
+    use std::path::PathBuf;
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    const PAUSE: Duration = Duration::from_millis(20);
+
+    let Some(path) = PATH.get_or_init(|| std::env::var_os(FILE).map(PathBuf::from)) else {
+        return;
+    };
+    loop {
+        let wanted = std::fs::read_to_string(path).unwrap_or_default();
+        let wanted = wanted.trim();
+        assert!(
+            wanted.strip_prefix("panic ") != Some(name),
+            "a test wants it to"
+        );
+        if wanted != name {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(not(debug_assertions))]
+pub(crate) async fn pass(_name: &str) {}

@@ -1,0 +1,245 @@
+//! The tasks that the daemon cannot do without.
+//!
+//! - [`essential`] ends the process when such a task panics: containers outlive the daemon, the
+//!   service manager starts another, and the shim's fence stays armed meanwhile.
+//! - [`Vitals`] knows when each has last shown that it goes on, by its [`Pulse`]. Whoever gives signs
+//!   of life for the process asks [`Vitals::still`] first.
+//!
+//! No tasks and no channels: each pulse is a time behind a mutex that is held for an assignment.
+//!
+//! A task shows progress where it begins its next turn ([`Pulse::beat`]). What it waits for in
+//! between it waits for through its pulse, which says for how long that is no standstill. So a lock
+//! that is never given back, a loop without an end and a wait that nobody bounded are told of.
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::process::abort;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep};
+
+mod failpoint;
+
+/// How long an essential task may show nothing. Longer than the longest turn of any on a loaded
+/// machine; together with the unit's `WatchdogSec` it makes the time after which a daemon that hangs
+/// is started anew.
+pub const ALLOWANCE: Duration = Duration::from_secs(3);
+
+/// While a task waits it shows this often that it is still asked for.
+const SHOW_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Runs an essential task. A panic in it ends the process.
+pub async fn essential<T>(name: &'static str, work: impl Future<Output = T>) -> T {
+    match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(output) => output,
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            end(name, &format!("it panicked: {}", text.unwrap_or_default()))
+        }
+    }
+}
+
+/// Ends the process, as a task that it cannot do without has ended.
+pub fn end(name: &str, why: &str) -> ! {
+    tracing::error!(
+        "essential task ended: {name}, {why}; aborting. What runs here goes on, and the next conman \
+         takes it over"
+    );
+    abort()
+}
+
+/// When each essential task has shown that it goes on.
+#[derive(Debug, Clone, Default)]
+pub struct Vitals {
+    tasks: Arc<Mutex<Vec<Weak<Task>>>>,
+}
+
+#[derive(Debug)]
+struct Task {
+    name: &'static str,
+    shown_at: Mutex<Instant>,
+}
+
+/// A task that stands still.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Still {
+    pub name: &'static str,
+    pub since: Duration,
+}
+
+impl Vitals {
+    /// Looks after a task for as long as its pulse lives.
+    #[must_use]
+    pub fn task(&self, name: &'static str) -> Pulse {
+        let task = Arc::new(Task {
+            name,
+            shown_at: Mutex::new(Instant::now()),
+        });
+        let mut tasks = lock(&self.tasks);
+        tasks.retain(|task| task.strong_count() > 0);
+        tasks.push(Arc::downgrade(&task));
+        Pulse { task }
+    }
+
+    /// The tasks that have shown nothing for longer than [`ALLOWANCE`].
+    #[must_use]
+    pub fn still(&self) -> Vec<Still> {
+        let now = Instant::now();
+        let tasks = lock(&self.tasks);
+        let living = tasks.iter().filter_map(Weak::upgrade);
+        let all = living.map(|task| Still {
+            name: task.name,
+            since: now.saturating_duration_since(*lock(&task.shown_at)),
+        });
+        all.filter(|still| still.since > ALLOWANCE).collect()
+    }
+}
+
+/// By which a task shows that it goes on.
+#[derive(Debug)]
+pub struct Pulse {
+    task: Arc<Task>,
+}
+
+impl Pulse {
+    /// One of a task that nobody looks after.
+    #[must_use]
+    pub fn unwatched(name: &'static str) -> Self {
+        Vitals::default().task(name)
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.task.name
+    }
+
+    /// A turn of the task begins. Completes at once, but where a test has it hang.
+    pub async fn beat(&self) {
+        self.show();
+        failpoint::pass(self.task.name).await;
+    }
+
+    /// Waits for what may come at any time or never. Cancel safe if `work` is.
+    pub async fn idle<T>(&self, work: impl Future<Output = T>) -> T {
+        self.show_while(work, None).await
+    }
+
+    /// Waits for what ends within `bound` unless something is wrong. Cancel safe if `work` is.
+    pub async fn wait<T>(&self, bound: Duration, work: impl Future<Output = T>) -> T {
+        self.show_while(work, Some(Instant::now() + bound)).await
+    }
+
+    async fn show_while<T>(&self, work: impl Future<Output = T>, until: Option<Instant>) -> T {
+        let mut work = pin!(work);
+        loop {
+            self.show();
+            tokio::select! {
+                biased;
+                // Not cancelled by the other arm: the same future is polled again.
+                output = &mut work => {
+                    self.show();
+                    return output;
+                }
+                // Cancel safe: it only waits.
+                () = sleep(SHOW_INTERVAL) => failpoint::pass(self.task.name).await,
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return work.await;
+            }
+        }
+    }
+
+    fn show(&self) {
+        *lock(&self.task.shown_at) = Instant::now();
+    }
+}
+
+/// A panic while a lock is held cannot leave half a change: each is one operation.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::process::Command;
+
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+
+    fn names(vitals: &Vitals) -> Vec<&'static str> {
+        vitals.still().into_iter().map(|still| still.name).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_stands_still_once_it_has_shown_nothing_for_the_time_allowed() {
+        let vitals = Vitals::default();
+        let (one, other) = (vitals.task("one"), vitals.task("other"));
+        advance(ALLOWANCE).await;
+        assert_eq!(names(&vitals), [""; 0]);
+        other.beat().await;
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(names(&vitals), ["one"]);
+        one.beat().await;
+        assert_eq!(names(&vitals), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_is_gone_is_not_asked_for() {
+        let vitals = Vitals::default();
+        drop(vitals.task("gone"));
+        advance(ALLOWANCE * 2).await;
+        assert_eq!(names(&vitals), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_is_no_standstill_until_its_bound_is_over() {
+        let vitals = Vitals::default();
+        let pulse = vitals.task("waits");
+        let never = pulse.idle(pending::<()>());
+        assert!(timeout(ALLOWANCE * 9, never).await.is_err());
+        assert_eq!(names(&vitals), [""; 0]);
+        let bound = ALLOWANCE * 2;
+        let wait = pulse.wait(bound, pending::<()>());
+        assert!(timeout(bound, wait).await.is_err());
+        assert_eq!(names(&vitals), [""; 0]);
+        let wait = pulse.wait(bound, pending::<()>());
+        assert!(timeout(bound + ALLOWANCE * 2, wait).await.is_err());
+        assert_eq!(names(&vitals), ["waits"]);
+    }
+
+    /// In the process that the test below starts.
+    const DOOMED: &str = "CONMAN_VITALS_DOOMED";
+
+    #[test]
+    fn a_panic_of_an_essential_task_ends_the_process_with_its_name() {
+        if std::env::var_os(DOOMED).is_some() {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let doomed = async {
+                let task = essential("doomed", async { panic!("of its own doing") });
+                tokio::spawn(task).await
+            };
+            let _: Result<(), _> = runtime.expect("a runtime").block_on(doomed);
+            return;
+        }
+        let this = "tests::a_panic_of_an_essential_task_ends_the_process_with_its_name";
+        let ended = Command::new(std::env::current_exe().expect("this test's binary"))
+            .args(["--exact", this, "--nocapture"])
+            .env(DOOMED, "1")
+            .output()
+            .expect("it can be run");
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&ended.status),
+            Some(SIGABRT),
+            "{ended:?}"
+        );
+    }
+
+    const SIGABRT: i32 = 6;
+}
