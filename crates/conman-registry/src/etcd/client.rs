@@ -471,7 +471,11 @@ fn classify(name: &str, status: &Status) -> CallError {
         let reason = format!("{name} cannot be connected to: {why}");
         return CallError::NotSent { reason };
     }
+    // Not full, but larger than a message may be: nobody has looked into it.
+    let too_large =
+        status.code() == Code::ResourceExhausted && status.message().contains("larger than max");
     let refused = match status.code() {
+        Code::ResourceExhausted => too_large,
         Code::InvalidArgument
         | Code::Unauthenticated
         | Code::PermissionDenied
@@ -482,7 +486,6 @@ fn classify(name: &str, status: &Status) -> CallError {
         | Code::DeadlineExceeded
         | Code::NotFound
         | Code::AlreadyExists
-        | Code::ResourceExhausted
         | Code::FailedPrecondition
         | Code::Aborted
         | Code::OutOfRange

@@ -27,11 +27,12 @@ use super::codec::{self, Holder};
 use super::fence_orders::{self, FenceEvent, FenceQueue, MAX_NEWS};
 use super::joining::{self, Joined};
 use super::shared::{Shared, boot_time};
-use super::store::{Answered, Beside, MAX_RELEASES, ReadError};
+use super::store::{Answered, Beside, ReadError};
 use super::wire;
 use crate::fence_link::{FenceLink, FenceOrder};
 use crate::{RegistryError, Release, SessionRecord, Standing};
 
+mod batches;
 mod claims;
 mod releases;
 
@@ -46,6 +47,9 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Commands taken at a time, so that releases that come together go together.
 const MAX_TAKEN: usize = 1_024;
+
+/// Before a release that etcd refuses is tried again.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// More heartbeats than are sent in a life.
 const ATTEMPTS_OF_A_PROTOCOL: u64 = 1 << 32;
@@ -368,11 +372,15 @@ impl<'a> Serving<'a> {
                     }
                     return;
                 }
+                if answered.refused {
+                    return self.refused(sent, answered);
+                }
                 for one in sent {
                     let answered = Answered {
                         answer: answered.answer.clone(),
                         trouble: answered.trouble.clone(),
                         revision: answered.revision,
+                        refused: false,
                     };
                     self.releases.answered(&one.transaction, &answered);
                     self.answered(one.op, answered);
@@ -392,6 +400,31 @@ impl<'a> Serving<'a> {
         }
     }
 
+    /// What is refused together may be taken in parts. A single one is told of, and tried again only
+    /// after a while: no haste helps.
+    fn refused(&mut self, mut sent: Vec<Sent>, answered: Answered) {
+        if sent.len() > 1 {
+            let half = sent.split_off(sent.len() / 2);
+            self.send_together(sent);
+            self.send_together(half);
+            return;
+        }
+        for one in sent {
+            let reason = answered.trouble.clone().unwrap_or_default();
+            self.releases.refused(&one.transaction, reason);
+            let answered = Answered {
+                answer: answered.answer.clone(),
+                trouble: None,
+                revision: 0,
+                refused: true,
+            };
+            self.work.push(Box::pin(async move {
+                tokio::time::sleep(REFUSED_PAUSE).await;
+                Done::Answered(one.op, answered)
+            }));
+        }
+    }
+
     fn answered(&mut self, op: u64, answered: Answered) {
         if let Some(trouble) = &answered.trouble {
             tracing::debug!(op, trouble, "etcd");
@@ -399,6 +432,10 @@ impl<'a> Serving<'a> {
                 let reason = trouble.clone();
                 self.shared.stands(Standing::Joining { reason });
             }
+        }
+        if answered.refused {
+            self.claims
+                .refused(op, answered.trouble.as_deref().unwrap_or_default());
         }
         self.claims.answered(op, answered.revision);
         if self.rejoins.contains(&op) {
@@ -559,18 +596,15 @@ impl<'a> Serving<'a> {
 
     /// Sends what has come together, releases in batches.
     fn flush(&mut self) {
-        let mut batch = Vec::new();
+        let mut releases = Vec::new();
         for one in std::mem::take(&mut self.outbox) {
             if is_release(&one.transaction) {
-                batch.push(one);
-                if batch.len() == MAX_RELEASES {
-                    self.send_together(std::mem::take(&mut batch));
-                }
+                releases.push(one);
             } else {
                 self.send(one);
             }
         }
-        if !batch.is_empty() {
+        for batch in batches::of(releases) {
             self.send_together(batch);
         }
     }

@@ -43,6 +43,8 @@ pub(super) struct Answered {
     pub(super) answer: Answer,
     pub(super) trouble: Option<String>,
     pub(super) revision: i64,
+    /// etcd has looked at it and does not take it: sent again as it is, it would be refused again.
+    pub(super) refused: bool,
 }
 
 impl Answered {
@@ -51,6 +53,7 @@ impl Answered {
             answer,
             trouble: None,
             revision,
+            refused: false,
         }
     }
 
@@ -59,6 +62,7 @@ impl Answered {
             answer,
             trouble: Some(trouble),
             revision: 0,
+            refused: false,
         }
     }
 }
@@ -132,7 +136,10 @@ impl Store {
                     true => Answer::Unavailable,
                     false => Answer::Ambiguous,
                 };
-                Answered::failed(answer, error.to_string())
+                Answered {
+                    refused: matches!(error, CallError::Refused { .. }),
+                    ..Answered::failed(answer, error.to_string())
+                }
             }
         }
     }

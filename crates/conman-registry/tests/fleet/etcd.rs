@@ -20,6 +20,7 @@ static NEXT: AtomicU8 = AtomicU8::new(0);
 pub(crate) struct Etcd {
     address: Ipv4Addr,
     dir: TempDir,
+    more: Vec<String>,
     child: Option<Child>,
     files: Option<Files>,
 }
@@ -35,12 +36,21 @@ pub(crate) struct Files {
 impl Etcd {
     /// One that answers; nothing where there is no etcd.
     pub(crate) fn start() -> Option<Self> {
-        Self::start_with(|_, _| None)
+        Self::begun(&[], |_, _| None)
+    }
+
+    /// The same with further arguments.
+    pub(crate) fn start_bounded(more: &[&str]) -> Option<Self> {
+        Self::begun(more, |_, _| None)
     }
 
     /// One that answers only by TLS those whom it knows by their certificates: those that `files`
     /// writes to a directory, for a server of this address.
     pub(crate) fn start_with(files: impl FnOnce(&Path, Ipv4Addr) -> Option<Files>) -> Option<Self> {
+        Self::begun(&[], files)
+    }
+
+    fn begun(more: &[&str], files: impl FnOnce(&Path, Ipv4Addr) -> Option<Files>) -> Option<Self> {
         let installed = Command::new("etcd")
             .arg("--version")
             .stdout(Stdio::null())
@@ -58,6 +68,7 @@ impl Etcd {
             address,
             files: files(dir.path(), address),
             dir,
+            more: more.iter().map(|one| (*one).to_owned()).collect(),
             child: None,
         };
         etcd.begin();
@@ -87,6 +98,7 @@ impl Etcd {
             .arg("--initial-cluster")
             .arg(format!("one={peer}"))
             .args(self.server_arguments())
+            .args(&self.more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

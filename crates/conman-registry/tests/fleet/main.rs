@@ -8,4 +8,5 @@ mod node;
 mod outages;
 mod ownership;
 mod proxy;
+mod refusals;
 mod tls;

@@ -7,6 +7,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 
 use super::super::codec::Told;
+use super::super::notes;
 use super::super::shared::{Mine, Shared, name};
 use super::Reply;
 use crate::{RecordState, RegistryError, SessionRecord};
@@ -25,6 +26,8 @@ struct Claim {
     told: Option<Told>,
     revision: Option<i64>,
     forwarded: Option<NodeName>,
+    /// Why etcd does not take it.
+    refused: Option<String>,
     tries: u32,
     /// Who asked for the same meanwhile.
     others: Vec<Reply<SessionRecord>>,
@@ -63,6 +66,7 @@ impl Claims {
             told: None,
             revision: None,
             forwarded: None,
+            refused: None,
             tries: 1,
             others: Vec::new(),
         };
@@ -98,6 +102,13 @@ impl Claims {
     pub(super) fn of(&self, slot: &Slot) -> Option<Told> {
         let told = self.under_way.get(&slot.session)?.told.clone()?;
         (told.record.generation.get() == slot.generation).then_some(told)
+    }
+
+    pub(super) fn refused(&mut self, op: u64, reason: &str) {
+        let mut claims = self.under_way.values_mut();
+        if let Some(claim) = claims.find(|claim| claim.op == Some(op)) {
+            claim.refused = Some(reason.to_owned());
+        }
     }
 
     pub(super) fn answered(&mut self, op: u64, revision: i64) {
@@ -148,7 +159,8 @@ impl Claims {
                 Some(_) => Some(session.clone()),
                 None => {
                     let may = protocol.may_act(super::boot_time()) && !claim.reply.is_closed();
-                    if claim.forwarded.is_none() && claim.tries < MAX_TRIES && may {
+                    let clear = claim.forwarded.is_some() || claim.refused.is_some();
+                    if !clear && claim.tries < MAX_TRIES && may {
                         claim.tries += 1;
                         again.push(session.clone());
                         return None;
@@ -158,7 +170,7 @@ impl Claims {
             })
             .collect();
         for session in over {
-            let Some(claim) = self.under_way.remove(&session) else {
+            let Some(mut claim) = self.under_way.remove(&session) else {
                 continue;
             };
             let error = match (&claim.forwarded, protocol.stake(&session)) {
@@ -167,7 +179,10 @@ impl Claims {
                     node: owner.to_string(),
                 },
                 (None, Some(stake)) => refusal(&claim.id, stake, shared),
-                (None, None) => shared.unavailable(),
+                (None, None) => match claim.refused.take() {
+                    Some(reason) => notes::unavailable(&reason),
+                    None => shared.unavailable(),
+                },
             };
             claim.answer(&error);
         }

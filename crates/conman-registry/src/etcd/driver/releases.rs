@@ -28,6 +28,8 @@ struct Pending {
     told: Told,
     waiting: Vec<Reply<()>>,
     since: BootTime,
+    /// Why etcd does not take it.
+    refused: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +79,7 @@ impl Releases {
             release,
             waiting: vec![reply],
             since: boot_time(),
+            refused: None,
         };
         self.pending.insert(slot.clone(), pending);
         Some(slot)
@@ -94,6 +97,7 @@ impl Releases {
             release,
             waiting: Vec::new(),
             since: boot_time(),
+            refused: None,
         };
         self.pending.insert(slot, pending);
     }
@@ -177,18 +181,27 @@ impl Releases {
         Some(ended(known, abandoned()))
     }
 
+    /// etcd does not take the release, and whoever waits is told why.
+    pub(super) fn refused(&mut self, transaction: &Transaction, reason: String) {
+        for slot in released(transaction) {
+            tracing::error!(
+                session = %slot.session, generation = slot.generation, reason,
+                "etcd does not take a release"
+            );
+            if let Some(pending) = self.pending.get_mut(&slot) {
+                for reply in pending.waiting.drain(..) {
+                    let _ = reply.send(Err(notes::unavailable(&reason)));
+                }
+                pending.refused = Some(reason.clone());
+            }
+        }
+    }
+
     pub(super) fn answered(&mut self, transaction: &Transaction, answered: &Answered) {
         if answered.answer != Answer::Committed {
             return;
         }
-        for (key, value) in &transaction.write {
-            if let (Key::Session(session), Some(Value::Session(ownership))) = (key, value) {
-                self.recorded.insert(Slot {
-                    session: session.clone(),
-                    generation: ownership.generation,
-                });
-            }
-        }
+        self.recorded.extend(released(transaction));
     }
 
     /// Answers those that the protocol has done with. What it gave up without a recorded release
@@ -235,7 +248,10 @@ impl Releases {
         for pending in self.pending.values_mut() {
             if now.since(pending.since) >= PATIENCE_MS {
                 for reply in pending.waiting.drain(..) {
-                    let _ = reply.send(Err(shared.unavailable()));
+                    let _ = reply.send(Err(match &pending.refused {
+                        Some(reason) => notes::unavailable(reason),
+                        None => shared.unavailable(),
+                    }));
                 }
             }
         }
@@ -249,6 +265,20 @@ impl Releases {
             }
         }
     }
+}
+
+/// The slots that a transaction gives up.
+fn released(transaction: &Transaction) -> impl Iterator<Item = Slot> + use<'_> {
+    transaction
+        .write
+        .iter()
+        .filter_map(|(key, value)| match (key, value) {
+            (Key::Session(session), Some(Value::Session(ownership))) => Some(Slot {
+                session: session.clone(),
+                generation: ownership.generation,
+            }),
+            _ => None,
+        })
 }
 
 fn slot(release: &Release) -> Slot {
