@@ -493,7 +493,7 @@ impl<'a> Serving<'a> {
             Action::Start(slot) => {
                 // Whoever asked for it is gone: nothing was sent, so nothing needs to die first.
                 if let Some(told) = self.claims.started(&slot, &self.shared) {
-                    self.releases.give_back(slot.clone(), told);
+                    self.releases.give_back(told);
                     self.inbox.push_back(Event::DeathCertificate(slot));
                 }
             }

@@ -17,7 +17,7 @@ use super::super::store::{Answered, ReadError};
 use super::Reply;
 use super::claims::Claims;
 use crate::rules::{self, Change, Effect};
-use crate::{Ending, RecordState, RegistryError, Release};
+use crate::{Ending, RecordState, RegistryError, Release, SessionRecord};
 
 /// How long a caller waits for a release; it goes on without it, and may be asked for again.
 const PATIENCE_MS: u64 = 5_000;
@@ -86,20 +86,26 @@ impl Releases {
     }
 
     /// A start that nobody waits for any more.
-    pub(super) fn give_back(&mut self, slot: Slot, told: Told) {
+    pub(super) fn give_back(&mut self, told: Told) {
         let release = Release {
             id: told.record.id.clone(),
             generation: told.record.generation,
             ending: abandoned(),
         };
-        let pending = Pending {
-            told: ended(told, release.ending.clone()),
-            release,
-            waiting: Vec::new(),
-            since: boot_time(),
-            refused: None,
-        };
-        self.pending.insert(slot, pending);
+        self.keep(told, release);
+    }
+
+    /// One that nobody waits for, unless there is one.
+    fn keep(&mut self, told: Told, release: Release) {
+        self.pending
+            .entry(slot(&release))
+            .or_insert_with(|| Pending {
+                told: ended(told, release.ending.clone()),
+                release,
+                waiting: Vec::new(),
+                since: boot_time(),
+                refused: None,
+            });
     }
 
     /// What follows from a record: an answer, or its certificate to the protocol.
@@ -150,8 +156,12 @@ impl Releases {
                     Some(_) => Event::DeathCertificate(slot),
                 }]
             }
-            (Ok(Effect::Put(_)), _) => {
+            (Ok(Effect::Put(_)), mine) => {
                 let _ = reply.send(Err(shared.unavailable()));
+                // Whenever the protocol gives it up, that is how it ended.
+                if let Some(mine) = mine {
+                    self.keep(mine.told, release);
+                }
                 vec![Event::DeathCertificate(slot)]
             }
             // Nothing to record; but the protocol may still hold the slot.
@@ -178,7 +188,8 @@ impl Releases {
             let told = shared.mine(&id)?.told;
             (told.record.generation.get() == slot.generation).then_some(told)
         })?;
-        Some(ended(known, abandoned()))
+        let ending = unheard(&known.record);
+        Some(ended(known, ending))
     }
 
     /// etcd does not take the release, and whoever waits is told why.
@@ -300,6 +311,22 @@ fn ended(told: Told, ending: Ending) -> Told {
     let mut told = told;
     told.record.state = RecordState::Ended(ending);
     told
+}
+
+/// Of a session whose end nobody tells of.
+fn unheard(record: &SessionRecord) -> Ending {
+    let started_at = match &record.state {
+        RecordState::Running { started_at, .. } => Some(*started_at),
+        _ => None,
+    };
+    if started_at.is_none() && record.container.is_none() {
+        return abandoned();
+    }
+    Ending {
+        reason: "it has ended, and nobody has told how".to_owned(),
+        started_at,
+        ..abandoned()
+    }
 }
 
 fn abandoned() -> Ending {
