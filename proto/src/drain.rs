@@ -81,6 +81,18 @@ pub struct DrainReport {
     pub released: u64,
     /// Still there, those included that have not had their turn.
     pub remaining: u64,
+    /// Those with `on_node_loss = "restart"` that run on another node again, the first 1,000; the
+    /// rest is started there when somebody connects.
+    #[serde(default)]
+    pub moved: Vec<Moved>,
     /// What could not be released, each with its reason.
     pub unreleased: Vec<Unreleased>,
+}
+
+/// A session that a drain brought to another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Moved {
+    pub id: SessionId,
+    /// Where it is now.
+    pub node: String,
 }

@@ -12,6 +12,10 @@ use crate::{Generation, SessionId};
 pub enum EventKind {
     /// A start was admitted and its generation recorded.
     SessionClaimed,
+    /// The fleet started it by itself, because its node had gone.
+    SessionRestarted,
+    /// The fleet does not restart it any more: too often in a short time.
+    RestartGivenUp,
     /// One phase of a start ended; `phase` and `duration_ms` tell which and how long.
     SessionPhase,
     /// The session is running and, where it has a port, answered on it.
@@ -71,6 +75,8 @@ impl EventKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SessionClaimed => "session_claimed",
+            Self::SessionRestarted => "session_restarted",
+            Self::RestartGivenUp => "restart_given_up",
             Self::SessionPhase => "session_phase",
             Self::SessionReady => "session_ready",
             Self::SessionFailed => "session_failed",

@@ -22,7 +22,7 @@ mod spec;
 mod template;
 mod token;
 
-pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState};
+pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved};
 pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize,
@@ -41,6 +41,8 @@ pub use node::{
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
-pub use spec::{Network, ResolvedSpec, RuntimeKind, SessionRequest};
+pub use spec::{
+    Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
+};
 pub use template::{Template, TemplateList};
 pub use token::{ConnectToken, ConnectTokenRequest};

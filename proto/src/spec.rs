@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -46,6 +47,60 @@ impl fmt::Display for Network {
             Self::Bridge => "bridge",
         })
     }
+}
+
+/// What becomes of a session whose node is lost, preempted or drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNodeLoss {
+    /// It is started on another node when somebody connects to it.
+    #[default]
+    Wait,
+    /// The fleet starts it on another node by itself.
+    Restart,
+}
+
+impl fmt::Display for OnNodeLoss {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Wait => "wait",
+            Self::Restart => "restart",
+        })
+    }
+}
+
+/// How a session lost its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeLoss {
+    /// Declared dead, or its machine was booted anew.
+    Lost,
+    Preempted,
+    Drained,
+}
+
+impl fmt::Display for NodeLoss {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Lost => "lost",
+            Self::Preempted => "preempted",
+            Self::Drained => "drained",
+        })
+    }
+}
+
+/// That the fleet started a session by itself, because its node had gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Restarted {
+    /// The node that it was on.
+    pub from: String,
+    /// What became of that node.
+    pub because: NodeLoss,
+    /// Which one it is of the restarts that followed each other.
+    pub count: u32,
+    /// When the first of them began.
+    #[schema(value_type = String, format = DateTime)]
+    pub since: Timestamp,
 }
 
 /// What a caller asks of a session: a template's name and whatever it overrides.
@@ -127,6 +182,10 @@ pub struct SessionRequest {
     /// attached to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tty: Option<bool>,
+    /// What becomes of the session when its node is lost, preempted or drained: `wait` for the
+    /// next connection when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_node_loss: Option<OnNodeLoss>,
 }
 
 /// A spec with every default filled in, as the session runs it.
@@ -158,6 +217,11 @@ pub struct ResolvedSpec {
     /// Whether its program runs in a terminal.
     #[serde(default)]
     pub tty: bool,
+    #[serde(default)]
+    pub on_node_loss: OnNodeLoss,
+    /// Absent when somebody asked for this start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarted: Option<Restarted>,
 }
 
 mod present_or_null {

@@ -4,7 +4,8 @@
 use std::error::Error;
 
 use conman_node::{
-    AccessError, DrainError, EnsureError, FailureKind, PreemptError, RouteError, StopError,
+    AccessError, DrainError, EnsureError, FailureKind, PreemptError, RestartError, RouteError,
+    StopError,
 };
 use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
@@ -33,9 +34,25 @@ impl From<StopError> for ApiError {
     fn from(error: StopError) -> Self {
         let kind = match &error {
             StopError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
-            StopError::NotReleased { .. } => Kind::NO_REGISTRY,
+            StopError::NotReleased { .. } | StopError::NotForgotten { .. } => Kind::NO_REGISTRY,
+            StopError::Moved { .. } => Kind::ELSEWHERE,
         };
-        kind.because(chain(&error))
+        let refusal = kind.because(chain(&error));
+        match error {
+            StopError::Moved { .. } => crate::hop::turned(refusal),
+            _ => refusal,
+        }
+    }
+}
+
+impl From<RestartError> for ApiError {
+    fn from(error: RestartError) -> Self {
+        match error {
+            RestartError::NotWanted { .. } => {
+                crate::hop::turned(Kind::ELSEWHERE.because(chain(&error)))
+            }
+            RestartError::NotStarted { source, .. } => source.into(),
+        }
     }
 }
 

@@ -102,6 +102,7 @@ pub(crate) fn for_peers() -> Router<ApiState> {
         ));
     let frontend = Router::new()
         .route(peers::READY, post(peers::ready))
+        .route(peers::RESTART, post(peers::restart))
         .route_layer(from_fn_with_state(
             Needed::Scope(Scope::Frontend),
             access::require,

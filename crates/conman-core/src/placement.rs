@@ -335,7 +335,7 @@ fn busyness(node: &NodeView) -> f64 {
 
 /// A number that depends on both names and looks random: FNV-1a, then the finalizer of
 /// splitmix64, for FNV's upper bits hardly depend on the last letters.
-fn rank(session: &SessionId, node: &str) -> u64 {
+pub(crate) fn rank(session: &SessionId, node: &str) -> u64 {
     let bytes = session.as_str().bytes().chain([0]).chain(node.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -57,11 +57,12 @@ pub fn resolve(
 }
 
 /// Whether a session that runs as `running` is what `asked` asks for. Which template it came from
-/// does not matter, only what came of it.
+/// and what started it do not matter, only what came of it.
 #[must_use]
 pub fn matches(running: &ResolvedSpec, asked: &ResolvedSpec) -> bool {
     let asked = ResolvedSpec {
         template: running.template.clone(),
+        restarted: running.restarted.clone(),
         ..asked.clone()
     };
     *running == asked
@@ -200,6 +201,11 @@ fn fill_in(
         preempt_signal,
         preempt_grace_ms,
         tty,
+        on_node_loss: request
+            .on_node_loss
+            .or(base.on_node_loss)
+            .unwrap_or_default(),
+        restarted: None,
     }
 }
 

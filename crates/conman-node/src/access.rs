@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState};
-use conman_registry::{Ending, RecordState};
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
@@ -15,15 +14,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::attached::{Attached, Presence};
 use crate::context::Context;
 use crate::ensure;
-use crate::error::{AccessError, EnsureError, NotHere, RouteError};
+use crate::error::{AccessError, NotHere, RouteError};
 use crate::hold::Seat;
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle, View};
-
-/// What the reason of a session begins with that ended because its node was preempted.
-pub(crate) const PREEMPTED: &str = "preempted";
-/// Likewise, because its node gave its sessions to others.
-pub(crate) const DRAINED: &str = "drained";
 
 /// See [`crate::Node::route`].
 pub(crate) async fn route(
@@ -68,56 +62,6 @@ pub(crate) fn own_route(
         // That it has no port is told to whoever asks why it is not ready.
         Ok(None) | Err(_) => Err(NotHere::NotReady),
     }
-}
-
-/// See [`crate::Node::revive`].
-pub(crate) async fn revive(
-    context: &Arc<Context>,
-    id: &SessionId,
-    may_start: bool,
-    lost: bool,
-) -> Result<SessionRoute, RouteError> {
-    if context
-        .sessions
-        .current(id)
-        .is_some_and(|handle| !handle.is_ended())
-    {
-        return route(context, id, may_start).await;
-    }
-    let not_started = |source| RouteError::NotStarted {
-        id: id.clone(),
-        source,
-    };
-    let record = context.registry.get(id).await.map_err(|source| {
-        not_started(EnsureError::Registry {
-            id: id.clone(),
-            source: Arc::new(source),
-        })
-    })?;
-    let record = record.ok_or_else(|| RouteError::NoSuchSession { id: id.clone() })?;
-    if let RecordState::Ended(ending) = &record.state
-        && !(may_start
-            && (lost
-                || went_with_its_node(ending)
-                || template_starts_on_connect(context, record.spec.template.as_deref())))
-    {
-        return Err(RouteError::Ended {
-            id: id.clone(),
-            state: crate::view::ended_state(ending),
-            reason: Some(ending.reason.clone()),
-        });
-    }
-    ensure::ensure(context, id, &record.spec, true)
-        .await
-        .map_err(not_started)?;
-    route(context, id, false).await
-}
-
-/// Whether a session ended for no reason of its own, so that whoever connects may start it anew.
-fn went_with_its_node(ending: &Ending) -> bool {
-    [PREEMPTED, DRAINED]
-        .iter()
-        .any(|why| ending.reason.starts_with(why))
 }
 
 /// Every step of a start is bounded, so this only caps their sum.
@@ -202,7 +146,7 @@ fn starts_on_connect(context: &Context, handle: &SessionHandle) -> bool {
     template_starts_on_connect(context, handle.spec.template.as_deref())
 }
 
-fn template_starts_on_connect(context: &Context, template: Option<&str>) -> bool {
+pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&str>) -> bool {
     template
         .and_then(|name| context.options.policy.templates.get(name))
         .is_some_and(|template| template.start_on_connect)

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use conman_core::restart::LOST;
 use conman_linux::{PidFd, ProcessIdentity};
-use conman_proto::{EventKind, Generation, SessionId, SessionState};
+use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
-    ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord,
+    ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord, Standing,
 };
 use conman_runtime::ContainerKey;
 use jiff::Timestamp;
@@ -191,7 +192,10 @@ fn gone_ending(record: &SessionRecord) -> Ending {
     let (failed, reason, started_at, phases) = match &record.state {
         RecordState::Running { started_at, phases } => (
             false,
-            "it ended while conman was not running".to_owned(),
+            match booted_since(record) {
+                true => format!("{LOST}: its machine was booted anew"),
+                false => "it ended while conman was not running".to_owned(),
+            },
             Some(*started_at),
             phases.clone(),
         ),
@@ -215,6 +219,13 @@ fn gone_ending(record: &SessionRecord) -> Ending {
         started_at,
         phases,
     }
+}
+
+/// Whether its machine went down with it.
+fn booted_since(record: &SessionRecord) -> bool {
+    let now = conman_linux::boot_id().ok();
+    let then = record.container.as_ref().map(|known| &known.boot_id);
+    now.is_some() && then.is_some() && now.as_ref() != then
 }
 
 /// Begins the life of a record, unless the session has one by now: whether it did.
@@ -306,14 +317,20 @@ fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
 
 /// Makes the registry forget, in the background. What it still remembers after a failure is shown
 /// again at the next start, and forgotten then.
-pub(crate) fn forget(context: &Arc<Context>, forgotten: Vec<(SessionId, Generation)>) {
+pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandle>>) {
+    // By its record another node restarts what lost this one.
+    let alone = *context.options.standing.borrow() == Standing::Alone;
+    forgotten.retain(|handle| alone || !handle.is_to_be_restarted());
     if forgotten.is_empty() {
         return;
     }
     let context = Arc::clone(context);
     tokio::spawn(async move {
-        for (id, generation) in forgotten {
-            if let Err(error) = context.registry.forget(&id, generation).await {
+        for handle in forgotten {
+            let (id, Some(generation)) = (&handle.id, handle.generation()) else {
+                continue;
+            };
+            if let Err(error) = context.registry.forget(id, generation).await {
                 let reason = crate::error_chain(&error);
                 tracing::debug!(session = %id, reason, "an ended session was not forgotten");
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use conman_linux::NetnsSockets;
 use conman_proto::{EventKind, Generation, RuntimeKind, SessionId};
@@ -18,6 +18,7 @@ use crate::hold::Seats;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
+use crate::revival::Relocate;
 use crate::sessions::Sessions;
 
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Context {
     pub(crate) cleanup: CleanupQueue,
     pub(crate) condemned: Condemned,
     pub(crate) drain: Drain,
+    pub(crate) relocate: OnceLock<Arc<dyn Relocate>>,
     /// A container may appear that nobody waits for.
     pub(crate) stray_expected: Notify,
 }

@@ -20,10 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::drain::{DrainCandidate, plan};
+use conman_core::restart::DRAINED;
 use conman_linux::{parse_signal, signal_name};
 use conman_proto::{
-    DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, SessionId,
-    SessionState, Unreleased,
+    DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
+    SessionId, SessionState, Unreleased,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,10 @@ pub const MAX_PARALLEL: u32 = 256;
 /// if they do.
 const STUCK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Unreleased sessions that a report names.
+/// How long a turn waits for another node to start its session.
+const MOVE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Unreleased sessions that a report names, and moved ones.
 const MAX_NAMED: usize = 1_000;
 
 const DEFAULT_REASON: &str = "the node is being drained";
@@ -98,6 +102,7 @@ struct Current {
     finished_at: Option<Timestamp>,
     released: u64,
     unreleased: Vec<Unreleased>,
+    moved: Vec<Moved>,
     /// Dropped by an undrain, which ends the task.
     _ends: watch::Sender<()>,
 }
@@ -203,6 +208,7 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
         finished_at: current.finished_at,
         released: current.released,
         remaining,
+        moved: current.moved.clone(),
         unreleased: current.unreleased.clone(),
     })
 }
@@ -245,6 +251,7 @@ fn begin(context: &Arc<Context>, order: Order) {
         finished_at: None,
         released: 0,
         unreleased: Vec::new(),
+        moved: Vec::new(),
         _ends: ends,
     });
     context.note(node_event(EventKind::DrainStarted, message));
@@ -287,7 +294,7 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
             && let Some(handle) = next(&context, &order, &had)
         {
             had.insert(handle.id.clone(), Arc::clone(&handle));
-            turns.spawn(take_turn(handle, order.clone()));
+            turns.spawn(take_turn(Arc::clone(&context), handle, order.clone()));
             continue;
         }
         if turns.is_empty() && is_finished(&context) {
@@ -296,8 +303,8 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
         tokio::select! {
             // Cancel safe: an outcome is taken or stays in the set.
             Some(turn) = turns.join_next() => {
-                if let Ok(unreleased) = turn {
-                    note_turn(&context, unreleased);
+                if let Ok(outcome) = turn {
+                    note_turn(&context, outcome);
                 }
             }
             // Cancel safe: it only tells that the sender is gone.
@@ -324,8 +331,15 @@ fn is_finished(context: &Context) -> bool {
         .all(|handle| handle.is_ended() || handle.state() == SessionState::Stuck)
 }
 
-/// Ends one session; what could not be released is returned.
-async fn take_turn(handle: Arc<SessionHandle>, order: Order) -> Option<Unreleased> {
+/// What became of one session.
+enum Outcome {
+    Released,
+    Moved(Moved),
+    Unreleased(Unreleased),
+}
+
+/// Ends one session, and has it started on another node if it wants that.
+async fn take_turn(context: Arc<Context>, handle: Arc<SessionHandle>, order: Order) -> Outcome {
     let (signal, grace_ms) = order.warning(&handle);
     let view = handle.view();
     if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
@@ -347,22 +361,64 @@ async fn take_turn(handle: Arc<SessionHandle>, order: Order) -> Option<Unrelease
     handle.order_stop(&format!("drained: {}", order.reason));
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
     let view = handle.wait_for(over).await;
-    (view.state == SessionState::Stuck).then(|| Unreleased {
-        id: handle.id.clone(),
-        generation: view.generation.unwrap_or(Generation::FIRST),
-        reason: view.reason.unwrap_or_default(),
-    })
+    if view.state == SessionState::Stuck {
+        return Outcome::Unreleased(Unreleased {
+            id: handle.id.clone(),
+            generation: view.generation.unwrap_or(Generation::FIRST),
+            reason: view.reason.unwrap_or_default(),
+        });
+    }
+    let went = view.reason.is_some_and(|why| why.starts_with(DRAINED));
+    match view.generation {
+        Some(generation) if went && handle.spec.on_node_loss == OnNodeLoss::Restart => {
+            let moved = relocate(&context, &handle, generation).await;
+            moved.map_or(Outcome::Released, Outcome::Moved)
+        }
+        _ => Outcome::Released,
+    }
 }
 
-fn note_turn(context: &Context, unreleased: Option<Unreleased>) {
+/// The other nodes see to what fails here, or takes too long.
+async fn relocate(
+    context: &Context,
+    handle: &SessionHandle,
+    generation: Generation,
+) -> Option<Moved> {
+    let others = context.relocate.get()?;
+    let moving = others.relocate(&handle.id, generation);
+    // Cancelled with the time: what another node has begun goes on.
+    let why = match timeout(MOVE_PATIENCE, moving).await {
+        Ok(Ok(node)) => {
+            tracing::info!(session = %handle.id, node, "moved");
+            return Some(Moved {
+                id: handle.id.clone(),
+                node,
+            });
+        }
+        Ok(Err(why)) => why,
+        Err(_) => format!("it took longer than {} s", MOVE_PATIENCE.as_secs()),
+    };
+    tracing::warn!(session = %handle.id, why, "it is not started on another node yet");
+    None
+}
+
+fn note_turn(context: &Context, outcome: Outcome) {
     let mut current = context.drain.lock();
     let Some(current) = current.as_mut() else {
         return;
     };
-    match unreleased {
-        None => current.released += 1,
-        Some(one) if current.unreleased.len() < MAX_NAMED => current.unreleased.push(one),
-        Some(_) => {}
+    match outcome {
+        Outcome::Released => current.released += 1,
+        Outcome::Moved(one) => {
+            current.released += 1;
+            if current.moved.len() < MAX_NAMED {
+                current.moved.push(one);
+            }
+        }
+        Outcome::Unreleased(one) if current.unreleased.len() < MAX_NAMED => {
+            current.unreleased.push(one);
+        }
+        Outcome::Unreleased(_) => {}
     }
 }
 

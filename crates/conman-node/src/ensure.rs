@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use conman_proto::{ResolvedSpec, SessionId, SessionState, StopReport};
+use conman_registry::RegistryError;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::context::Context;
@@ -193,6 +194,7 @@ pub(crate) async fn stop(
     let asked = Instant::now();
     let none = || StopError::NoSuchSession { id: id.clone() };
     let handle = context.sessions.current(id).ok_or_else(none)?;
+    call_off_restart(context, &handle).await?;
     handle.order_stop(why);
     let bounds = &context.options.bounds;
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
@@ -228,6 +230,24 @@ pub(crate) async fn stop(
         dead_ms: None,
         released_ms: None,
     }))
+}
+
+/// Of what is to be restarted elsewhere, the record goes: nobody can start it by that any more.
+async fn call_off_restart(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
+    let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
+        return Ok(());
+    };
+    let id = handle.id.clone();
+    match context.registry.forget(&id, generation).await {
+        Ok(()) | Err(RegistryError::Superseded { current: None, .. }) => Ok(()),
+        Err(RegistryError::Superseded { .. } | RegistryError::Owned { .. }) => {
+            Err(StopError::Moved { id })
+        }
+        Err(source) => Err(StopError::NotForgotten {
+            id,
+            source: Arc::new(source),
+        }),
+    }
 }
 
 fn report(id: &SessionId, view: &View, asked: Instant) -> Option<StopReport> {

@@ -195,6 +195,33 @@ pub enum StopError {
     NoSuchSession { id: SessionId },
     #[error("session {id} is dead, but its release is not recorded yet: {reason}")]
     NotReleased { id: SessionId, reason: String },
+    #[error("session {id} has been started on another node since it lost this one; ask again")]
+    Moved { id: SessionId },
+    #[error("session {id} lost its node and is to be restarted, which could not be called off")]
+    NotForgotten {
+        id: SessionId,
+        #[source]
+        source: Arc<RegistryError>,
+    },
+}
+
+/// Why a session that lost its node was not restarted.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RestartError {
+    #[error(
+        "generation {generation} of session {id} is not one to restart any more: it has an owner, \
+         was stopped, or is forgotten"
+    )]
+    NotWanted {
+        id: SessionId,
+        generation: Generation,
+    },
+    #[error("session {id} could not be restarted")]
+    NotStarted {
+        id: SessionId,
+        #[source]
+        source: EnsureError,
+    },
 }
 
 /// Why a connection cannot be brought to a session.

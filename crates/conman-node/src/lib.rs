@@ -54,6 +54,7 @@ mod phases;
 mod plan;
 mod readiness;
 mod reconcile;
+mod revival;
 mod route;
 mod runtime_health;
 mod session;
@@ -66,11 +67,12 @@ pub use drain::MAX_PARALLEL as MAX_DRAIN_PARALLEL;
 pub use emergency::{EmergencyHandle, PendingReport};
 pub use error::{
     AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
-    RouteError, StopError, Waiting,
+    RestartError, RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use node::Node;
 pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
+pub use revival::{Relocate, end_of};
 pub use route::SessionRoute;
 
 /// An error and everything that caused it, as one line for a person.

@@ -1,6 +1,6 @@
 //! The node as the rest of the daemon sees it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use conman_core::SpecPolicy;
@@ -30,14 +30,15 @@ use crate::context::Context;
 use crate::drain::{self, Drain};
 use crate::emergency::{self, EmergencyHandle, Endpoint};
 use crate::error::{
-    AccessError, DrainError, EnsureError, NodeStartError, NotHere, PreemptError, RouteError,
-    StopError,
+    AccessError, DrainError, EnsureError, NodeStartError, NotHere, PreemptError, RestartError,
+    RouteError, StopError,
 };
 use crate::events::node_event;
 use crate::hold::Seats;
 use crate::host_limits::{HostLimit, HostLimits};
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
+use crate::revival::{self, Relocate};
 use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
 use crate::session::View;
@@ -103,6 +104,7 @@ impl Node {
             cleanup: CleanupQueue::default(),
             condemned: Condemned::default(),
             drain: Drain::new(&options.state_dir),
+            relocate: OnceLock::new(),
             stray_expected: Notify::new(),
             options,
         });
@@ -291,7 +293,25 @@ impl Node {
         may_start: bool,
         lost: bool,
     ) -> Result<SessionRoute, RouteError> {
-        access::revive(&self.context, id, may_start, lost).await
+        revival::revive(&self.context, id, may_start, lost).await
+    }
+
+    /// Starts a session anew whose former node, `from`, has gone, where its spec wants that and its
+    /// record still says so of this generation: the one that runs now. Waits while it starts;
+    /// cancelling does not cancel the start.
+    pub async fn restart(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        from: &str,
+    ) -> Result<Generation, RestartError> {
+        revival::restart(&self.context, id, generation, from).await
+    }
+
+    /// From now on, sessions that a drain releases and that want it are started on other nodes.
+    /// Only the first call counts.
+    pub fn relocate_by(&self, relocate: Arc<dyn Relocate>) {
+        let _ = self.context.relocate.set(relocate);
     }
 
     /// What the registry holds of a session, whosever it is.

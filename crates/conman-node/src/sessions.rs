@@ -145,7 +145,7 @@ impl Sessions {
         handle: &Arc<SessionHandle>,
         max_ended: usize,
         publish: impl FnOnce(),
-    ) -> Vec<(SessionId, Generation)> {
+    ) -> Vec<Arc<SessionHandle>> {
         let mut inner = self.lock();
         publish();
         inner.live = inner.live.saturating_sub(1);
@@ -157,7 +157,7 @@ impl Sessions {
     }
 
     /// Drops ended lives beyond `max_ended`, oldest first.
-    pub(crate) fn trim(&self, max_ended: usize) -> Vec<(SessionId, Generation)> {
+    pub(crate) fn trim(&self, max_ended: usize) -> Vec<Arc<SessionHandle>> {
         self.lock().trim(max_ended)
     }
 
@@ -253,7 +253,7 @@ impl Inner {
         }
     }
 
-    fn trim(&mut self, max_ended: usize) -> Vec<(SessionId, Generation)> {
+    fn trim(&mut self, max_ended: usize) -> Vec<Arc<SessionHandle>> {
         let mut forgotten = Vec::new();
         while self.ended.len() > max_ended {
             let Some((id, generation)) = self.ended.pop_front() else {
@@ -263,8 +263,7 @@ impl Inner {
                 slot.current.is_ended() && slot.current.generation() == Some(generation)
             });
             if shown {
-                self.slots.remove(&id);
-                forgotten.push((id, generation));
+                forgotten.extend(self.slots.remove(&id).map(|slot| slot.current));
             }
         }
         forgotten

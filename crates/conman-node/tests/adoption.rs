@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
-use conman_registry::{ContainerIdentity, ModelRegistry, RecordState, Registry};
+use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
 use conman_runtime::{ContainerKey, Fault, Operation, Runtime};
 use stage::{Stage, eventually, idle, program, session, web};
 
@@ -136,6 +136,38 @@ fn a_pid_that_another_process_has_by_now_is_neither_adopted_nor_killed() {
     // Its record may not have said that it was ready.
     let shown = daemon.await_state("bystander", SessionState::Running);
     assert_eq!(shown.pid, bystander.pid);
+}
+
+#[test]
+fn a_session_whose_machine_was_booted_anew_has_lost_its_node() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let spec = daemon.start("other", &idle()).spec;
+    let container = ContainerIdentity {
+        boot_id: "0".repeat(36),
+        ..eventually("the identity", || daemon.record("other").container)
+    };
+    daemon.run(async {
+        let id = session("alice");
+        let registry = &stage.registry;
+        let generation = registry
+            .claim(&id, &spec)
+            .await
+            .expect("claimed")
+            .generation;
+        let noted = registry.set_container(&id, generation, &container).await;
+        noted.expect("noted");
+        let running = RecordState::Running {
+            started_at: jiff::Timestamp::UNIX_EPOCH,
+            phases: Phases::default(),
+        };
+        let noted = registry.set_state(&id, generation, running).await;
+        noted.expect("noted");
+    });
+    daemon.vanish();
+
+    let reason = stage.boot().show("alice").reason.expect("it has ended");
+    assert!(reason.starts_with(conman_core::restart::LOST), "{reason}");
 }
 
 #[test]

@@ -509,6 +509,8 @@ fn spec(template: &str) -> ResolvedSpec {
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,
+        on_node_loss: conman_proto::OnNodeLoss::Wait,
+        restarted: None,
     }
 }
 

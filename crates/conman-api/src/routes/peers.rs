@@ -22,7 +22,10 @@ pub(crate) const READY: &str = "/peer/sessions/{id}/ready";
 /// Where a node asks another for its events.
 pub(crate) const EVENTS: &str = "/peer/events";
 
-/// Answer of `ready`.
+/// Where a node asks another to restart a session that lost its node.
+pub(crate) const RESTART: &str = "/peer/sessions/{id}/restart";
+
+/// Answer of `ready` and `restart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// The generation that takes requests now.
@@ -77,4 +80,22 @@ pub(crate) async fn events(
         })
         .take_until(state.closing.clone().cancelled_owned());
     Ok(Body::from_stream(lines))
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Lost {
+    /// The node that it was on.
+    from: String,
+    /// The generation that was there.
+    generation: Generation,
+}
+
+/// Starts a session anew that lost its node, if its record still says so, and answers once it runs.
+pub(crate) async fn restart(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+    AxumQuery(lost): AxumQuery<Lost>,
+) -> Result<Json<Ready>, ApiError> {
+    let generation = state.node.restart(&id, lost.generation, &lost.from).await?;
+    Ok(Json(Ready { generation }))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
-use conman_proto::{ExecId, Network, SessionId, SessionRequest, SessionState};
+use conman_proto::{ExecId, Network, OnNodeLoss, SessionId, SessionRequest, SessionState};
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::image::ImageArgs;
@@ -107,6 +107,9 @@ pub struct RunArgs {
     /// Time between that signal and SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub preempt_grace: Option<u32>,
+    /// When its node is lost, preempted or drained: wait for a connection, or restart elsewhere
+    #[arg(long, value_name = "WHAT", value_parser = on_node_loss_parser())]
+    pub on_node_loss: Option<OnNodeLoss>,
     /// Run its program in a terminal, for `conman attach`
     #[arg(short, long)]
     pub tty: bool,
@@ -150,6 +153,7 @@ impl RunArgs {
             preempt_signal: self.preempt_signal.clone(),
             preempt_grace_ms: self.preempt_grace,
             tty: self.tty.then_some(true),
+            on_node_loss: self.on_node_loss,
         }
     }
 }
@@ -379,6 +383,13 @@ fn network_parser() -> impl clap::builder::TypedValueParser<Value = Network> {
     PossibleValuesParser::new(["loopback", "bridge"]).map(|name| match name.as_str() {
         "bridge" => Network::Bridge,
         _ => Network::Loopback,
+    })
+}
+
+fn on_node_loss_parser() -> impl clap::builder::TypedValueParser<Value = OnNodeLoss> {
+    PossibleValuesParser::new(["wait", "restart"]).map(|name| match name.as_str() {
+        "restart" => OnNodeLoss::Restart,
+        _ => OnNodeLoss::Wait,
     })
 }
 

@@ -113,10 +113,14 @@ fn summary(report: &DrainReport) -> String {
         (DrainState::Drained, Some(finished_at)) => {
             let took = finished_at.duration_since(report.started_at).as_secs_f64();
             format!(
-                "Drained ({reason}): {} released in {}. The node admits none until \
+                "Drained ({reason}): {} released in {}{}. The node admits none until \
                  `conman undrain`.",
                 count(report.released, "session"),
                 milliseconds(took * 1_000.0),
+                match report.moved.len() {
+                    0 => String::new(),
+                    moved => format!(", {moved} of them running on other nodes again"),
+                }
             )
         }
         _ => format!(

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use conman_proto::{ResolvedSpec, Session};
+use conman_proto::{OnNodeLoss, ResolvedSpec, Session};
 use http::Method;
 use jiff::Timestamp;
 
@@ -117,6 +117,20 @@ fn describe_spec(lines: &mut Lines, spec: &ResolvedSpec) {
             format!(
                 "{signal}, then SIGKILL after {}",
                 milliseconds(spec.preempt_grace_ms.into())
+            )
+        }),
+    );
+    lines.add_some(
+        "on node loss",
+        (spec.on_node_loss == OnNodeLoss::Restart).then_some("restarts on another node"),
+    );
+    lines.add_some(
+        "restarted",
+        spec.restarted.as_ref().map(|restarted| {
+            format!(
+                "from {}, which was {}",
+                printable(&restarted.from),
+                restarted.because
             )
         }),
     );

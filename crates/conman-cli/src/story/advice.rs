@@ -1,6 +1,6 @@
 //! What to do next.
 
-use conman_proto::{EventKind, Session, SessionState};
+use conman_proto::{EventKind, OnNodeLoss, Session, SessionState};
 
 use super::chapter::{Chapter, Ending};
 use crate::human::{bytes, duration, printable};
@@ -42,6 +42,11 @@ impl Chapter<'_> {
                 next.push(anew);
                 next
             }
+            Ending::Preempted if self.restarts() => vec![
+                "Nothing was wrong with it: its machine was going away.".to_owned(),
+                "The fleet starts it on another node by itself, as soon as one has room."
+                    .to_owned(),
+            ],
             Ending::Preempted => vec![
                 "Nothing was wrong with it: its machine was going away.".to_owned(),
                 format!(
@@ -104,6 +109,14 @@ impl Chapter<'_> {
         }
         next.push("If that never answers again, only a restart of the machine ends it.".to_owned());
         next
+    }
+}
+
+impl Chapter<'_> {
+    /// Whether the fleet brings it back.
+    fn restarts(&self) -> bool {
+        let wants = |session: &Session| session.spec.on_node_loss == OnNodeLoss::Restart;
+        self.session.is_some_and(wants) && self.first(EventKind::RestartGivenUp).is_none()
     }
 }
 

@@ -69,8 +69,33 @@ impl Chapter<'_> {
                 printable(node)
             ));
         }
+        sentences.extend(self.restart());
         sentences.extend(self.start_in_phases());
         sentences
+    }
+
+    /// That nobody asked for this start.
+    fn restart(&self) -> Option<String> {
+        let told = self
+            .session
+            .and_then(|session| session.spec.restarted.as_ref());
+        match told {
+            Some(restarted) => Some(format!(
+                "The fleet restarted it by itself, because {}, where it was, was {}{}.",
+                printable(&restarted.from),
+                restarted.because,
+                match restarted.count {
+                    0 | 1 => String::new(),
+                    count => format!("; that happened {} in a row", times(count as usize)),
+                }
+            )),
+            None => self.first(EventKind::SessionRestarted).map(|event| {
+                format!(
+                    "The fleet started it by itself: {}.",
+                    without_stop(&printable(&event.message))
+                )
+            }),
+        }
     }
 
     /// How long the start took and what of it, as far as the daemon told.
@@ -204,6 +229,12 @@ impl Chapter<'_> {
             }
         }
         sentences.extend(self.death());
+        if let Some(given_up) = self.last(EventKind::RestartGivenUp) {
+            sentences.push(format!(
+                "It is {}.",
+                without_stop(&printable(&given_up.message))
+            ));
+        }
         sentences.extend(self.aftermath(ending));
         sentences
     }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use conman_proto::{Network, ResolvedSpec, RuntimeKind, SessionState, TimelinePhase};
+use conman_proto::{
+    Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionState,
+    TimelinePhase,
+};
 use jiff::SignedDuration;
 
 use super::*;
@@ -105,6 +108,8 @@ fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
             preempt_signal: None,
             preempt_grace_ms: 0,
             tty: false,
+            on_node_loss: conman_proto::OnNodeLoss::Wait,
+            restarted: None,
         },
         url: Some("http://alice.localhost:7701/".to_owned()),
         node: "n1".to_owned(),
@@ -384,6 +389,43 @@ It was ended because its node was preempted: preemption notice.
 What its container left is still being removed.
 -> Nothing was wrong with it: its machine was going away.
 -> `conman run alice` starts it on another node, or here after `conman readmit` if this machine stays.");
+}
+
+#[test]
+fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
+    let mut running = session(7, SessionState::Running, None);
+    running.spec.on_node_loss = OnNodeLoss::Restart;
+    running.spec.restarted = Some(Restarted {
+        from: "n3".to_owned(),
+        because: NodeLoss::Lost,
+        count: 2,
+        since: at(0),
+    });
+    let told = started().told(Some(&running), 3_660_000);
+    let sentence = "The fleet restarted it by itself, because n3, where it was, was lost; that happened \
+         twice in a row.";
+    assert!(told.lines().any(|line| line == sentence), "{told}");
+
+    let reason = Some("preempted: preemption notice");
+    let mut stopped = session(7, SessionState::Stopped, reason);
+    stopped.spec.on_node_loss = OnNodeLoss::Restart;
+    let told = started().told(Some(&stopped), 3_660_000);
+    assert!(
+        told.contains("-> The fleet starts it on another node by itself"),
+        "{told}"
+    );
+    let why = "not restarted any more: 5 restarts followed each other within 10 minutes; the \
+               next one is by hand";
+    let scene = started().event(7, 3_600_060, EventKind::RestartGivenUp, why);
+    let told = scene.told(Some(&stopped), 3_660_000);
+    assert!(
+        told.contains("It is not restarted any more: 5 restarts"),
+        "{told}"
+    );
+    assert!(
+        told.contains("-> `conman run alice` starts it on another node"),
+        "{told}"
+    );
 }
 
 #[test]

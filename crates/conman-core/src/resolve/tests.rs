@@ -1,5 +1,6 @@
 use std::path::{Path, PathBuf};
 
+use conman_proto::OnNodeLoss;
 use proptest::prelude::*;
 
 use super::mistakes::{MAX_MISTAKES, has_control};
@@ -557,4 +558,30 @@ proptest! {
         }
         prop_assert!(HIGHEST_MAX_CPUS > 1.0);
     }
+}
+
+#[test]
+fn what_becomes_of_a_session_without_its_node_is_the_requests_or_the_templates_to_say() {
+    let asked = |template: &str, on_node_loss| {
+        let request = SessionRequest {
+            on_node_loss,
+            ..named(template)
+        };
+        resolve(&policy(), &id(), &request)
+            .expect("valid")
+            .on_node_loss
+    };
+    assert_eq!(asked("python", None), OnNodeLoss::Wait);
+    let restart = Some(OnNodeLoss::Restart);
+    assert_eq!(asked("python", restart), OnNodeLoss::Restart);
+    let mut policy = policy();
+    let python = policy.templates.get_mut("python").expect("it is there");
+    python.request.on_node_loss = restart;
+    let resolved = |request| resolve(&policy, &id(), &request).expect("valid");
+    assert_eq!(resolved(named("python")).on_node_loss, OnNodeLoss::Restart);
+    let waits = SessionRequest {
+        on_node_loss: Some(OnNodeLoss::Wait),
+        ..named("python")
+    };
+    assert_eq!(resolved(waits).on_node_loss, OnNodeLoss::Wait);
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use conman_core::restart::{End, lost_by};
 use conman_core::{Activity, Closing};
-use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
+use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use tokio::sync::{Semaphore, watch};
 
 use super::view::View;
@@ -68,6 +69,20 @@ impl SessionHandle {
     /// Whether it was killed, even where its task has not come to show that yet.
     pub(crate) fn is_ending(&self) -> bool {
         self.closing.borrow().is_some()
+    }
+
+    /// Whether it has ended because it lost its node, and comes back by itself on another.
+    pub(crate) fn is_to_be_restarted(&self) -> bool {
+        let view = self.view.borrow();
+        let end = End::Ended {
+            reason: view.reason.as_deref().unwrap_or_default(),
+            failed: view.state == SessionState::Failed,
+            ran: view.started_at.is_some(),
+            exit_code: view.exit_code,
+        };
+        self.spec.on_node_loss == OnNodeLoss::Restart
+            && view.state.is_ended()
+            && lost_by(&self.spec, end).is_some()
     }
 
     /// Orders it to stop; a later order changes nothing.

@@ -65,6 +65,18 @@ impl Publisher {
             self.handle.spec.image, self.handle.spec.runtime
         );
         self.note(EventKind::SessionClaimed, Some(claimed.generation), message);
+        if let Some(restarted) = &self.handle.spec.restarted {
+            let message = format!(
+                "restarted, since node {} was {} (the {} in a row)",
+                restarted.from,
+                restarted.because,
+                nth(restarted.count)
+            );
+            let generation = Some(claimed.generation);
+            self.note(EventKind::SessionRestarted, generation, message);
+            let because = restarted.because.to_string();
+            metrics::counter!("conman_restarts_total", "because" => because).increment(1);
+        }
     }
 
     pub(super) fn starting(
@@ -302,6 +314,15 @@ impl Publisher {
             Cause::Asked(_) => "asked",
         };
         metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
+    }
+}
+
+fn nth(number: u32) -> String {
+    match number {
+        1 => "first".to_owned(),
+        2 => "second".to_owned(),
+        3 => "third".to_owned(),
+        _ => format!("{number}th"),
     }
 }
 

@@ -331,6 +331,8 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,
+        on_node_loss: conman_proto::OnNodeLoss::Wait,
+        restarted: None,
     }
 }
 

@@ -86,6 +86,8 @@ pub(crate) fn spec() -> ResolvedSpec {
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,
+        on_node_loss: conman_proto::OnNodeLoss::Wait,
+        restarted: None,
     }
 }
 

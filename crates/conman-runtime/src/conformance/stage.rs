@@ -148,6 +148,8 @@ impl Stage {
             preempt_signal: None,
             preempt_grace_ms: 0,
             tty: false,
+            on_node_loss: conman_proto::OnNodeLoss::Wait,
+            restarted: None,
         };
         let files_dir = self.dir.join(session);
         ContainerPlan {

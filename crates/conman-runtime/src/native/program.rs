@@ -175,6 +175,8 @@ mod tests {
             preempt_signal: None,
             preempt_grace_ms: 0,
             tty: false,
+            on_node_loss: conman_proto::OnNodeLoss::Wait,
+            restarted: None,
         }
     }
 

@@ -1,5 +1,5 @@
 use conman_core::Template;
-use conman_proto::{Network, SessionRequest};
+use conman_proto::{Network, OnNodeLoss, SessionRequest};
 
 use super::load::runtime_kind;
 use super::reader::Section;
@@ -35,20 +35,17 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         preempt_signal: section.string("preempt_signal"),
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
         tty: section.boolean("tty"),
+        on_node_loss: section.parsed("on_node_loss", |text| match text {
+            "wait" => Ok(OnNodeLoss::Wait),
+            "restart" => Ok(OnNodeLoss::Restart),
+            _ => Err("must be \"wait\" or \"restart\"".to_owned()),
+        }),
     };
     let template = Template {
         request,
         runtime: section.parsed("runtime", runtime_kind),
         start_on_connect: section.boolean("start_on_connect").unwrap_or(false),
     };
-    section.parsed("on_node_loss", |text| match text {
-        "wait" => Ok(()),
-        _ => Err(
-            "must be \"wait\": nodes of this version have no peers that could restart a \
-                  session"
-                .to_owned(),
-        ),
-    });
     section.finish();
     template
 }

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use conman_core::Template;
+use conman_proto::OnNodeLoss;
 
 use super::load::{ConfigError, parse};
 use super::{Config, OnSigterm};
@@ -48,6 +49,19 @@ fn every_line_that_the_example_comments_out_is_accepted() {
     let template: &Template = &config.policy.templates["python"];
     assert!(template.start_on_connect);
     assert_eq!(template.request.port, Some(Some(8080)));
+    assert_eq!(template.request.on_node_loss, Some(OnNodeLoss::Wait));
+}
+
+#[test]
+fn a_template_says_what_becomes_of_its_sessions_without_their_node() {
+    let config = accepted("[templates.a]\nimage = \"a\"\non_node_loss = \"restart\"\n");
+    let request = &config.policy.templates["a"].request;
+    assert_eq!(request.on_node_loss, Some(OnNodeLoss::Restart));
+    let text = mistakes("[templates.a]\nimage = \"a\"\non_node_loss = \"resume\"\n");
+    assert!(
+        text.contains("conman.toml:3: `templates.a.on_node_loss` must be \"wait\" or \"restart\""),
+        "{text}"
+    );
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod images;
 mod listeners;
 mod peers;
 mod renewal;
+mod restarter;
 mod runtimes;
 mod seeker;
 mod service_manager;
@@ -208,6 +209,9 @@ async fn serve(
         let dialer = credentials.dialer(&config.name);
         Seeker::new(Arc::clone(&node), Arc::clone(map), dialer, closing.clone())
     });
+    if let Some(seeker) = &seeker {
+        restarter::run(&node, fleet, seeker, closing.clone());
+    }
     let proxy = start_proxy(
         &config,
         &listeners,

@@ -11,15 +11,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::Closing;
-use conman_node::{EnsureError, Node, RouteError};
+use conman_node::{EnsureError, Node, RestartError, RouteError};
 use conman_peer::{
     AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
 };
-use conman_proto::{Problem, SessionId};
+use conman_proto::{Generation, Problem, ResolvedSpec, SessionId};
 use conman_proxy::{Refusal, Route, Turned, Way};
 use conman_registry::{PeerStanding, RegistryError};
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -44,6 +45,18 @@ const RETRY_AFTER_S: u32 = 1;
 
 /// Who asks for a session to be ready, as the other node's log has it.
 const CALLER: HeaderValue = HeaderValue::from_static("frontend sessions");
+
+/// A session to be restarted.
+#[derive(Debug, Clone)]
+pub(super) struct LostSession {
+    pub(super) id: SessionId,
+    pub(super) generation: Generation,
+    pub(super) spec: ResolvedSpec,
+    /// The node that it was on.
+    pub(super) from: String,
+    /// Which restart in a row this is.
+    pub(super) count: u32,
+}
 
 /// Finds sessions of the whole fleet.
 #[derive(Debug)]
@@ -326,12 +339,7 @@ impl Seeker {
             let Some(record) = record else {
                 return Ok(());
             };
-            let wish = Wish {
-                template: record.spec.template.clone(),
-                labels: std::collections::BTreeMap::new(),
-                memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
-            };
-            let placement = self.map.place(id, &wish);
+            let placement = self.map.place(id, &wish_of(&record.spec));
             let (mut trouble, mut refusals) = (None, Vec::new());
             let candidates = placement.candidates.len().min(MAX_CANDIDATES);
             for name in placement.candidates.iter().take(MAX_CANDIDATES) {
@@ -362,6 +370,72 @@ impl Seeker {
             tokio::time::sleep(pause(times)).await;
         }
         Ok(())
+    }
+
+    /// Has some node restart a session that lost its node, each asked once: the node that it runs
+    /// on then, or why it runs on none.
+    pub(super) async fn restart(&self, lost: &LostSession) -> Result<String, String> {
+        let id = &lost.id;
+        let placement = self.map.place(id, &wish_of(&lost.spec));
+        let mut candidates = placement.candidates;
+        candidates.truncate(MAX_CANDIDATES);
+        if !candidates.is_empty() {
+            // What failed on one node may succeed on the next.
+            let failed = usize::try_from(lost.count.saturating_sub(1)).unwrap_or_default();
+            let first = failed % candidates.len();
+            candidates.rotate_left(first);
+        }
+        let mut trouble = reasons(&placement.refused);
+        for name in candidates {
+            let said = if name == self.map.me() {
+                self.restart_here(lost).await
+            } else {
+                let address = &self.map.node(&name).address;
+                let from = utf8_percent_encode(&lost.from, NON_ALPHANUMERIC);
+                let generation = lost.generation;
+                let target =
+                    format!("/peer/sessions/{id}/restart?from={from}&generation={generation}");
+                self.post(id, address, target).await
+            };
+            match said {
+                Said::Ready => return Ok(name),
+                Said::Elsewhere => return self.whose(id).await,
+                Said::Problem(problem) => trouble = format!("node `{name}`: {}", problem.detail),
+                Said::Refused(by) => trouble = by.to_string(),
+                Said::Nothing => trouble = format!("node `{name}` did not answer"),
+            }
+        }
+        Err(trouble)
+    }
+
+    /// The node that owns a session by now.
+    pub(super) async fn whose(&self, id: &SessionId) -> Result<String, String> {
+        match self.map.whereabouts(id, true).await {
+            Ok(Whereabouts::There(owner)) => Ok(owner.node.name.to_string()),
+            Ok(Whereabouts::Here { .. }) => Ok(self.map.me().to_owned()),
+            Ok(_) => Err("it is not to be restarted any more".to_owned()),
+            Err(error) => Err(super::chain(&error)),
+        }
+    }
+
+    async fn restart_here(&self, lost: &LostSession) -> Said {
+        let begun = self.node.restart(&lost.id, lost.generation, &lost.from);
+        match begun.await {
+            Ok(_) => Said::Ready,
+            Err(RestartError::NotWanted { .. }) => Said::Elsewhere,
+            Err(RestartError::NotStarted { source, .. }) if is_of_another(&source) => {
+                Said::Elsewhere
+            }
+            Err(error) => {
+                let detail = super::chain(&error);
+                Said::Problem(Problem::new(
+                    "not-restarted",
+                    "It was not restarted",
+                    503,
+                    detail,
+                ))
+            }
+        }
     }
 
     async fn start_here(&self, id: &SessionId, may_start: bool, lost: bool) -> Said {
@@ -426,10 +500,19 @@ impl Seeker {
         may_start: bool,
         lost: bool,
     ) -> Said {
+        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}");
+        self.post(id, address, target).await
+    }
+
+    async fn post(
+        &self,
+        id: &SessionId,
+        address: &Result<PeerAddress, String>,
+        target: String,
+    ) -> Said {
         let Ok(address) = address else {
             return Said::Nothing;
         };
-        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}");
         let request = Request::post(target)
             .header("x-conman-caller", CALLER)
             .body(Empty::<Bytes>::new());
@@ -505,7 +588,11 @@ fn pause(times: u32) -> Duration {
 
 /// Whether another node was first.
 fn is_elsewhere(error: &RouteError) -> bool {
-    matches!(error, RouteError::NotStarted { source: EnsureError::Registry { source, .. }, .. }
+    matches!(error, RouteError::NotStarted { source, .. } if is_of_another(source))
+}
+
+fn is_of_another(error: &EnsureError) -> bool {
+    matches!(error, EnsureError::Registry { source, .. }
         if matches!(**source, RegistryError::Elsewhere { .. }))
 }
 
@@ -547,16 +634,29 @@ fn refused(by: &RefusedBy) -> Refusal {
     Refusal::from(Problem::new("node-refuses", title, 502, by.to_string()))
 }
 
-fn no_node(id: &SessionId, refused: &[conman_core::placement::Refused]) -> Refusal {
+fn wish_of(spec: &ResolvedSpec) -> Wish {
+    Wish {
+        template: spec.template.clone(),
+        labels: std::collections::BTreeMap::new(),
+        memory_bytes: spec.memory_bytes.unwrap_or_default(),
+    }
+}
+
+/// Why no node may take a session.
+fn reasons(refused: &[conman_core::placement::Refused]) -> String {
     let reasons: Vec<String> = refused
         .iter()
         .map(|refused| format!("node `{}` {}", refused.node, refused.why))
         .collect();
-    let reasons = if reasons.is_empty() {
+    if reasons.is_empty() {
         "none is known".to_owned()
     } else {
         reasons.join("; ")
-    };
+    }
+}
+
+fn no_node(id: &SessionId, refused: &[conman_core::placement::Refused]) -> Refusal {
+    let reasons = reasons(refused);
     passing(Problem::new(
         "no-node",
         "No node takes the session",

@@ -15,7 +15,10 @@ use conman_linux::{Cgroups, PidFd};
 use conman_node::NodeOptions;
 use conman_peer::PeerClient;
 use conman_peer::model::ModelFleet;
-use conman_proto::{PreemptRequest, RuntimeKind, SessionRequest};
+use conman_proto::{
+    DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, PreemptRequest, RuntimeKind,
+    Session, SessionRequest, SessionState,
+};
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
 use conman_registry::{Announcement, Fleet, Journal};
 use conman_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
@@ -24,9 +27,11 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_util::sync::DropGuard;
 
 use super::super::directory::NodeDirectory;
 use super::super::peers::{Credentials, start_with};
+use super::super::restarter;
 use super::*;
 
 /// Longer than anything here takes on a busy machine.
@@ -38,6 +43,7 @@ struct Member {
     clients: Proxy,
     peers: Option<Proxy>,
     instance: Instance,
+    _closing: DropGuard,
     _state: TempDir,
 }
 
@@ -121,6 +127,9 @@ impl Member {
         let map = Arc::new(FleetMap::new(seen.clone(), client, limits));
         let closing = CancellationToken::new();
         let seeker = Seeker::new(Arc::clone(&node), Arc::clone(&map), dialer, closing.clone());
+        let known: Arc<dyn Fleet> = seen.clone();
+        restarter::run(&node, &known, &seeker, closing.clone());
+        let guard = closing.clone().drop_guard();
         let api = api(&node, &map, &state, secret, closing.clone());
         let (listener, address) = loopback();
         let serving = (
@@ -155,16 +164,42 @@ impl Member {
             clients: clients.expect("a proxy"),
             peers: Some(peers.expect("a proxy")),
             instance,
+            _closing: guard,
             _state: state,
         }
     }
 
     async fn start(&self, id: &SessionId) {
+        self.start_with(id, OnNodeLoss::Wait).await;
+    }
+
+    async fn start_with(&self, id: &SessionId, on_node_loss: OnNodeLoss) {
         let web = SessionRequest {
             template: Some("web".to_owned()),
+            on_node_loss: Some(on_node_loss),
             ..SessionRequest::default()
         };
         self.node.ensure(id, &web, true).await.expect("it starts");
+    }
+
+    /// The session, once it runs here.
+    async fn runs(&self, id: &SessionId) -> Session {
+        let running = async {
+            loop {
+                let shown = self.node.get(id);
+                match shown.filter(|session| session.state == SessionState::Running) {
+                    Some(session) => return session,
+                    None => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let ran = tokio::time::timeout(PATIENCE, running).await;
+        ran.expect("it runs in time")
+    }
+
+    async fn preempt(&self) {
+        let notice = PreemptRequest::default();
+        self.node.preempt(&notice, "test").await.expect("a report");
     }
 
     /// Asks for a file of the session's, by this node, and gives the whole answer.
@@ -346,4 +381,123 @@ async fn a_session_of_a_node_that_refuses_this_one_is_answered_with_both_and_the
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     assert!(c.node.is_live(&id));
+}
+
+fn id(name: &str) -> SessionId {
+    name.parse().expect("an id")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_preempted_node_what_is_to_be_restarted_comes_back_unasked_and_the_rest_waits() {
+    let (fleet, a, b) = two().await;
+    let (back, waits) = (id("back"), id("a-waits"));
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    b.start_with(&waits, OnNodeLoss::Wait).await;
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!((restarted.from.as_str(), restarted.count), ("b", 1));
+    assert_eq!(restarted.because, NodeLoss::Preempted);
+    // The same look at the records met this one first.
+    assert!(!a.node.is_live(&waits));
+    let answer = a.fetch(&waits).await;
+    assert!(is_served(&answer, &waits), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_a_node_that_was_declared_dead_come_back_unasked() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!(restarted.because, NodeLoss::Lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_failed_is_tried_again() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    let fails = Fault::Refuse("there is no such thing".to_owned());
+    a.faults.next(Operation::Create, 1, fails);
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!((restarted.from.as_str(), restarted.count), ("b", 2));
+    assert_eq!(restarted.because, NodeLoss::Preempted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_stopped_after_its_node_had_gone_is_not_restarted() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let (back, stopped) = (id("back"), id("a-stopped"));
+    for id in [&back, &stopped] {
+        b.start_with(id, OnNodeLoss::Restart).await;
+    }
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let report = b.node.stop(&stopped, "a test").await.expect("stopped");
+    assert!(report.state.is_ended());
+    let a = Member::join(&fleet, "a", &secret).await;
+    a.runs(&back).await;
+    assert!(!a.node.is_live(&stopped));
+    assert_eq!(a.node.record(&stopped).await.expect("readable"), None);
+}
+
+async fn drained(node: &Node) -> DrainReport {
+    let request = DrainRequest::default();
+    node.drain(&request).await.expect("it begins");
+    let draining = async {
+        loop {
+            let report = node.drain_report().expect("it drains");
+            if report.state == DrainState::Drained {
+                return report;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, draining)
+        .await
+        .expect("it ends")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_has_other_nodes_start_what_it_released_and_says_where_it_is() {
+    let (fleet, a, b) = two().await;
+    let (back, waits) = (id("back"), id("waits"));
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    b.start_with(&waits, OnNodeLoss::Wait).await;
+    fleet.announced("b", |b| b.draining = true);
+    let report = drained(&b.node).await;
+    assert_eq!(report.released, 2);
+    let moved: Vec<_> = report
+        .moved
+        .iter()
+        .map(|one| (&one.id, &*one.node))
+        .collect();
+    assert_eq!(moved, [(&back, "a")]);
+    let restarted = a.runs(&back).await.spec.restarted.expect("it says so");
+    assert_eq!(restarted.because, NodeLoss::Drained);
+    assert!(!a.node.is_live(&waits));
+    let answer = b.fetch(&waits).await;
+    assert!(is_served(&answer, &waits), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_with_nowhere_to_go_ends_and_its_sessions_come_back_when_there_is_room() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    for name in ["a", "b"] {
+        fleet.announced(name, |node| node.draining = true);
+    }
+    let report = drained(&b.node).await;
+    assert_eq!((report.released, report.moved.len()), (1, 0));
+    fleet.announced("a", |a| a.draining = false);
+    a.runs(&back).await;
 }

@@ -1,0 +1,220 @@
+use conman_proto::SessionRequest;
+
+use super::*;
+use crate::{SpecPolicy, resolve};
+
+const NOW: i64 = 1_000_000;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).expect("a time")
+}
+
+fn id() -> SessionId {
+    "alice".parse().expect("an id")
+}
+
+fn spec(on_node_loss: OnNodeLoss) -> ResolvedSpec {
+    let request = SessionRequest {
+        image: Some("a:b".to_owned()),
+        on_node_loss: Some(on_node_loss),
+        ..SessionRequest::default()
+    };
+    resolve(&SpecPolicy::default(), &id(), &request).expect("valid")
+}
+
+fn after(count: u32, since: i64) -> ResolvedSpec {
+    ResolvedSpec {
+        restarted: Some(Restarted {
+            from: "n0".to_owned(),
+            because: NodeLoss::Preempted,
+            count,
+            since: at(since),
+        }),
+        ..spec(OnNodeLoss::Restart)
+    }
+}
+
+fn stopped(reason: &str) -> End<'_> {
+    End::Ended {
+        reason,
+        failed: false,
+        ran: true,
+        exit_code: None,
+    }
+}
+
+const FAILED_START: End<'_> = End::Ended {
+    reason: "create: no such image",
+    failed: true,
+    ran: false,
+    exit_code: None,
+};
+
+fn verdict(spec: &ResolvedSpec, end: End<'_>) -> Verdict {
+    judge(spec, at(NOW - 100), "n1", end, at(NOW))
+}
+
+#[test]
+fn what_lost_its_node_is_restarted_where_its_spec_says_so() {
+    let ends = [
+        (End::NodeGone, NodeLoss::Lost),
+        (stopped("preempted: SIGTERM"), NodeLoss::Preempted),
+        (stopped("drained: new kernel"), NodeLoss::Drained),
+        (stopped("its node was lost: booted anew"), NodeLoss::Lost),
+    ];
+    for (end, because) in ends {
+        let expected = Restarted {
+            from: "n1".to_owned(),
+            because,
+            count: 1,
+            since: at(NOW),
+        };
+        let restart = spec(OnNodeLoss::Restart);
+        assert_eq!(
+            verdict(&restart, end),
+            Verdict::Restart(expected),
+            "{end:?}"
+        );
+        assert_eq!(verdict(&spec(OnNodeLoss::Wait), end), Verdict::No);
+    }
+}
+
+#[test]
+fn what_was_stopped_or_ended_by_itself_stays_so() {
+    let exited = |ran| End::Ended {
+        reason: "its program ended",
+        failed: true,
+        ran,
+        exit_code: Some(1),
+    };
+    for end in [
+        stopped("stopped by the administrator"),
+        stopped("idle for 60 s"),
+        exited(true),
+        exited(false),
+        FAILED_START,
+    ] {
+        assert_eq!(verdict(&spec(OnNodeLoss::Restart), end), Verdict::No);
+    }
+    // Nor does it matter that it was restarted before.
+    let restarted = after(1, NOW - 50);
+    for end in [
+        stopped("stopped by the administrator"),
+        exited(true),
+        exited(false),
+    ] {
+        assert_eq!(verdict(&restarted, end), Verdict::No, "{end:?}");
+    }
+}
+
+#[test]
+fn a_restart_that_failed_is_tried_again_whoever_ordered_it() {
+    let Verdict::Restart(next) = verdict(&after(2, NOW - 150), FAILED_START) else {
+        panic!("it is tried again");
+    };
+    assert_eq!((next.count, next.since), (3, at(NOW - 150)));
+    let node = (next.from.as_str(), next.because);
+    assert_eq!(node, ("n0", NodeLoss::Preempted), "the one that it lost");
+}
+
+#[test]
+fn a_session_that_is_restarted_too_often_in_a_short_time_is_given_up() {
+    let often = after(MAX_RESTARTS, NOW - 200);
+    let given_up = Verdict::GivenUp {
+        count: MAX_RESTARTS,
+    };
+    for end in [End::NodeGone, FAILED_START] {
+        assert_eq!(verdict(&often, end), given_up);
+    }
+    let long_ago = after(MAX_RESTARTS, NOW - 101 - WINDOW_S);
+    let Verdict::Restart(next) = verdict(&long_ago, End::NodeGone) else {
+        panic!("it has run for long since");
+    };
+    assert_eq!((next.count, next.since), (1, at(NOW)));
+}
+
+#[test]
+fn of_the_live_nodes_each_has_a_turn_of_its_own() {
+    let nodes = ["n1", "n2", "n3", "n4"];
+    let mut first = std::collections::BTreeSet::<&str>::new();
+    for number in 0..64 {
+        let id: SessionId = format!("s{number}").parse().expect("an id");
+        let mut turns: Vec<_> = nodes.iter().map(|me| turn(me, &nodes, &id)).collect();
+        first.extend(nodes.iter().filter(|me| turn(me, &nodes, &id) == Some(0)));
+        turns.sort();
+        assert_eq!(turns, [Some(0), Some(1), Some(2), Some(3)]);
+    }
+    assert_eq!(first.len(), nodes.len(), "none has to do all");
+    assert_eq!(turn("n9", &nodes, &id()), None);
+}
+
+#[test]
+fn the_first_restarts_at_once_and_the_next_when_it_did_not() {
+    let generation = Generation::FIRST;
+    let (mut first, mut second) = (Watch::default(), Watch::default());
+    let id = id();
+    assert!(first.is_due(0, (&id, generation), 0, 1));
+    assert!(!first.is_due(1, (&id, generation), 0, 1), "it is under way");
+    assert!(!second.is_due(0, (&id, generation), 1, 1));
+    assert!(!second.is_due(TURN_MS - 1, (&id, generation), 1, 1));
+    assert!(second.is_due(TURN_MS, (&id, generation), 1, 1));
+}
+
+#[test]
+fn what_no_node_takes_is_tried_again_after_longer_and_longer() {
+    let generation = Generation::FIRST;
+    let mut watch = Watch::default();
+    let id = id();
+    let mut now_ms = 0;
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        let began = now_ms;
+        while !watch.is_due(now_ms, (&id, generation), 0, 1) {
+            now_ms += 1;
+        }
+        pauses.push(now_ms - began);
+        watch.tried(now_ms, &id);
+    }
+    assert_eq!(
+        pauses,
+        [
+            0,
+            1_000,
+            2_000,
+            4_000,
+            8_000,
+            16_000,
+            LONGEST_PAUSE_MS,
+            LONGEST_PAUSE_MS
+        ]
+    );
+}
+
+#[test]
+fn restarts_that_follow_each_other_are_further_and_further_apart() {
+    let generation = Generation::FIRST;
+    let id = id();
+    for (count, pause_ms) in [(1, 0), (2, 1_000), (3, 2_000), (5, 8_000)] {
+        let mut watch = Watch::default();
+        assert_eq!(watch.is_due(0, (&id, generation), 0, count), pause_ms == 0);
+        if pause_ms > 0 {
+            assert!(!watch.is_due(pause_ms - 1, (&id, generation), 0, count));
+            assert!(watch.is_due(pause_ms, (&id, generation), 0, count));
+        }
+    }
+}
+
+#[test]
+fn what_has_an_owner_again_is_forgotten_and_a_later_loss_is_a_new_one() {
+    let mut watch = Watch::default();
+    let id = id();
+    let next = Generation::new(9).expect("not zero");
+    assert!(watch.is_due(0, (&id, Generation::FIRST), 0, 1));
+    watch.keep(|_| false);
+    assert!(!watch.is_idle(), "it is under way");
+    watch.tried(10, &id);
+    assert!(watch.is_due(11, (&id, next), 0, 1), "lost once more");
+    watch.tried(12, &id);
+    watch.keep(|_| false);
+    assert!(watch.is_idle());
+}

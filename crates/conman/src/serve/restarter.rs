@@ -1,0 +1,296 @@
+//! Restarts the sessions of nodes that have gone, where their specs want that.
+//!
+//! One task looks at the records now and then, and at once when a node goes. Whose restart is this
+//! node's, and when, `conman_core::restart` says; what it begins runs in tasks of its own, a few at
+//! a time. Nothing here is relied on for who owns what: a restart is a claim like any other.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_core::restart::{self, Verdict, Watch};
+use conman_node::{Node, Relocate, end_of};
+use conman_proto::{EventKind, Generation, SessionId};
+use conman_registry::{Fleet, FleetSession, NewEvent, Peer, PeerStanding, RegistryError};
+use jiff::Timestamp;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::seeker::{LostSession, Seeker};
+
+/// Between two looks at the nodes, which cost nothing; jittered.
+const LOOK_EVERY_MS: u64 = 500;
+/// Records are read this often while sessions wait for their restart or a node has just gone.
+const SCAN_SOON: Duration = Duration::from_secs(1);
+/// Likewise in quiet times, for what nobody has told of.
+const SCAN_EVERY: Duration = Duration::from_secs(30);
+/// For so long after a node went its records are read often: it may be giving up its sessions yet.
+const ATTENTIVE: Duration = Duration::from_secs(20);
+/// Restarts under way at a time, of those that this node orders.
+const PARALLEL: usize = 8;
+/// How long an order may take; what it has begun goes on.
+const ORDER_PATIENCE: Duration = Duration::from_secs(60);
+/// Records read at a time.
+const PAGE: usize = 500;
+/// Sessions that were given up, and that it was told of; beyond, it is told again.
+const MAX_TOLD: usize = 10_000;
+
+/// Begins to look, until the daemon stops.
+pub(super) fn run(
+    node: &Arc<Node>,
+    fleet: &Arc<dyn Fleet>,
+    seeker: &Arc<Seeker>,
+    closing: CancellationToken,
+) {
+    node.relocate_by(Arc::new(Relocator {
+        seeker: Arc::downgrade(seeker),
+        node: Arc::downgrade(node),
+    }));
+    let restarter = Restarter {
+        node: Arc::clone(node),
+        fleet: Arc::clone(fleet),
+        seeker: Arc::clone(seeker),
+        watch: Arc::default(),
+        parallel: Arc::new(Semaphore::new(PARALLEL)),
+        began: Instant::now(),
+        told: HashSet::new(),
+    };
+    // Orders that are dropped with the daemon are another node's to give again.
+    tokio::spawn(async move { closing.run_until_cancelled(restarter.run()).await });
+}
+
+struct Restarter {
+    node: Arc<Node>,
+    fleet: Arc<dyn Fleet>,
+    seeker: Arc<Seeker>,
+    watch: Arc<Mutex<Watch>>,
+    parallel: Arc<Semaphore>,
+    began: Instant,
+    /// Those given up, by the generation that was the last.
+    told: HashSet<(SessionId, Generation)>,
+}
+
+impl Restarter {
+    async fn run(mut self) {
+        let mut gone = BTreeSet::new();
+        let mut changed: Option<Instant> = None;
+        let mut scanned: Option<Instant> = None;
+        loop {
+            tokio::time::sleep(jittered(LOOK_EVERY_MS)).await;
+            if !self.fleet.standing().borrow().is_ready() {
+                continue;
+            }
+            let now_gone = gone_nodes(&self.fleet.peers());
+            let news = now_gone != gone;
+            gone = now_gone;
+            if news {
+                changed = Some(Instant::now());
+            }
+            let attentive = !lock(&self.watch).is_idle()
+                || changed.is_some_and(|changed| changed.elapsed() < ATTENTIVE);
+            let pause = if attentive { SCAN_SOON } else { SCAN_EVERY };
+            if news || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
+                if let Err(error) = self.scan().await {
+                    tracing::debug!(%error, "the sessions' records cannot be looked through");
+                }
+                scanned = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Looks at all records, and has restarted whatever is this node's to restart now.
+    async fn scan(&mut self) -> Result<(), RegistryError> {
+        let peers = self.fleet.peers();
+        let mut lacking = HashSet::new();
+        let mut after = None;
+        loop {
+            let page = self.fleet.sessions(after.as_ref(), PAGE).await?;
+            let is_last = page.len() < PAGE;
+            after = page.last().map(|session| session.record.id.clone());
+            for session in page {
+                if self.look_at(&session, &peers) {
+                    lacking.insert(session.record.id);
+                }
+            }
+            if is_last {
+                break;
+            }
+        }
+        lock(&self.watch).keep(|id| lacking.contains(id));
+        Ok(())
+    }
+
+    /// Whether the session is to be restarted by somebody.
+    fn look_at(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
+        let record = &session.record;
+        let fenced = || {
+            let known = peers.iter().find(|peer| peer.name == session.node);
+            known.is_some_and(|peer| peer.standing == PeerStanding::Fenced)
+        };
+        if !record.state.is_ended() && !fenced() {
+            return false;
+        }
+        let (from, end) = (&session.node, end_of(record));
+        let verdict = restart::judge(&record.spec, record.created_at, from, end, Timestamp::now());
+        let count = match verdict {
+            Verdict::No => return false,
+            Verdict::GivenUp { count } => {
+                self.give_up(session, peers, count);
+                return false;
+            }
+            Verdict::Restart(next) => next.count,
+        };
+        let me = self.fleet.me();
+        if let Some(turn) = turn(me, peers, &record.id) {
+            let now_ms = self.now_ms();
+            let which = (&record.id, record.generation);
+            if lock(&self.watch).is_due(now_ms, which, turn, count) {
+                self.order(LostSession {
+                    id: record.id.clone(),
+                    generation: record.generation,
+                    spec: record.spec.clone(),
+                    from: from.clone(),
+                    count,
+                });
+            }
+        }
+        true
+    }
+
+    fn order(&self, lost: LostSession) {
+        let (seeker, watch) = (Arc::clone(&self.seeker), Arc::clone(&self.watch));
+        let (parallel, began) = (Arc::clone(&self.parallel), self.began);
+        tokio::spawn(async move {
+            // Nobody closes it.
+            let _place = parallel.acquire_owned().await;
+            let (id, from) = (&lost.id, &lost.from);
+            // Cancelled with the time: what another node has begun goes on, and is seen.
+            match timeout(ORDER_PATIENCE, seeker.restart(&lost)).await {
+                Ok(Ok(node)) => {
+                    tracing::info!(session = %id, from, node, "restarted, as its node has gone");
+                }
+                Ok(Err(why)) => {
+                    tracing::warn!(session = %id, from, why, "could not be restarted yet");
+                }
+                Err(_) => tracing::warn!(session = %id, from, "its restart takes long"),
+            }
+            lock(&watch).tried(ms_since(began), id);
+        });
+    }
+
+    fn give_up(&mut self, session: &FleetSession, peers: &[Peer], count: u32) {
+        let record = &session.record;
+        let (id, generation) = (&record.id, record.generation);
+        if self.told.len() >= MAX_TOLD {
+            self.told.clear();
+        }
+        // One of the nodes says so.
+        if turn(self.fleet.me(), peers, id) != Some(0)
+            || !self.told.insert((id.clone(), generation))
+        {
+            return;
+        }
+        let message = format!(
+            "not restarted any more: {count} restarts followed each other within {} minutes; the \
+             next one is by hand",
+            restart::WINDOW_S / 60
+        );
+        tracing::warn!(session = %id, %generation, "{message}");
+        self.node.journal().append(vec![NewEvent {
+            at: Timestamp::now(),
+            kind: EventKind::RestartGivenUp,
+            session: Some(id.clone()),
+            generation: Some(generation),
+            phase: None,
+            duration_ms: None,
+            message,
+        }]);
+    }
+
+    fn now_ms(&self) -> u64 {
+        ms_since(self.began)
+    }
+}
+
+/// Which of the nodes that can this one is, to see to a session.
+fn turn(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
+    let live: Vec<&str> = peers
+        .iter()
+        .filter(|peer| peer.standing == PeerStanding::Live && !is_leaving(peer))
+        .map(|peer| peer.name.as_str())
+        .collect();
+    restart::turn(me, &live, id)
+}
+
+fn is_leaving(peer: &Peer) -> bool {
+    let told = peer.announcement.as_ref();
+    told.is_some_and(|told| told.draining)
+}
+
+/// The nodes whose sessions go, or have gone.
+fn gone_nodes(peers: &[Peer]) -> BTreeSet<(String, u64)> {
+    peers
+        .iter()
+        .filter(|peer| peer.standing == PeerStanding::Fenced || is_leaving(peer))
+        .map(|peer| (peer.name.clone(), peer.incarnation))
+        .collect()
+}
+
+/// Between a half and one and a half of it, so that nodes do not all ask etcd at once.
+fn jittered(ms: u64) -> Duration {
+    let random = getrandom::u64().unwrap_or_default();
+    Duration::from_millis(ms / 2 + random % ms.max(1))
+}
+
+fn ms_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Each call on it is complete in itself.
+fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
+    watch.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a drain asks.
+#[derive(Debug)]
+struct Relocator {
+    /// The node must not keep itself.
+    seeker: Weak<Seeker>,
+    node: Weak<Node>,
+}
+
+#[async_trait]
+impl Relocate for Relocator {
+    async fn relocate(&self, id: &SessionId, generation: Generation) -> Result<String, String> {
+        let stopping = || "the daemon is stopping".to_owned();
+        let seeker = self.seeker.upgrade().ok_or_else(stopping)?;
+        let node = self.node.upgrade().ok_or_else(stopping)?;
+        let record = node
+            .record(id)
+            .await
+            .map_err(|error| super::chain(&error))?;
+        let Some(record) = record.filter(|record| record.generation == generation) else {
+            // Another node was first.
+            return seeker.whose(id).await;
+        };
+        let from = node.name().to_owned();
+        let end = end_of(&record);
+        let now = Timestamp::now();
+        match restart::judge(&record.spec, record.created_at, &from, end, now) {
+            Verdict::Restart(next) => {
+                let lost = LostSession {
+                    id: id.clone(),
+                    generation,
+                    spec: record.spec,
+                    from,
+                    count: next.count,
+                };
+                seeker.restart(&lost).await
+            }
+            Verdict::GivenUp { count } => Err(format!("it was restarted {count} times already")),
+            Verdict::No => Err("it is not to be restarted".to_owned()),
+        }
+    }
+}
