@@ -159,7 +159,7 @@ impl Builder {
         }
         let archive = image::archive(native, witness, &layout.directory)?;
         if self.docker {
-            docker::import(&archive)?;
+            docker::begin(layout, &archive)?;
         }
         Ok(archive)
     }
@@ -170,6 +170,14 @@ impl Builder {
         } else {
             String::new()
         }
+    }
+
+    fn docker_table(&self, layout: &Layout, host: &Host) -> String {
+        let first = layout.node_hosts().first() == Some(host);
+        if !self.docker || first {
+            return String::new();
+        }
+        format!("socket = \"{}\"\n", docker::second(layout).display())
     }
 
     fn registry(&self, layout: &Layout) -> String {
@@ -222,6 +230,7 @@ impl Builder {
                     self.peers(host)
                 ),
             ),
+            ("docker", self.docker_table(layout, host)),
             ("registry", self.registry(layout)),
             ("fleet", self.fleet(layout, host)),
             ("limits", String::new()),

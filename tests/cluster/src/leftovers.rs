@@ -94,7 +94,7 @@ pub fn remove(layout: &Layout) -> Result<()> {
         std::thread::park_timeout(POLL);
     };
     if layout.docker {
-        docker::remove(&instances)?;
+        docker::end(layout, &instances)?;
     }
     for instance in &instances {
         let run = run_directory(instance);

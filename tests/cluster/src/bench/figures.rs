@@ -45,6 +45,8 @@ pub struct Figures {
     pub served_who_reloaded_ms: Option<Quantiles>,
     /// Answers that clients did not want, with their numbers.
     pub refusals: BTreeMap<String, usize>,
+    /// Medians of the phases of the new containers' starts.
+    pub phases_ms: BTreeMap<String, f64>,
     /// Of the sessions with clients: containers that ran, and what must not be.
     pub lives: usize,
     pub violations: Vec<String>,
@@ -97,6 +99,7 @@ impl Figures {
             served_ms: None,
             served_who_reloaded_ms: None,
             refusals: BTreeMap::new(),
+            phases_ms: BTreeMap::new(),
             lives: 0,
             violations: Vec::new(),
             bounds: Bounds {
@@ -131,6 +134,13 @@ impl Figures {
         for refusal in served.iter().flat_map(|one| &one.refusals) {
             *self.refusals.entry(refusal.clone()).or_default() += 1;
         }
+    }
+
+    pub(super) fn starts(&mut self, phases: BTreeMap<String, Vec<f64>>) {
+        let median = |(phase, sample): (String, Vec<f64>)| {
+            quantiles(sample.into_iter()).map(|found| (phase, found.p50))
+        };
+        self.phases_ms = phases.into_iter().filter_map(median).collect();
     }
 
     pub(super) fn judged(&mut self, report: &Report) {
@@ -203,6 +213,13 @@ impl fmt::Display for Figures {
                 )?;
             }
         }
+        // Parts of phases are in the JSON.
+        let whole = self
+            .phases_ms
+            .iter()
+            .filter(|(name, _)| !name.contains('.'));
+        let whole: Vec<String> = whole.map(|(name, ms)| format!("{name} {ms:.0}")).collect();
+        row("phases of the new starts, p50 in ms", whole.join(", "))?;
         for (refusal, times) in &self.refusals {
             row("a client was told", format!("{times:8} × {refusal}"))?;
         }

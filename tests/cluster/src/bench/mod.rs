@@ -109,6 +109,7 @@ pub async fn fleet(
     let served: Vec<Served> =
         served.with_context(|| format!("some client was not served within {patience:?}"))?;
     figures.served_since(went, &served);
+    figures.starts(sessions::phases(&cluster, options.clients).await?);
     // For what may run beside the new ones.
     sleep(CALM).await;
     figures.judged(&tail.catch_up()?);

@@ -1,8 +1,10 @@
 //! The sessions that are to move, all on one node.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use conman_proto::Session;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use http::Method;
 use serde_json::json;
@@ -56,6 +58,26 @@ pub(super) async fn start(cluster: &Cluster, options: &Options) -> Result<()> {
         order(&nodes[other], "/v1/nodes/self/undrain").await?;
     }
     known(nodes, false).await
+}
+
+/// How long each phase of the new containers' starts took, in milliseconds.
+pub(super) async fn phases(
+    cluster: &Cluster,
+    clients: usize,
+) -> Result<BTreeMap<String, Vec<f64>>> {
+    let api = cluster.nodes()[OTHERS[0]].api();
+    let mut phases: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for number in 0..clients {
+        let path = format!("/v1/sessions/{}", witness(number));
+        let answer = api.get(&path).await;
+        ensure!(answer.status.is_success(), "{path}: {}", answer.text());
+        let session: Session =
+            serde_json::from_slice(&answer.body).context("cannot understand a session")?;
+        for (phase, ms) in session.phases_ms {
+            phases.entry(phase).or_default().push(ms);
+        }
+    }
+    Ok(phases)
 }
 
 async fn order(node: &Node, path: &str) -> Result<()> {
