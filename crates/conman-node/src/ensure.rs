@@ -194,7 +194,6 @@ pub(crate) async fn stop(
     let asked = Instant::now();
     let none = || StopError::NoSuchSession { id: id.clone() };
     let handle = context.sessions.current(id).ok_or_else(none)?;
-    call_off_restart(context, &handle).await?;
     handle.order_stop(why);
     let bounds = &context.options.bounds;
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
@@ -213,6 +212,10 @@ pub(crate) async fn stop(
             view
         }
     };
+    // Its node may have been quicker than this order.
+    if view.state.is_ended() {
+        call_off_restart(context, &handle).await?;
+    }
     let Some(generation) = view.generation else {
         // The start was stopped, or failed, before it was recorded: what is shown is older.
         return match context.sessions.shown(id) {
