@@ -69,6 +69,17 @@ pub(super) fn registry(
             "must name at least one endpoint of etcd, such as [\"http://10.0.0.1:2379\"]",
         );
     }
+    let schemes = ["http://", "https://"];
+    let has_scheme = |endpoint: &&String| schemes.iter().any(|scheme| endpoint.starts_with(scheme));
+    let listed = endpoints.iter().flatten();
+    for endpoint in listed.filter(|endpoint| !has_scheme(endpoint)) {
+        registry.mistake(
+            "endpoints",
+            format_args!(
+                "holds `{endpoint}`; write it as `http://HOST:PORT` or `https://HOST:PORT`"
+            ),
+        );
+    }
     let timing = timing(fleet);
     // For tests that show what happens then.
     let unsafe_timing = fleet.boolean("unsafe_timing").unwrap_or(false);

@@ -159,6 +159,15 @@ fn a_fleet_needs_endpoints_and_both_halves_of_what_comes_in_pairs() {
 }
 
 #[test]
+fn an_endpoint_without_a_scheme_is_a_mistake() {
+    let text = mistakes(
+        "[registry]\nkind = \"etcd\"\nendpoints = [\"https://10.0.0.1:2379\", \"10.0.0.2:2379\"]\n",
+    );
+    let expected = "3: `registry.endpoints` holds `10.0.0.2:2379`; write it as `http://HOST:PORT`";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing() {
     let unsafe_timing = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\
                          [fleet]\ntakeover_ms = 9000\n";
