@@ -209,6 +209,15 @@ impl Visit {
             let session = self.hop.node.recorded(node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
+        if !record.state.is_ended() {
+            // Whichever node it runs on next can do what is asked for.
+            return Err(Kind::MOVES.because(format!(
+                "session `{}` is on node `{node}`, which is gone, and no other has it yet; ask \
+                 again when one has, or when its node is back, or PUT it to have it started on \
+                 another node now",
+                self.id
+            )));
+        }
         Err(Kind::NODE_LOST.because(format!(
             "session `{}` was on node `{node}`, which is gone or has forgotten it; PUT it to have \
              it started on another node",

@@ -561,7 +561,9 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
         ("b", SessionState::Running)
     );
     let answer = a.api.call(Method::DELETE, &session("alice"), "").await;
-    assert_eq!(answer.problem().slug(), "node-lost");
+    let problem = answer.problem();
+    assert_eq!((problem.slug(), problem.status), ("session-moves", 503));
+    assert!(problem.retryable, "{}", problem.detail);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
