@@ -273,10 +273,19 @@ fn a_preemption_releases_claims_whose_answers_nobody_took() {
     );
 }
 
+/// With a node that waits for its registry for as long as a loaded machine takes.
+fn boot_patient(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {
+    let registry = Arc::new(FlakyRegistry::default());
+    let mut options = stage.options();
+    options.bounds.registry = Duration::from_secs(60);
+    let daemon = stage.boot_on(options, registry.clone(), Duration::from_secs(30));
+    (daemon, registry)
+}
+
 #[test]
 fn a_start_that_the_registry_no_longer_allows_is_not_sent() {
     let stage = Stage::new();
-    let (daemon, registry) = boot_flaky(&stage);
+    let (daemon, registry) = boot_patient(&stage);
     registry.lose_what_is_claimed();
     let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
     let error = error.expect_err("it is another node's");
@@ -296,7 +305,7 @@ fn a_start_that_the_registry_no_longer_allows_is_not_sent() {
 #[test]
 fn a_start_waits_until_the_registry_can_tell_whose_it_is() {
     let stage = Stage::new();
-    let (daemon, registry) = boot_flaky(&stage);
+    let (daemon, registry) = boot_patient(&stage);
     registry.be_unsure(true);
     let node = Arc::clone(&daemon.node);
     let ensure = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
@@ -325,7 +334,7 @@ fn recorded(daemon: &Daemon, id: &str) -> Generation {
 #[test]
 fn an_order_to_end_what_cannot_be_looked_up_is_kept_until_it_can() {
     let stage = Stage::new();
-    let (daemon, registry) = boot_flaky(&stage);
+    let (daemon, registry) = boot_patient(&stage);
     let generation = recorded(&daemon, "alice");
     registry.be_unreadable(true);
     daemon
@@ -343,10 +352,7 @@ fn an_order_to_end_what_cannot_be_looked_up_is_kept_until_it_can() {
 #[test]
 fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one() {
     let stage = Stage::new();
-    let registry = Arc::new(FlakyRegistry::default());
-    let mut options = stage.options();
-    options.bounds.registry = Duration::from_secs(60);
-    let daemon = stage.boot_on(options, registry.clone(), Duration::from_secs(30));
+    let (daemon, registry) = boot_patient(&stage);
     registry.hold_claims(true);
     let node = Arc::clone(&daemon.node);
     daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
@@ -367,24 +373,53 @@ fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one(
     assert!(daemon.record("alice").state.is_ended());
 }
 
-#[test]
-fn a_claim_that_nobody_knows_is_given_up_only_once_nothing_of_it_runs() {
-    let stage = Stage::new();
-    let daemon = stage.boot();
-    let generation = recorded(&daemon, "alice");
+/// Has the runtime start what the node knows nothing of.
+fn started_unasked(
+    stage: &Stage,
+    daemon: &Daemon,
+    id: &str,
+    generation: Generation,
+) -> ContainerKey {
     let key = ContainerKey {
-        session: session("alice"),
+        session: session(id),
         generation,
     };
     let plan = ContainerPlan {
         files_dir: stage.state.path().join("files"),
-        spec: daemon.record("alice").spec,
+        spec: resolved(daemon),
         binds: Vec::new(),
         key: key.clone(),
     };
     daemon.run(daemon.runtime.create(&plan)).expect("made");
     let started = daemon.run(daemon.runtime.start(&key)).expect("started");
     assert!(daemon.runtime.pids(&key).contains(&started.pid));
+    key
+}
+
+#[test]
+fn what_no_record_knows_is_ended_by_order_and_the_registry_is_told() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_patient(&stage);
+    let generation = Generation::new(7_000).expect("not zero");
+    let key = started_unasked(&stage, &daemon, "ghost", generation);
+    daemon
+        .node
+        .condemn(&session("ghost"), generation, "it was lost");
+    eventually("the registry to be told", || {
+        registry
+            .was_released(&session("ghost"), generation)
+            .then_some(())
+    });
+    let left = daemon.runtime.pids(&key);
+    assert!(left.is_empty(), "told while it runs: {left:?}");
+}
+
+#[test]
+fn a_claim_that_nobody_knows_is_given_up_only_once_nothing_of_it_runs() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let generation = recorded(&daemon, "alice");
+    let key = started_unasked(&stage, &daemon, "alice", generation);
 
     let shown = daemon.start("alice", &idle());
     assert!(shown.generation > generation);

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
@@ -31,6 +31,8 @@ pub(crate) struct FlakyRegistry {
     lost: AtomicBool,
     /// Claims are recorded, and answered only once this is over.
     held: watch::Sender<bool>,
+    /// What was to be released, recorded or not.
+    released: Mutex<Vec<(SessionId, Generation)>>,
     /// Questions whether something may be started.
     asked: AtomicU32,
 }
@@ -70,6 +72,11 @@ impl FlakyRegistry {
 
     pub(crate) fn lose_what_is_claimed(&self) {
         self.lost.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_released(&self, id: &SessionId, generation: Generation) -> bool {
+        let released = self.released.lock().expect("no panic");
+        released.contains(&(id.clone(), generation))
     }
 
     pub(crate) fn asked(&self) -> u32 {
@@ -171,6 +178,8 @@ impl Registry for FlakyRegistry {
     }
 
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        let named = batch.iter().map(|one| (one.id.clone(), one.generation));
+        self.released.lock().expect("no panic").extend(named);
         match self.write() {
             Ok(()) if self.forgetful.load(Ordering::Relaxed) => {
                 self.release_and_forget(batch).await
