@@ -186,6 +186,10 @@ pub struct SessionRequest {
     /// next connection when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_node_loss: Option<OnNodeLoss>,
+    /// Only on a node of the fleet that has these labels (`fleet.labels`), wherever it is started
+    /// again, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_labels: Option<BTreeMap<String, String>>,
 }
 
 /// A spec with every default filled in, as the session runs it.
@@ -222,6 +226,9 @@ pub struct ResolvedSpec {
     /// Absent when somebody asked for this start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted: Option<Restarted>,
+    /// What its node's labels must be.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_labels: BTreeMap<String, String>,
 }
 
 mod present_or_null {

@@ -31,7 +31,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use crate::problem::{ApiError, Kind};
 
 pub(crate) use caller::of_peer;
-pub(crate) use wish::NODE_LABEL;
+pub(crate) use wish::{NODE_LABEL, labels_of};
 
 /// Who asks, as the node that knows them says: the scope, and the name percent-encoded.
 const X_CONMAN_CALLER: HeaderName = HeaderName::from_static("x-conman-caller");

@@ -117,6 +117,15 @@ impl ConnectTokens {
         Self::with_keys(keys.collect(), "fleet")
     }
 
+    /// Tokens that every node of a fleet makes and takes that has no secret file: by a key that they
+    /// share otherwise.
+    #[must_use]
+    pub fn of_shared_key(key: &[u8; 32]) -> Self {
+        // 32 bytes are a key.
+        let key = SymmetricKey::from(key.as_slice()).ok();
+        Self::with_keys(key.into_iter().collect(), "fleet")
+    }
+
     fn with_keys(keys: Vec<SymmetricKey<V4>>, instance: &str) -> Self {
         Self {
             keys,
@@ -342,6 +351,15 @@ pub(crate) mod tests {
                 .is_ok()
         );
         assert!(fleet(&new).verify(&token, &id, now).is_err());
+    }
+
+    #[test]
+    fn a_token_of_one_node_is_good_at_every_other_with_the_same_key_and_at_no_other() {
+        let minted = ConnectTokens::of_shared_key(&[1; 32]).mint(&id("a"), TTL, at(0));
+        let token = minted.expect("made").token;
+        let verify = |key| ConnectTokens::of_shared_key(key).verify(&token, &id("a"), at(0));
+        assert_eq!(verify(&[1; 32]), Ok(at(300)));
+        assert_eq!(verify(&[2; 32]), Err(ConnectTokenError::Invalid));
     }
 
     proptest! {

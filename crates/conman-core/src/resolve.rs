@@ -142,7 +142,9 @@ fn fill_in(
     let env = merged(base.env.as_ref(), request.env.as_ref());
     check_env(&env, mistakes);
     let labels = merged(base.labels.as_ref(), request.labels.as_ref());
-    check_labels(&labels, mistakes);
+    check_labels("labels", &labels, mistakes);
+    let node_labels = merged(base.node_labels.as_ref(), request.node_labels.as_ref());
+    check_labels("node_labels", &node_labels, mistakes);
 
     let port = request.port.or(base.port).flatten();
     if port == Some(0) {
@@ -206,6 +208,7 @@ fn fill_in(
             .or(base.on_node_loss)
             .unwrap_or_default(),
         restarted: None,
+        node_labels,
     }
 }
 

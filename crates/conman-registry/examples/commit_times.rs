@@ -200,5 +200,6 @@ fn spec() -> ResolvedSpec {
         tty: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
+        node_labels: BTreeMap::new(),
     }
 }

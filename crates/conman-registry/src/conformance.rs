@@ -511,6 +511,7 @@ fn spec(template: &str) -> ResolvedSpec {
         tty: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
+        node_labels: BTreeMap::new(),
     }
 }
 

@@ -44,6 +44,7 @@ mod rendezvous;
 mod schema;
 mod seen;
 mod shared;
+mod shared_key;
 mod store;
 mod wire;
 
@@ -379,6 +380,12 @@ impl Fleet for EtcdRegistry {
             Ok(located)
         })
         .await
+    }
+
+    async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared_key::of(&shared.store).await.map(Some) })
+            .await
     }
 
     fn forget_location(&self, id: &SessionId, generation: Generation) {

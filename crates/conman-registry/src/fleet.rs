@@ -33,6 +33,12 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// What the others shall know of this node; told at once and again from time to time.
     fn announce(&self, announcement: Announcement);
 
+    /// A key that all nodes of the fleet have and nobody else, but for who can read its registry;
+    /// `None` where there are no others.
+    async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
+        Ok(None)
+    }
+
     /// A page of all sessions, ordered by id: those behind `after`, at most `limit`.
     async fn sessions(
         &self,

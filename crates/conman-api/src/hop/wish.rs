@@ -1,5 +1,7 @@
 //! What a PUT asks of the node that shall start the session.
 
+use std::collections::BTreeMap;
+
 use conman_core::SpecPolicy;
 use conman_peer::Wish;
 use conman_proto::{FieldError, SessionRequest};
@@ -23,7 +25,21 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, Ap
         .memory_bytes
         .or_else(|| template.and_then(|template| template.request.memory_bytes))
         .unwrap_or_default();
-    let mut labels = std::collections::BTreeMap::new();
+    let mut labels = template
+        .and_then(|template| template.request.node_labels.clone())
+        .unwrap_or_default();
+    labels.extend(request.node_labels.unwrap_or_default());
+    labels.extend(labels_of(uri)?);
+    Ok(Wish {
+        template: request.template,
+        labels,
+        memory_bytes,
+    })
+}
+
+/// The labels that the query asks for.
+pub(crate) fn labels_of(uri: &Uri) -> Result<BTreeMap<String, String>, ApiError> {
+    let mut labels = BTreeMap::new();
     for text in Query::of(uri).all(NODE_LABEL) {
         match text.split_once('=') {
             Some((name, value)) if !name.is_empty() => {
@@ -37,9 +53,5 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, Ap
             }
         }
     }
-    Ok(Wish {
-        template: request.template,
-        labels,
-        memory_bytes,
-    })
+    Ok(labels)
 }

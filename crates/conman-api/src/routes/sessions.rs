@@ -28,7 +28,8 @@ use crate::{ApiState, access, fleet_list, hop};
         ("wait" = Option<bool>, Query, description =
             "Answer once the session is ready (the default), or at once."),
         ("node_label" = Option<Vec<String>>, Query, description =
-            "Only on a node with this label, as `key=value`; repeated: with all of them."),
+            "Only on a node with this label, as `key=value`; repeated: with all of them. Added to \
+             the spec's `node_labels`."),
     ),
     request_body = SessionRequest,
     responses(
@@ -51,10 +52,17 @@ pub(crate) async fn ensure(
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let wait = query.flag("wait", true);
-    // Read where the node is chosen.
     query.all(hop::NODE_LABEL);
     query.finish()?;
-    let asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
+    let node_labels = hop::labels_of(&uri)?;
+    let mut asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
+    // Kept with the session, which may be started anew on another node.
+    if !node_labels.is_empty() {
+        asked
+            .node_labels
+            .get_or_insert_default()
+            .extend(node_labels);
+    }
     let answer = state.node.ensure(&id, &asked, wait).await?;
     let status = match answer.session.state {
         SessionState::Starting => StatusCode::ACCEPTED,

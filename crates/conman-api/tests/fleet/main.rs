@@ -527,6 +527,12 @@ async fn a_session_that_no_node_takes_is_refused_with_every_nodes_reason() {
         .api
         .call(Method::PUT, &uri, r#"{"template": "idle"}"#)
         .await;
+    let started = answer.json::<EnsureResponse>().session;
+    assert_eq!(started.node, "b");
+    // Whoever starts it anew has to know.
+    assert_eq!(started.spec.node_labels["pool"], "gpu");
+    let in_body = r#"{"template": "idle", "node_labels": {"pool": "gpu"}}"#;
+    let answer = a.api.call(Method::PUT, &session("carol"), in_body).await;
     assert_eq!(answer.json::<EnsureResponse>().session.node, "b");
     let uri = format!("{}?node_label=pool", session("bob"));
     let answer = a

@@ -74,6 +74,9 @@ pub struct RunArgs {
     /// Label for filters; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub label: Vec<(String, String)>,
+    /// Only on a node of the fleet with this label; repeatable
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub node_label: Vec<(String, String)>,
     /// Memory limit, for example 256M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -154,6 +157,7 @@ impl RunArgs {
             preempt_grace_ms: self.preempt_grace,
             tty: self.tty.then_some(true),
             on_node_loss: self.on_node_loss,
+            node_labels: map(&self.node_label),
         }
     }
 }

@@ -110,6 +110,7 @@ fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
             tty: false,
             on_node_loss: conman_proto::OnNodeLoss::Wait,
             restarted: None,
+            node_labels: BTreeMap::new(),
         },
         url: Some("http://alice.localhost:7701/".to_owned()),
         node: "n1".to_owned(),

@@ -86,15 +86,15 @@ pub(super) fn check_env(env: &BTreeMap<String, String>, mistakes: &mut Mistakes)
     }
 }
 
-pub(super) fn check_labels(labels: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
+pub(super) fn check_labels(name: &str, labels: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
     if labels.len() > MAX_LABELS {
         mistakes.add(
-            "labels",
+            name,
             format!("has {} entries; {MAX_LABELS} are allowed", labels.len()),
         );
     }
     for (key, value) in labels {
-        let field = || format!("labels.{}", quote(key));
+        let field = || format!("{name}.{}", quote(key));
         if !is_label_key(key) {
             mistakes.add(
                 field(),

@@ -333,6 +333,7 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         tty: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
+        node_labels: BTreeMap::new(),
     }
 }
 

@@ -159,6 +159,10 @@ impl Keys {
         self.below("session/", "")
     }
 
+    pub(super) fn shared_key(&self) -> Vec<u8> {
+        self.below("shared-key", "")
+    }
+
     pub(super) fn schema(&self) -> Vec<u8> {
         self.below("schema", "")
     }

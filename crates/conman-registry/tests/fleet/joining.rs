@@ -1,9 +1,20 @@
 //! What keeps a node from joining, and what it says then.
 
-use conman_registry::{EtcdCredentials, Registry, RegistryError, Standing};
+use conman_registry::{EtcdCredentials, Fleet as _, Registry, RegistryError, Standing};
 
 use crate::etcd::Etcd;
 use crate::node::{Node, options, patient, short};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_nodes_have_one_key_whoever_asks_for_it_first() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let ask = async |node: &Node| node.registry.shared_key().await.expect("a key");
+    let (one, other) = tokio::join!(ask(&a), ask(&b));
+    assert!(one.is_some_and(|key| key != [0; 32]) && one == other);
+    assert_eq!(ask(&a).await, one);
+}
 
 #[tokio::test]
 async fn a_node_waits_for_an_etcd_that_does_not_answer_and_claims_nothing() {

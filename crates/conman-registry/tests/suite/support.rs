@@ -88,6 +88,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         tty: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
+        node_labels: BTreeMap::new(),
     }
 }
 

@@ -150,6 +150,7 @@ impl Stage {
             tty: false,
             on_node_loss: conman_proto::OnNodeLoss::Wait,
             restarted: None,
+            node_labels: BTreeMap::new(),
         };
         let files_dir = self.dir.join(session);
         ContainerPlan {

@@ -177,6 +177,7 @@ mod tests {
             tty: false,
             on_node_loss: conman_proto::OnNodeLoss::Wait,
             restarted: None,
+            node_labels: BTreeMap::new(),
         }
     }
 

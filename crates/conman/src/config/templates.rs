@@ -40,6 +40,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
             "restart" => Ok(OnNodeLoss::Restart),
             _ => Err("must be \"wait\" or \"restart\"".to_owned()),
         }),
+        node_labels: section.string_map("node_labels"),
     };
     let template = Template {
         request,

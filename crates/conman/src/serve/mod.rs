@@ -150,13 +150,6 @@ async fn serve(
     mut signals: Signals,
 ) -> Result<()> {
     let metrics = install_metrics()?;
-    // A token that one node makes must open connections to every other.
-    let connect_tokens = match &credentials.secret {
-        Some(secret) => ConnectTokens::of_fleet(secret),
-        None => ConnectTokens::open(&config.state_dir, state.instance.as_str())
-            .context("cannot open the key of connect tokens")?,
-    };
-    let connect_tokens = Arc::new(connect_tokens);
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let runtimes = Runtimes::open(&config, &state)?;
@@ -172,6 +165,7 @@ async fn serve(
             return Ok(());
         }
     };
+    let connect_tokens = Arc::new(connect_tokens(&config, &state, &credentials).await?);
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
@@ -309,6 +303,24 @@ fn remove_empty_cgroup(node: &Node) {
             }
         }
         Err(error) => tracing::warn!(%error, "cannot look for the cgroup {path}"),
+    }
+}
+
+/// A token that one node makes must open connections to every other: so their key comes from the
+/// fleet's secret, which is nowhere but in files of the nodes, or else from the registry.
+async fn connect_tokens(
+    config: &Config,
+    state: &State,
+    credentials: &Credentials,
+) -> Result<ConnectTokens> {
+    if let Some(secret) = &credentials.secret {
+        return Ok(ConnectTokens::of_fleet(secret));
+    }
+    let shared = state.fleet.shared_key().await;
+    match shared.context("cannot get the fleet's key of connect tokens from the registry")? {
+        Some(key) => Ok(ConnectTokens::of_shared_key(&key)),
+        None => ConnectTokens::open(&config.state_dir, state.instance.as_str())
+            .context("cannot open the key of connect tokens"),
     }
 }
 

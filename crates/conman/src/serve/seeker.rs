@@ -482,7 +482,7 @@ impl Seeker {
             match now {
                 Whereabouts::There(owner) if *owner.node.name == *name => {
                     if let Ok(address) = owner.node.address
-                        && self.map.client().pulse().answers(&address).await
+                        && self.answers(&address).await
                     {
                         return;
                     }
@@ -490,6 +490,12 @@ impl Seeker {
                 _ => return,
             }
         }
+    }
+
+    /// Whether a node answers, for as long as nobody asks anew whose the session is.
+    async fn answers(&self, address: &PeerAddress) -> bool {
+        let pulse = self.map.client().pulse();
+        tokio::time::timeout(LONGEST_PAUSE, pulse.answers(address)).await == Ok(true)
     }
 
     /// Asks a node to have the session ready.
@@ -637,7 +643,7 @@ fn refused(by: &RefusedBy) -> Refusal {
 fn wish_of(spec: &ResolvedSpec) -> Wish {
     Wish {
         template: spec.template.clone(),
-        labels: std::collections::BTreeMap::new(),
+        labels: spec.node_labels.clone(),
         memory_bytes: spec.memory_bytes.unwrap_or_default(),
     }
 }

@@ -353,6 +353,36 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_started_anew_only_where_the_labels_are_that_it_was_asked_for_with() {
+    let (fleet, a, b) = two().await;
+    let c = Member::join(&fleet, "c", &secret()).await;
+    for name in ["b", "c"] {
+        fleet.announced(name, |node| {
+            node.labels.insert("pool".to_owned(), "gpu".to_owned());
+        });
+    }
+    let ids: Vec<SessionId> = (0..4)
+        .map(|number| format!("s{number}").parse().expect("an id"))
+        .collect();
+    for id in &ids {
+        let web = SessionRequest {
+            template: Some("web".to_owned()),
+            node_labels: Some([("pool".to_owned(), "gpu".to_owned())].into()),
+            ..SessionRequest::default()
+        };
+        b.node.ensure(id, &web, true).await.expect("it starts");
+    }
+    fleet.announced("b", |b| b.draining = true);
+    let notice = PreemptRequest::default();
+    b.node.preempt(&notice, "test").await.expect("a report");
+    for id in &ids {
+        let answer = a.fetch(id).await;
+        assert!(is_served(&answer, id), "{answer}");
+        assert!(c.node.is_live(id) && !a.node.is_live(id));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_node_has_is_not_waited_for() {
     let (_fleet, a, _b) = two().await;
     let answer = a.fetch(&"nobody".parse().expect("an id")).await;
