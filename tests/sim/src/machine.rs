@@ -294,14 +294,33 @@ impl World {
         others.map(move |step| (node + nodes - step) % nodes)
     }
 
+    /// Whom a node watches where that does not change.
+    pub(crate) fn watched(&self, node: usize) -> Vec<NodeName> {
+        let names = &self.names;
+        let others = (1..names.len()).take(WATCHED);
+        others
+            .map(|step| names[(node + step) % names.len()].clone())
+            .collect()
+    }
+
+    /// The daemon is told whom it watches from now on, if it can hear anything.
+    pub(crate) fn watch(&mut self, node: usize, others: &[NodeName]) {
+        let now = self.clock(node);
+        let machine = &mut self.machines[node];
+        if machine.stopped || machine.paused.is_some() {
+            return;
+        }
+        if let Some(daemon) = &mut machine.daemon {
+            daemon.set_observed(now, others);
+            self.note(|| format!("n{node} watches {others:?}"));
+            self.daemon(node, Event::Tick);
+        }
+    }
+
     /// A daemon begins once its shim has told what it holds.
     pub(crate) fn daemon_up(&mut self, node: usize) {
         let now = self.clock(node);
-        let names = &self.names;
-        let others = (1..names.len()).take(WATCHED);
-        let observed: Vec<NodeName> = others
-            .map(|step| names[(node + step) % names.len()].clone())
-            .collect();
+        let observed = self.watched(node);
         let name = self.names[node].clone();
         let timing = self.timing;
         let machine = &mut self.machines[node];

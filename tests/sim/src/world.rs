@@ -24,6 +24,9 @@ const SPARE_MS: u64 = 20_000;
 /// Below the least that the takeover time leaves room for.
 const PAUSE_MS: u64 = 2_600;
 const SHIM_RESTART_MS: u64 = 900;
+/// Which seeds of sixteen are of fleets in which who watches whom changes all the time, as it does
+/// while nodes come, go and fall silent.
+const RESTLESS: [u64; 4] = [7, 10, 11, 14];
 
 #[derive(Debug, Clone)]
 pub(crate) enum Ev {
@@ -45,6 +48,8 @@ pub(crate) enum Ev {
     Ask,
     Look,
     Fault,
+    /// A node learns of others whom it has to watch.
+    Watches(usize),
     DaemonDies(usize),
     DaemonUp(usize),
     ShimUp(usize),
@@ -107,6 +112,7 @@ impl World {
         let mut random = Random(seed);
         let only_outages = pauses == Pauses::Assumed && seed % 16 == 5;
         let only_deaths = pauses == Pauses::Assumed && seed % 16 == 15;
+        let restless = pauses == Pauses::Assumed && RESTLESS.contains(&(seed % 16));
         let mut timing = Timing::default();
         if !only_outages {
             timing.frozen_max_ms = 40_000;
@@ -148,6 +154,9 @@ impl World {
             world.at(0, Ev::DaemonUp(node));
             world.at(1, Ev::DaemonTick(node));
             world.at(1, Ev::ShimTick(node, 0));
+            if restless {
+                world.at(1_000, Ev::Watches(node));
+            }
         }
         world.at(500, Ev::Ask);
         world.at(3_000, Ev::Fault);
@@ -210,6 +219,11 @@ impl World {
                 self.at(LOOK_MS, Ev::Look);
             }
             Ev::Fault => self.fault(),
+            Ev::Watches(node) if self.now < HEAL_MS => {
+                self.watch_others(node);
+                self.soon(100, 6_000, Ev::Watches(node));
+            }
+            Ev::Watches(_) => {}
             Ev::DaemonDies(node) if self.machines[node].daemon.is_some() => {
                 self.daemon_dies(node);
                 self.soon(1, 1_000, Ev::DaemonUp(node));
@@ -306,6 +320,15 @@ impl World {
         self.soon(low, high, Ev::Fault);
     }
 
+    /// Any of the others, or none.
+    fn watch_others(&mut self, node: usize) {
+        let chosen = self.random.range(0, (1 << self.names.len()) - 1);
+        let others = self.names.iter().enumerate();
+        let others = others.filter(|(other, _)| *other != node && chosen & (1 << *other) != 0);
+        let others: Vec<NodeName> = others.map(|(_, name)| name.clone()).collect();
+        self.watch(node, &others);
+    }
+
     /// What makes the dead come back, or die again, just while others take over.
     pub(crate) fn stir(&mut self, node: usize) {
         if self.now >= HEAL_MS || self.only_deaths || self.random.percent(50) {
@@ -374,6 +397,8 @@ impl World {
             self.machine_continues(node);
             self.daemon_continues(node);
             self.daemon(node, Event::PreemptCancelled);
+            let watched = self.watched(node);
+            self.watch(node, &watched);
         }
     }
 
