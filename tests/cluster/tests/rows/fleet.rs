@@ -72,6 +72,21 @@ impl Fleet {
         &self.cluster.nodes()[index]
     }
 
+    /// Asks a node for a witness that is to be restarted when its node goes, until one runs.
+    pub(crate) async fn ensure_restarting(&self, node: usize, id: &str) -> Session {
+        let body = json!({"template": TEMPLATE, "on_node_loss": "restart"});
+        let path = format!("/v1/sessions/{id}");
+        eventually_some("it runs", PATIENCE, async || {
+            let answer = self.ask(node, Method::PUT, &path, Some(&body)).await?;
+            if !answer.status.is_success() {
+                return None;
+            }
+            let response: EnsureResponse = answer.expect(answer.status);
+            Some(response.session)
+        })
+        .await
+    }
+
     /// Asks a node for a witness until one runs, wherever that is.
     pub(crate) async fn ensure(&self, node: usize, id: &str) -> Session {
         self.ensure_after(node, id, 0).await

@@ -7,5 +7,6 @@ mod fleet;
 mod machine;
 mod network;
 mod node;
+mod restart;
 mod store;
 mod trouble;

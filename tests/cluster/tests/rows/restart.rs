@@ -1,0 +1,142 @@
+//! Sessions that come back by themselves: nobody asks for them after their node has gone, and the
+//! journal alone shows that they run again.
+
+use conman_cluster::Cluster;
+use conman_cluster::overlap::{Life, monotonic_ns};
+use conman_e2e::eventually_some;
+use conman_proto::{DrainReport, DrainState};
+use http::{Method, StatusCode};
+use serde_json::json;
+
+use crate::fleet::{Fleet, PATIENCE, measured};
+
+const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Starts the sessions, to be restarted, and gives their generations.
+async fn started(fleet: &mut Fleet, node: usize) -> Vec<(&'static str, u64)> {
+    let mut generations = Vec::new();
+    for id in SESSIONS {
+        let session = fleet.ensure_restarting(node, id).await;
+        let generation = session.generation.get();
+        fleet.goes_on(id, generation).await;
+        generations.push((id, generation));
+    }
+    generations
+}
+
+/// Waits until all live again, later than before.
+async fn come_back(fleet: &mut Fleet, before: &[(&'static str, u64)]) -> Vec<Life> {
+    let mut lives = Vec::new();
+    for (id, generation) in before {
+        let what = format!("{id} lives again, later than {generation}");
+        let life = eventually_some(&what, PATIENCE, async || {
+            let newest = fleet.lives(id).pop()?;
+            (newest.generation > *generation).then_some(newest)
+        })
+        .await;
+        fleet.goes_on(id, life.generation).await;
+        lives.push(life);
+    }
+    fleet.judge();
+    lives
+}
+
+fn last_first(lives: &[Life]) -> u64 {
+    lives
+        .iter()
+        .map(|life| life.first_ns)
+        .max()
+        .unwrap_or_default()
+}
+
+#[tokio::test]
+async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    let before = started(&mut fleet, 0).await;
+    let waits = fleet.ensure(0, "waits").await.generation.get();
+    fleet.goes_on("waits", waits).await;
+    let stopped = fleet.ensure_restarting(0, "stopped").await.generation.get();
+    fleet.goes_on("stopped", stopped).await;
+    fleet.node(0).api().stop("stopped").await;
+    let begun = monotonic_ns();
+    fleet.node(0).lose().expect("lost");
+    let lives = come_back(&mut fleet, &before).await;
+    let last = last_first(&lives);
+    measured("from a node's loss until all run again", begun, last);
+    assert_eq!(fleet.lives("waits").len(), 1, "nobody has asked for it");
+    assert_eq!(fleet.lives("stopped").len(), 1, "it was stopped");
+    let next = fleet.ensure_after(1, "waits", waits).await;
+    fleet.goes_on("waits", next.generation.get()).await;
+    fleet.judge();
+}
+
+/// Whoever would have been the first to restart some of them may be the second one lost.
+#[tokio::test]
+async fn row_21_sessions_of_two_nodes_lost_at_once_come_back_by_the_third() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    let before = started(&mut fleet, 0).await;
+    for node in [0, 1] {
+        fleet.node(node).lose().expect("lost");
+    }
+    come_back(&mut fleet, &before).await;
+}
+
+#[tokio::test]
+async fn row_20_sessions_of_a_preempted_node_come_back_unasked() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    let before = started(&mut fleet, 0).await;
+    let begun = monotonic_ns();
+    fleet.preempt(0).await;
+    let lives = come_back(&mut fleet, &before).await;
+    measured(
+        "from a notice until all run again",
+        begun,
+        last_first(&lives),
+    );
+}
+
+#[tokio::test]
+async fn sessions_of_a_drained_node_are_moved_and_the_report_says_where() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    let before = started(&mut fleet, 0).await;
+    let waits = fleet.ensure(0, "waits").await.generation.get();
+    fleet.goes_on("waits", waits).await;
+    let begun = monotonic_ns();
+    let admin = fleet.node(0).admin();
+    let answer = admin.post("/v1/nodes/self/drain", &json!({})).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
+    let report = eventually_some("it is drained", PATIENCE, async || {
+        let answer = fleet
+            .ask(0, Method::GET, "/v1/nodes/self/drain", None)
+            .await?;
+        let report: DrainReport = answer.expect(StatusCode::OK);
+        (report.state == DrainState::Drained).then_some(report)
+    })
+    .await;
+    assert_eq!(report.released, 5);
+    let mut moved: Vec<_> = report.moved.iter().map(|one| one.id.as_str()).collect();
+    moved.sort_unstable();
+    assert_eq!(moved, SESSIONS);
+    assert!(
+        report.moved.iter().all(|one| one.node != "n1"),
+        "{report:?}"
+    );
+    let lives = come_back(&mut fleet, &before).await;
+    measured(
+        "from a drain until all run elsewhere",
+        begun,
+        last_first(&lives),
+    );
+    assert_eq!(fleet.lives("waits").len(), 1, "nobody has asked for it");
+    let next = fleet.ensure_after(0, "waits", waits).await;
+    fleet.goes_on("waits", next.generation.get()).await;
+    fleet.judge();
+}
