@@ -1,6 +1,7 @@
 //! A node among others: its registry in etcd, the fence that it drives, and the time before the node
 //! has joined.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use conman_registry::{
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
 use conman_vitals::{Vitals, essential};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::listeners::Listeners;
@@ -29,6 +30,9 @@ use crate::shim::{self, ShimPlace};
 
 /// How often the service manager hears that a start goes on that waits for others.
 const JOINING_SIGN: Duration = Duration::from_secs(10);
+
+/// Between two looks at whether what was killed is dead.
+const KILL_LOOK: Duration = Duration::from_millis(20);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -135,6 +139,44 @@ pub(super) async fn join(
     }
     tracing::info!("joined the fleet");
     Ok(listeners)
+}
+
+/// Kills whatever an earlier daemon left with the shim: the machine is going, and nobody knows yet
+/// what is still this node's. Nothing is released, for there is no registry to tell; other nodes
+/// take it over once this one is silent for long enough.
+pub(super) async fn preempt_unjoined(instance: &Instance, budget: Duration) {
+    // Where there is no shim, there is nothing of its.
+    let fence = ShimFence::new(ShimPlace::of(instance).socket(), None);
+    let mut killed = BTreeSet::new();
+    let ending = async {
+        loop {
+            let slots = fence.look().await.map_err(|error| error.to_string())?.slots;
+            let alive: Vec<_> = slots.into_iter().filter(|view| !view.certified).collect();
+            if alive.is_empty() {
+                return Ok(());
+            }
+            for view in alive {
+                let done = fence.kill(&view.slot).await;
+                done.map_err(|error| error.to_string())?;
+                killed.insert(view.slot);
+            }
+            sleep(KILL_LOOK).await;
+        }
+    };
+    let ended = timeout(budget, ending).await;
+    let count = killed.len();
+    match ended {
+        Ok(Ok(())) => tracing::info!(count, "killed what an earlier conman had left running"),
+        Ok(Err(why)) => {
+            let why: String = why;
+            tracing::warn!(
+                count,
+                why,
+                "whether anything is left of an earlier conman is not known"
+            );
+        }
+        Err(_) => tracing::warn!(count, "killed, and not all of it is dead in time"),
+    }
 }
 
 /// The registry's orders to end sessions, passed on to the node.

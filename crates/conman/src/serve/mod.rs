@@ -159,9 +159,13 @@ async fn serve(
         biased;
         // The listeners go with it, as does the process.
         joined = fleet::join(&config, &*state.fleet, listeners) => joined?,
-        // Nothing was taken over yet, so that nothing can be preempted.
+        // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
         name = signals.ending.next() => {
             tracing::info!("stopping: {name}, before the node had joined its fleet");
+            if on_sigterm == OnSigterm::Preempt {
+                let budget = Duration::from_millis(config.preempt.budget_ms.into());
+                fleet::preempt_unjoined(&state.instance, budget).await;
+            }
             return Ok(());
         }
     };

@@ -82,6 +82,36 @@ async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
     fleet.judge();
 }
 
+/// The daemon that gets the notice has not joined yet, for etcd is out of its reach.
+#[tokio::test]
+async fn row_20_a_notice_before_a_daemon_has_joined_kills_what_an_earlier_one_left() {
+    let builder = Cluster::builder().nodes(1).short();
+    let builder = builder.set("preempt", "on_sigterm = \"preempt\"");
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    for id in ["a", "b"] {
+        let generation = fleet.ensure(0, id).await.generation.get();
+        fleet.goes_on(id, generation).await;
+    }
+    fleet.node(0).kill_daemon().expect("killed");
+    fleet.cut_off(0);
+    fleet.node(0).start().expect("started");
+    eventually("it says that it has not joined", PATIENCE, async || {
+        let readiness = fleet.node(0).readiness().await;
+        readiness.is_err_and(|why| why.contains("not joined"))
+    })
+    .await;
+    assert_eq!(fleet.node(0).session_processes().len(), 2);
+    fleet.node(0).signal_daemon(Signal::TERM).expect("sent");
+    eventually("the daemon has ended", PATIENCE, async || {
+        matches!(fleet.node(0).ended(), Ok(Some(_)))
+    })
+    .await;
+    assert_eq!(fleet.node(0).session_processes(), []);
+    fleet.judge();
+}
+
 #[tokio::test]
 async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_served() {
     const SESSIONS: usize = 24;
