@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Generation, SessionId};
+use crate::{Generation, NodeStanding, SessionId};
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -154,8 +154,52 @@ pub struct Timeline {
     pub events: Vec<Event>,
     /// The phases of the latest start in order, with their durations.
     pub phases: Vec<TimelinePhase>,
-    /// Whether older events of this session were already dropped from the journal.
+    /// Whether older events of this session were already dropped from a journal.
     pub truncated: bool,
+    /// How the fleet stands to the session: null where only the node that is asked has told.
+    #[serde(default)]
+    pub fleet: Option<SessionInFleet>,
+}
+
+/// How a fleet stands to a session, by its registry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SessionInFleet {
+    pub ownership: SessionOwnership,
+    /// The node that owns it, or owned it last.
+    pub node: Option<String>,
+    /// How that node stands; null when the fleet does not know it.
+    pub standing: Option<NodeStanding>,
+    pub generation: Option<Generation>,
+    /// Nodes that would start it now, the best first; empty while it is owned.
+    pub takers: Vec<String>,
+    /// Why others would not; empty while it is owned.
+    pub refused: Vec<NodeReason>,
+    /// Nodes whose journals could not be asked, so that what they know is missing.
+    pub unasked: Vec<NodeReason>,
+    /// Why the registry could not be asked.
+    pub registry_error: Option<String>,
+}
+
+/// Whether a node owns a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionOwnership {
+    /// Nobody does, and nobody is known to have done so.
+    Nobody,
+    Owned,
+    /// Its node has given it up.
+    Released,
+    /// Its node was declared dead: whoever claims it gets it.
+    Lost,
+    /// The registry could not be asked.
+    Unknown,
+}
+
+/// Why something is so with a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeReason {
+    pub node: String,
+    pub why: String,
 }
 
 /// One phase of a start.

@@ -23,6 +23,7 @@ mod exec_request;
 mod exec_socket;
 mod field_errors;
 mod fleet_list;
+mod fleet_timeline;
 mod hop;
 mod image_errors;
 mod image_view;

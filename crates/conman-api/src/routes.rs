@@ -36,7 +36,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
     let read = OpenApiRouter::new()
         .routes(quick(routes!(sessions::list)))
         .routes(home(quick(routes!(sessions::get))))
-        .routes(home(quick(routes!(events::timeline))))
+        .routes(quick(routes!(events::timeline)))
         .routes(routes!(events::events))
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
@@ -96,6 +96,7 @@ fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState>
 pub(crate) fn for_peers() -> Router<ApiState> {
     let read = Router::new()
         .route(peers::EVENTS, get(peers::events))
+        .route(peers::TIMELINE, get(peers::timeline))
         .route_layer(from_fn_with_state(
             Needed::Scope(Scope::Read),
             access::require,

@@ -157,6 +157,7 @@ impl Journal {
             phases: latest_phases(&events),
             events,
             truncated,
+            fleet: None,
         })
     }
 

@@ -8,17 +8,17 @@ use axum::extract::{Extension, State};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
-use conman_proto::{Event, EventPage, SessionId, Timeline};
+use conman_proto::{Event, EventPage, SessionId, SessionOwnership, Timeline};
 use conman_registry::MAX_EVENT_PAGE;
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Uri};
 
-use crate::ApiState;
 use crate::events::{Merged, OnlyOf, Position, is_for};
 use crate::hop::ByPeer;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, Kind};
 use crate::query::Query;
+use crate::{ApiState, fleet_timeline};
 
 /// Comments on an idle stream, so that proxies keep it open and a vanished client is found.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -170,11 +170,15 @@ fn own_position(state: &ApiState, position: &Position) -> u64 {
 
 /// What happened to a session
 ///
-/// Its events, oldest first, and every phase of its latest start with its duration. A session
-/// that was forgotten keeps its timeline while the journal holds its events.
+/// Its events on all nodes, oldest first, every phase of its latest start with its duration, and
+/// how the fleet stands to it. Nodes that cannot be asked are named. A session that was forgotten
+/// keeps its timeline while a journal holds its events.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/timeline", tag = "events", operation_id = "get_timeline",
-    params(("id" = SessionId, Path, description = "The session's name.")),
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("local" = Option<bool>, Query, description = "`true`: ask no other node."),
+    ),
     responses(
         (status = 200, description = "The timeline.", body = Timeline),
         (status = 404, description = "no-such-session"),
@@ -183,13 +187,24 @@ fn own_position(state: &ApiState, position: &Position) -> u64 {
 )]
 pub(crate) async fn timeline(
     State(state): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    by_peer: Option<Extension<ByPeer>>,
     SessionPath(id): SessionPath,
     uri: Uri,
 ) -> Result<Json<Timeline>, ApiError> {
-    Query::of(&uri).finish()?;
+    let mut query = Query::of(&uri);
+    let local = query.flag("local", false);
+    query.finish()?;
     settle(&state).await;
-    let timeline = state.node.journal().timeline(&id).await?;
-    if timeline.events.is_empty() && state.node.get(&id).is_none() {
+    let mut timeline = state.node.journal().timeline(&id).await?;
+    if let Some(map) = state.others().filter(|_| by_peer.is_none() && !local) {
+        timeline = fleet_timeline::gather(&state.node, map, &caller, timeline).await;
+    }
+    let is_known = timeline
+        .fleet
+        .as_ref()
+        .is_some_and(|fleet| fleet.ownership != SessionOwnership::Nobody);
+    if timeline.events.is_empty() && !is_known && state.node.get(&id).is_none() {
         return Err(super::sessions::no_such_session(&id));
     }
     Ok(Json(timeline))

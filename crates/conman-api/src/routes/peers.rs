@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, SessionId, Timeline};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,14 @@ pub(crate) const EVENTS: &str = "/peer/events";
 
 /// Where a node asks another to restart a session that lost its node.
 pub(crate) const RESTART: &str = "/peer/sessions/{id}/restart";
+
+/// Where a node asks another what it knows of a session.
+pub(crate) const TIMELINE: &str = "/peer/sessions/{id}/timeline";
+
+/// The path of [`TIMELINE`] for one session.
+pub(crate) fn timeline_of(id: &SessionId) -> String {
+    format!("/peer/sessions/{id}/timeline")
+}
 
 /// Answer of `ready` and `restart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,4 +106,13 @@ pub(crate) async fn restart(
 ) -> Result<Json<Ready>, ApiError> {
     let generation = state.node.restart(&id, lost.generation, &lost.from).await?;
     Ok(Json(Ready { generation }))
+}
+
+/// What this node's journal tells of a session, were it nothing.
+pub(crate) async fn timeline(
+    State(state): State<ApiState>,
+    SessionPath(id): SessionPath,
+) -> Result<Json<Timeline>, ApiError> {
+    super::events::settle(&state).await;
+    Ok(Json(state.node.journal().timeline(&id).await?))
 }

@@ -21,7 +21,8 @@ use conman_peer::model::{ModelFleet, ModelNode};
 use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{
     EXEC_PROTOCOL, EnsureResponse, ExecChannel, ExecResult, Generation, NodeList, NodeStanding,
-    PreemptPlan, Session, SessionId, SessionList, SessionState, StopReport, Timeline,
+    PreemptPlan, Session, SessionId, SessionList, SessionOwnership, SessionState, StopReport,
+    Timeline,
 };
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
@@ -625,4 +626,62 @@ async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
         .expect("it ends");
     assert_eq!(output, b"over two nodes");
     shutdown.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_asked() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    let first = b.ensure("alice").await.session;
+    b.api.call(Method::DELETE, &session("alice"), "").await;
+    world.announced("a", |a| a.draining = false);
+    world.announced("b", |b| b.draining = true);
+    let second = a.ensure("alice").await.session;
+    assert_eq!((first.node.as_str(), second.node.as_str()), ("b", "a"));
+
+    let uri = format!("{}/timeline", session("alice"));
+    for node in [&a, &b] {
+        let timeline: Timeline = node.api.get(&uri).await.json();
+        let of = |name: &str| timeline.events.iter().any(|event| event.node == name);
+        assert!(of("a") && of("b"), "{timeline:?}");
+        assert!(timeline.events.is_sorted_by_key(|event| event.at));
+        let phases = timeline.phases.iter();
+        assert!(!timeline.phases.is_empty());
+        assert!(
+            phases
+                .clone()
+                .all(|phase| phase.generation == second.generation)
+        );
+        let fleet = timeline.fleet.expect("of a fleet");
+        assert_eq!(fleet.ownership, SessionOwnership::Owned);
+        assert_eq!((fleet.node.as_deref(), fleet.unasked.len()), (Some("a"), 0));
+    }
+    let local: Timeline = a.api.get(&format!("{uri}?local=true")).await.json();
+    assert!(local.events.iter().all(|event| event.node == "a"));
+    assert_eq!(local.fleet, None);
+
+    // What it knows is missing, and what becomes of its sessions is told all the same.
+    let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
+    let address = nobody.local_addr().expect("bound");
+    drop(nobody);
+    world.announced("a", |a| a.peer_url = Some(format!("http://{address}")));
+    world.change("a", |a| a.standing = PeerStanding::Fenced);
+    let timeline: Timeline = b.api.get(&uri).await.json();
+    assert!(timeline.events.iter().all(|event| event.node == "b"));
+    let fleet = timeline.fleet.expect("of a fleet");
+    assert_eq!(fleet.ownership, SessionOwnership::Lost);
+    assert_eq!(fleet.unasked.len(), 1);
+    assert!(
+        fleet.unasked[0].why.contains(&address.to_string()),
+        "{fleet:?}"
+    );
+    let why: Vec<_> = fleet
+        .refused
+        .iter()
+        .map(|refused| refused.node.as_str())
+        .collect();
+    assert_eq!(why, ["a", "b"], "{fleet:?}");
+
+    let unknown = a.api.get("/v1/sessions/nobody/timeline").await;
+    assert_eq!(unknown.problem().slug(), "no-such-session");
 }

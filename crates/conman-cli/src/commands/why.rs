@@ -19,8 +19,9 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
         Ok(session) => Some(session),
         Err(error) => {
             let failure = Failure::from(error);
-            // A session that was forgotten keeps its timeline for a while.
-            if failure.exit() != Exit::NotFound {
+            // A session that was forgotten keeps its timeline for a while, and where its node
+            // cannot be asked, the others know why.
+            if failure.exit() != Exit::NotFound && !is_other_nodes(&failure) {
                 return Err(failure);
             }
             None
@@ -38,6 +39,21 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
         output.line(&text(&story))?;
     }
     Ok(Exit::Done)
+}
+
+/// Whether it is the session's node that does not answer, and not the one that was asked.
+fn is_other_nodes(failure: &Failure) -> bool {
+    let Failure::Told { problem, .. } = failure else {
+        return false;
+    };
+    [
+        "node-unreachable",
+        "node-silent",
+        "node-lost",
+        "session-moves",
+        "registry-failed",
+    ]
+    .contains(&problem.slug())
 }
 
 fn text(story: &Story) -> String {

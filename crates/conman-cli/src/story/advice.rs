@@ -54,6 +54,13 @@ impl Chapter<'_> {
                      if this machine stays."
                 ),
             ],
+            Ending::Drained => vec![
+                "Nothing was wrong with it: its node was to be emptied.".to_owned(),
+                format!(
+                    "`conman run {id}` starts it on another node, or here after `conman undrain`; a \
+                     connection does, too."
+                ),
+            ],
             Ending::Idle => vec![
                 format!("{anew} A connection does, too, where its template allows that."),
                 "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),

@@ -19,6 +19,8 @@ pub(super) enum Ending {
     Exited { code: Option<i32> },
     /// The node was preempted.
     Preempted,
+    /// The node gave its sessions to others.
+    Drained,
     /// Nobody used it for longer than its spec allows.
     Idle,
     /// It lived as long as its spec allows.
@@ -84,6 +86,9 @@ impl Chapter<'_> {
         let reason = self.reason().unwrap_or_default().to_lowercase();
         if reason.contains("preempt") {
             return Ending::Preempted;
+        }
+        if reason.starts_with("drained") {
+            return Ending::Drained;
         }
         if self.is_failed_start() {
             return Ending::NotStarted {

@@ -5,6 +5,7 @@
 
 mod advice;
 mod chapter;
+mod fleet;
 mod narration;
 #[cfg(test)]
 mod tests;
@@ -61,13 +62,16 @@ impl Story {
             sentences.push("Its oldest events are no longer in the journal.".to_owned());
         }
         sentences.extend(earlier(timeline, generation));
+        sentences.extend(fleet::taken_over(timeline, generation));
         sentences.extend(chapter.start());
         sentences.extend(chapter.life());
         sentences.extend(chapter.end(&ending));
+        sentences.extend(fleet::present(timeline));
         Self {
-            headline: chapter.headline(&ending),
+            headline: fleet::headline(timeline, session)
+                .unwrap_or_else(|| chapter.headline(&ending)),
             sentences,
-            next: chapter.next(&ending),
+            next: fleet::next(timeline, session).unwrap_or_else(|| chapter.next(&ending)),
         }
     }
 }
@@ -108,12 +112,18 @@ fn earlier(timeline: &Timeline, latest: Option<Generation>) -> Vec<String> {
         let end = ends
             .into_iter()
             .find_map(|kind| own().rfind(|event| event.kind == kind));
-        if let Some(end) = end {
-            sentences.push(format!(
-                "Generation {generation} ended at {}: {}.",
+        let node = fleet::node_of(timeline, *generation);
+        let on = node.map_or_else(String::new, |node| format!(" on {}", printable(node)));
+        match (end, node) {
+            (Some(end), _) => sentences.push(format!(
+                "Generation {generation}{on} ended at {}: {}.",
                 clock(end.at),
                 without_stop(&printable(&end.message))
-            ));
+            )),
+            (None, Some(_)) => sentences.push(format!(
+                "Generation {generation} ran{on}, and no node that can be asked saw it end."
+            )),
+            (None, None) => {}
         }
     }
     sentences

@@ -42,6 +42,9 @@ impl Chapter<'_> {
             (SessionState::Stopped, Ending::Preempted) => {
                 format!("{id} is stopped, because its node was preempted.")
             }
+            (SessionState::Stopped, Ending::Drained) => {
+                format!("{id} is stopped, because its node was drained.")
+            }
             (SessionState::Stopped, Ending::Idle) => {
                 format!("{id} is stopped, because nobody used it.")
             }
@@ -215,6 +218,14 @@ impl Chapter<'_> {
                 let reason = reason.strip_prefix("preempted: ").unwrap_or(&reason);
                 sentences.push(format!(
                     "It was ended because its node was preempted: {}.",
+                    without_stop(reason)
+                ));
+            }
+            Ending::Drained => {
+                let reason = reason();
+                let reason = reason.strip_prefix("drained: ").unwrap_or(&reason);
+                sentences.push(format!(
+                    "It was ended because its node was drained: {}.",
                     without_stop(reason)
                 ));
             }

@@ -3,8 +3,13 @@
 use std::collections::BTreeMap;
 
 use conman_proto::{
+<<<<<<< HEAD
     Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionState,
     TimelinePhase,
+=======
+    Network, NodeReason, NodeStanding, ResolvedSpec, RuntimeKind, SessionInFleet, SessionOwnership,
+    SessionState, TimelinePhase,
+>>>>>>> d6a9422 (Tell from any node why a session is where it is)
 };
 use jiff::SignedDuration;
 
@@ -34,6 +39,7 @@ impl Scene {
             events: Vec::new(),
             phases: Vec::new(),
             truncated: false,
+            fleet: None,
         })
     }
 
@@ -595,4 +601,142 @@ fn what_a_session_wrote_cannot_drive_the_terminal() {
 
 fn assert_told(told: &str, expected: &str) {
     assert_eq!(told, expected);
+}
+
+fn fleet(ownership: SessionOwnership, node: &str, standing: NodeStanding) -> SessionInFleet {
+    SessionInFleet {
+        ownership,
+        node: Some(node.to_owned()),
+        standing: Some(standing),
+        generation: None,
+        takers: Vec::new(),
+        refused: Vec::new(),
+        unasked: Vec::new(),
+        registry_error: None,
+    }
+}
+
+fn reason(node: &str, why: &str) -> NodeReason {
+    NodeReason {
+        node: node.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// `alice` on n1, and then on n2.
+fn moved(end: Option<(EventKind, &str)>) -> Scene {
+    let mut scene = Scene::new()
+        .event(7, 0, EventKind::SessionClaimed, "starting")
+        .event(7, 100, EventKind::SessionReady, "ready");
+    if let Some((kind, message)) = end {
+        scene = scene.event(7, 5_000, kind, message);
+    }
+    scene = scene
+        .event(9, 20_000, EventKind::SessionClaimed, "starting")
+        .event(9, 20_100, EventKind::SessionReady, "ready");
+    for event in &mut scene.0.events {
+        if event.generation == Some(generation(9)) {
+            "n2".clone_into(&mut event.node);
+        }
+    }
+    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n2", NodeStanding::Live));
+    scene
+}
+
+fn running_on_n2() -> Session {
+    Session {
+        node: "n2".to_owned(),
+        started_at: Some(at(20_100)),
+        created_at: at(20_000),
+        ..session(9, SessionState::Running, None)
+    }
+}
+
+#[test]
+fn a_session_that_another_node_has_taken_over_says_from_whom_and_when() {
+    let story = moved(None).told(Some(&running_on_n2()), 30_000);
+    for part in [
+        "alice is running on n2",
+        "Generation 7 ran on n1, and no node that can be asked saw it end.",
+        "n2 took it over from n1 at 2026-03-01 12:00:20.000 UTC, without a word from n1.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    let drained = Some((EventKind::SessionReleased, "drained: room for others"));
+    let story = moved(drained).told(Some(&running_on_n2()), 30_000);
+    for part in [
+        "Generation 7 on n1 ended at 2026-03-01 12:00:05.000 UTC: drained: room for others.",
+        "n1 gave it up, and n2 started it at 2026-03-01 12:00:20.000 UTC.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+}
+
+#[test]
+fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it() {
+    let mut scene = started();
+    let mut lost = fleet(SessionOwnership::Lost, "n1", NodeStanding::Fenced);
+    lost.refused = vec![
+        reason("n2", "is draining"),
+        reason("n3", "has its 5 sessions"),
+    ];
+    lost.unasked = vec![reason("n1", "it cannot be connected to")];
+    scene.0.fleet = Some(lost);
+    let shown = session(7, SessionState::Running, None);
+    let story = scene.told(Some(&shown), 60_000);
+    for part in [
+        "alice is not running: its node n1 was declared dead, and no other has started it since.",
+        "No node would start it now: n2 is draining; n3 has its 5 sessions.",
+        "n1 could not be asked what it knows: it cannot be connected to.",
+        "-> `conman run alice` starts it anew once a node has room.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    if let Some(fleet) = &mut scene.0.fleet {
+        fleet.takers.push("n2".to_owned());
+    }
+    let story = scene.told(Some(&shown), 60_000);
+    assert!(!story.contains("No node would"), "{story}");
+    assert!(
+        story.contains("starts it anew, on n2 as it looks now"),
+        "{story}"
+    );
+}
+
+#[test]
+fn a_session_whose_node_is_silent_is_not_called_forgotten() {
+    let mut scene = Scene::new();
+    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n1", NodeStanding::Silent));
+    let story = scene.told(None, 1_000);
+    for part in [
+        "alice is on n1, which has not been heard of for a while.",
+        "n1 has not renewed its ownership: what runs there is frozen by now",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    let mut scene = Scene::new();
+    let mut unknown = fleet(SessionOwnership::Unknown, "n1", NodeStanding::Live);
+    unknown.registry_error = Some("etcd did not answer.".to_owned());
+    scene.0.fleet = Some(unknown);
+    let story = scene.told(None, 1_000);
+    assert!(
+        story.contains("The registry cannot be asked who owns it: etcd did not answer.\n"),
+        "{story}"
+    );
+}
+
+#[test]
+fn a_session_of_a_drained_node_says_so_and_what_to_do() {
+    let scene = started().event(7, 9_000, EventKind::SessionKilled, "drained: room");
+    let story = scene.told(
+        Some(&session(7, SessionState::Stopped, Some("drained: room"))),
+        60_000,
+    );
+    for part in [
+        "alice is stopped, because its node was drained.",
+        "It was ended because its node was drained: room.",
+        "`conman undrain`",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
 }

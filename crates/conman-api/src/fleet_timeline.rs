@@ -1,0 +1,175 @@
+//! What all nodes know of one session, and why it is where it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_auth::Caller;
+use conman_node::Node;
+use conman_peer::{FleetMap, Whereabouts, Wish};
+use conman_proto::{
+    NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
+};
+use futures_util::{StreamExt as _, stream};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use tokio::time::timeout;
+
+use crate::fleet_list;
+use crate::hop;
+use crate::node_errors::chain;
+use crate::routes::peers::timeline_of;
+
+/// Nodes that are asked at a time.
+const PARALLEL: usize = 16;
+
+/// Time for one node's answer, the connection included.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Largest answer of a node: more than its journal tells of one session.
+const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+
+/// Most events that are told; older ones are left out.
+const MAX_EVENTS: usize = 5_000;
+
+/// Puts what the other nodes know to what this one does.
+pub(crate) async fn gather(
+    node: &Node,
+    map: &Arc<FleetMap>,
+    caller: &Caller,
+    own: Timeline,
+) -> Timeline {
+    let id = own.id.clone();
+    let peers = map.fleet().peers();
+    let mut others: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
+    others.retain(|name| name != map.me());
+    let asked = stream::iter(others.into_iter().map(|name| {
+        let (map, id, caller) = (Arc::clone(map), id.clone(), caller.clone());
+        async move {
+            let answer = timeout(PATIENCE, ask(&map, &name, &id, &caller)).await;
+            let late = || format!("it did not answer within {} s", PATIENCE.as_secs());
+            (name, answer.unwrap_or_else(|_| Err(late())))
+        }
+    }));
+    let answers = asked.buffered(PARALLEL).collect::<Vec<_>>();
+    let (answers, mut fleet) = tokio::join!(answers, stands(node, map, &id));
+    let mut all = own;
+    for (name, answer) in answers {
+        match answer {
+            Ok(timeline) => add(&mut all, timeline),
+            Err(why) => fleet.unasked.push(NodeReason { node: name, why }),
+        }
+    }
+    let key = |event: &conman_proto::Event| (event.at, event.node.clone(), event.seq);
+    all.events.sort_by_cached_key(key);
+    if all.events.len() > MAX_EVENTS {
+        all.events.drain(..all.events.len() - MAX_EVENTS);
+        all.truncated = true;
+    }
+    all.fleet = Some(fleet);
+    all
+}
+
+fn add(all: &mut Timeline, other: Timeline) {
+    let latest = |timeline: &Timeline| timeline.phases.iter().map(|phase| phase.generation).max();
+    if latest(&other) > latest(all) {
+        all.phases = other.phases;
+    }
+    all.events.extend(other.events);
+    all.truncated |= other.truncated;
+}
+
+async fn ask(
+    map: &FleetMap,
+    name: &str,
+    id: &SessionId,
+    caller: &Caller,
+) -> Result<Timeline, String> {
+    let address = map.node(name).address?;
+    let (header, value) = hop::caller_header(caller);
+    let request = Request::get(timeline_of(id))
+        .header(header, value)
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| chain(&error))?;
+    let response = map.client().ask(&address, request).await;
+    let response = response.map_err(|error| chain(&error))?;
+    if response.status() != StatusCode::OK {
+        return Err(format!("it answered {}", response.status()));
+    }
+    let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect();
+    let body = body.await.map_err(|error| chain(&*error))?.to_bytes();
+    serde_json::from_slice(&body).map_err(|error| chain(&error))
+}
+
+/// How the fleet stands to the session, by the registry.
+async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
+    let mut fleet = SessionInFleet {
+        ownership: SessionOwnership::Unknown,
+        node: None,
+        standing: None,
+        generation: None,
+        takers: Vec::new(),
+        refused: Vec::new(),
+        unasked: Vec::new(),
+        registry_error: None,
+    };
+    let located = match timeout(PATIENCE, map.whereabouts(id, true)).await {
+        Ok(Ok(located)) => located,
+        Ok(Err(error)) => {
+            fleet.registry_error = Some(chain(&error));
+            return fleet;
+        }
+        Err(_elapsed) => {
+            fleet.registry_error = Some("it did not answer in time".to_owned());
+            return fleet;
+        }
+    };
+    let (ownership, owner, generation) = match located {
+        Whereabouts::Nobody => (SessionOwnership::Nobody, None, None),
+        Whereabouts::Here { generation } => (
+            SessionOwnership::Owned,
+            Some(map.me().to_owned()),
+            Some(generation),
+        ),
+        Whereabouts::There(owner) => {
+            let name = owner.node.name.to_string();
+            (SessionOwnership::Owned, Some(name), Some(owner.generation))
+        }
+        Whereabouts::Released { node, generation } => {
+            (SessionOwnership::Released, Some(node), Some(generation))
+        }
+        Whereabouts::Lost { node, generation } => {
+            (SessionOwnership::Lost, Some(node), Some(generation))
+        }
+    };
+    fleet.ownership = ownership;
+    fleet.generation = generation;
+    fleet.standing = owner
+        .as_deref()
+        .and_then(|owner| standing(node, map, owner));
+    fleet.node = owner;
+    if ownership != SessionOwnership::Owned
+        && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.record(id)).await
+    {
+        let wish = Wish {
+            template: record.spec.template.clone(),
+            memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
+            ..Wish::default()
+        };
+        let placement = map.place(id, &wish);
+        fleet.takers = placement.candidates;
+        let refused = placement.refused.into_iter();
+        fleet.refused = refused
+            .map(|refused| NodeReason {
+                why: refused.why.to_string(),
+                node: refused.node,
+            })
+            .collect();
+    }
+    fleet
+}
+
+fn standing(node: &Node, map: &FleetMap, name: &str) -> Option<NodeStanding> {
+    let view = fleet_list::node(node, map, name)?;
+    view.fleet.map(|fleet| fleet.standing)
+}

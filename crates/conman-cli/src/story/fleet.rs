@@ -1,0 +1,177 @@
+//! Where a session of a fleet is, and why it is there or nowhere.
+
+use conman_proto::{
+    EventKind, Generation, NodeReason, NodeStanding, Session, SessionInFleet, SessionOwnership,
+    Timeline,
+};
+
+use super::without_stop;
+use crate::human::{clock, printable};
+
+/// Reasons of nodes that are told one by one; more are only counted.
+const REASONS_TOLD: usize = 5;
+
+/// The node that a generation was on, where several may have been.
+pub(super) fn node_of(timeline: &Timeline, generation: Generation) -> Option<&str> {
+    timeline.fleet.as_ref()?;
+    let mut own = timeline
+        .events
+        .iter()
+        .filter(|event| event.generation == Some(generation));
+    Some(own.next()?.node.as_str())
+}
+
+/// That the latest generation began on another node than the one before.
+pub(super) fn taken_over(timeline: &Timeline, latest: Option<Generation>) -> Option<String> {
+    let latest = latest?;
+    let to = node_of(timeline, latest)?;
+    let before = timeline.events.iter().filter_map(|event| event.generation);
+    let before = before.filter(|generation| *generation < latest).max()?;
+    let from = node_of(timeline, before).filter(|from| *from != to)?;
+    let of = |generation, kinds: &[EventKind]| {
+        timeline
+            .events
+            .iter()
+            .find(|event| event.generation == Some(generation) && kinds.contains(&event.kind))
+    };
+    let claimed = of(latest, &[EventKind::SessionClaimed])?;
+    let ended = of(
+        before,
+        &[EventKind::SessionReleased, EventKind::SessionExited],
+    );
+    let (from, to, at) = (printable(from), printable(to), clock(claimed.at));
+    Some(match ended {
+        Some(_) => format!("{from} gave it up, and {to} started it at {at}."),
+        None => format!("{to} took it over from {from} at {at}, without a word from {from}."),
+    })
+}
+
+/// Where it stands, where its node's own word for it is missing or no longer counts.
+pub(super) fn headline(timeline: &Timeline, session: Option<&Session>) -> Option<String> {
+    let fleet = timeline.fleet.as_ref()?;
+    let id = &timeline.id;
+    let node = fleet.node.as_deref().map(printable)?;
+    match fleet.ownership {
+        SessionOwnership::Lost => Some(format!(
+            "{id} is not running: its node {node} was declared dead, and no other has started it \
+             since."
+        )),
+        SessionOwnership::Owned if is_silent(fleet) => Some(format!(
+            "{id} is on {node}, which has not been heard of for a while."
+        )),
+        SessionOwnership::Owned if session.is_none() => {
+            Some(format!("{id} is on {node}, which does not answer for it."))
+        }
+        SessionOwnership::Released if session.is_none() => Some(format!(
+            "{id} is not running: it ended on {node}, which cannot be asked about it."
+        )),
+        SessionOwnership::Nobody
+        | SessionOwnership::Owned
+        | SessionOwnership::Released
+        | SessionOwnership::Unknown => None,
+    }
+}
+
+/// Why it is where it is, and who could not be asked.
+pub(super) fn present(timeline: &Timeline) -> Vec<String> {
+    let Some(fleet) = &timeline.fleet else {
+        return Vec::new();
+    };
+    let mut sentences = Vec::new();
+    let node = fleet.node.as_deref().map(printable).unwrap_or_default();
+    if fleet.ownership == SessionOwnership::Owned {
+        match fleet.standing {
+            Some(NodeStanding::Silent) => sentences.push(format!(
+                "{node} has not renewed its ownership: what runs there is frozen by now, and when \
+                 {node} is declared dead, any node may start the session."
+            )),
+            Some(NodeStanding::Fenced) => sentences.push(format!(
+                "The ownership of {node} has lapsed: what runs there is frozen until it is renewed."
+            )),
+            Some(NodeStanding::Late) => sentences.push(format!(
+                "{node} is late to renew its ownership; if that stays so, what runs there is frozen."
+            )),
+            Some(NodeStanding::Joining) => sentences.push(format!(
+                "{node} has just joined, and takes over what ran there before."
+            )),
+            Some(NodeStanding::Live) => {}
+            None => sentences.push(format!("{node} is not among the nodes of the fleet.")),
+        }
+    }
+    if fleet.ownership == SessionOwnership::Lost {
+        sentences.push(format!(
+            "Its shim froze what ran on {node} before {node} was declared dead, so that it runs \
+             nowhere now."
+        ));
+    }
+    let is_free = matches!(
+        fleet.ownership,
+        SessionOwnership::Lost | SessionOwnership::Released
+    );
+    if is_free && fleet.takers.is_empty() && !fleet.refused.is_empty() {
+        let reasons = listed(&fleet.refused, " ");
+        sentences.push(format!("No node would start it now: {reasons}."));
+    }
+    if let Some(error) = &fleet.registry_error {
+        sentences.push(format!(
+            "The registry cannot be asked who owns it: {}.",
+            without_stop(&printable(error))
+        ));
+    }
+    for NodeReason { node, why } in fleet.unasked.iter().take(REASONS_TOLD) {
+        sentences.push(format!(
+            "{} could not be asked what it knows: {}.",
+            printable(node),
+            without_stop(&printable(why))
+        ));
+    }
+    if let Some(more @ 1..) = fleet.unasked.len().checked_sub(REASONS_TOLD) {
+        sentences.push(format!("Nor could {more} more nodes."));
+    }
+    sentences
+}
+
+/// What to do about a session that has no node, or one that is not heard of.
+pub(super) fn next(timeline: &Timeline, session: Option<&Session>) -> Option<Vec<String>> {
+    let fleet = timeline.fleet.as_ref()?;
+    let id = &timeline.id;
+    headline(timeline, session)?;
+    let nodes = "`conman nodes` shows how the nodes stand.".to_owned();
+    let is_owned = fleet.ownership == SessionOwnership::Owned;
+    let anew = match (is_owned, fleet.takers.first()) {
+        (true, _) => {
+            "It needs nothing: it goes on when its node does, or anew elsewhere.".to_owned()
+        }
+        (false, Some(taker)) => format!(
+            "`conman run {id}` starts it anew, on {} as it looks now; so does a connection, where \
+             its template allows that.",
+            printable(taker)
+        ),
+        (false, None) => format!("`conman run {id}` starts it anew once a node has room."),
+    };
+    Some(vec![anew, nodes])
+}
+
+fn is_silent(fleet: &SessionInFleet) -> bool {
+    matches!(
+        fleet.standing,
+        Some(NodeStanding::Silent | NodeStanding::Fenced)
+    )
+}
+
+fn listed(reasons: &[NodeReason], between: &str) -> String {
+    let told = reasons.iter().take(REASONS_TOLD);
+    let mut told: Vec<String> = told
+        .map(|reason| {
+            format!(
+                "{}{between}{}",
+                printable(&reason.node),
+                printable(&reason.why)
+            )
+        })
+        .collect();
+    if let Some(more @ 1..) = reasons.len().checked_sub(REASONS_TOLD) {
+        told.push(format!("and {more} more"));
+    }
+    told.join("; ")
+}
