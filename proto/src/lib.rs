@@ -22,16 +22,11 @@ mod spec;
 mod template;
 mod token;
 
-<<<<<<< HEAD
 pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved};
-pub use event::{Event, EventKind, EventPage, Timeline, TimelinePhase};
-=======
-pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState};
 pub use event::{
     Event, EventKind, EventPage, NodeReason, SessionInFleet, SessionOwnership, Timeline,
     TimelinePhase,
 };
->>>>>>> d6a9422 (Tell from any node why a session is where it is)
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize,
 };

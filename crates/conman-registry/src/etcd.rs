@@ -36,6 +36,7 @@ mod client;
 mod codec;
 mod driver;
 mod fence_orders;
+mod figures;
 mod joining;
 mod membership;
 mod notes;

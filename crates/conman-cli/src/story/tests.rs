@@ -3,13 +3,8 @@
 use std::collections::BTreeMap;
 
 use conman_proto::{
-<<<<<<< HEAD
-    Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionState,
-    TimelinePhase,
-=======
-    Network, NodeReason, NodeStanding, ResolvedSpec, RuntimeKind, SessionInFleet, SessionOwnership,
-    SessionState, TimelinePhase,
->>>>>>> d6a9422 (Tell from any node why a session is where it is)
+    Network, NodeLoss, NodeReason, NodeStanding, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind,
+    SessionInFleet, SessionOwnership, SessionState, TimelinePhase,
 };
 use jiff::SignedDuration;
 

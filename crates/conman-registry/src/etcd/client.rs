@@ -16,6 +16,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, ConnectError, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::figures;
 use super::seen::{Before, Seen};
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader,
@@ -196,11 +197,22 @@ impl Client {
     }
 
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, CallError> {
-        self.checked(RANGE, request).await
+        self.timed(RANGE, request).await
     }
 
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
-        self.checked(TXN, request).await
+        self.timed(TXN, request).await
+    }
+
+    async fn timed<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Headed + Send + Sync + 'static,
+    {
+        let began = Instant::now();
+        let answer = self.checked(path, request).await;
+        figures::called(path, began.elapsed(), answer.is_err());
+        answer
     }
 
     async fn checked<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>

@@ -7,7 +7,7 @@
 //! ```
 //! It never waits for anything but its next event.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::codec::{self, Holder};
 use super::fence_orders::{self, FenceEvent, FenceQueue, MAX_NEWS};
+use super::figures::Tally;
 use super::joining::{self, Joined};
 use super::shared::{Shared, boot_time};
 use super::store::{Answered, Beside, ReadError};
@@ -196,6 +197,8 @@ struct Serving<'a> {
     ever_live: bool,
     /// Attempts of rejoins under way.
     rejoins: Vec<u64>,
+    /// What is counted when it is committed, by transaction.
+    tallies: HashMap<u64, Tally>,
     name_taken: bool,
 }
 
@@ -232,6 +235,7 @@ impl<'a> Serving<'a> {
             was_live: false,
             ever_live: false,
             rejoins: Vec::new(),
+            tallies: HashMap::new(),
             name_taken: false,
         }
     }
@@ -438,6 +442,11 @@ impl<'a> Serving<'a> {
                 .refused(op, answered.trouble.as_deref().unwrap_or_default());
         }
         self.claims.answered(op, answered.revision);
+        if let Some(tally) = self.tallies.remove(&op)
+            && answered.answer == Answer::Committed
+        {
+            tally.count();
+        }
         if self.rejoins.contains(&op) {
             self.rejoins.retain(|rejoin| *rejoin != op);
             match answered.answer {
@@ -548,6 +557,9 @@ impl<'a> Serving<'a> {
                 return;
             }
         };
+        if let Some(tally) = Tally::of(&transaction, &self.shared.me) {
+            self.tallies.insert(op, tally);
+        }
         let mut beside = Beside::default();
         for (key, value) in &transaction.write {
             match (key, value) {

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::codec::{self, Keys, PeerText};
+use super::figures;
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
 use super::store::{Entry, ReadError};
@@ -184,6 +185,10 @@ pub(super) async fn run(
                 let now = boot_time();
                 membership.take(now, read);
                 let fence_ms = shared.timing.fence_ms;
+                // Each time: the recorder may be installed after this has begun.
+                figures::describe();
+                let me = (&*shared.me, *shared.incarnation.borrow());
+                figures::peers(&membership.peers(me, fence_ms));
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {
                     let changed = *watched != mine;

@@ -10,6 +10,7 @@ use conman_proto::{Generation, SessionId};
 use tokio::sync::{Notify, watch};
 
 use super::codec::{self, Told};
+use super::figures;
 use super::orders::Orders;
 use super::store::Store;
 use super::wire::{self, Compare};
@@ -63,6 +64,7 @@ impl Shared {
         self.standing.send_if_modified(|now| {
             let changed = *now != standing;
             if changed {
+                figures::stands(&standing);
                 match &standing {
                     Standing::Fenced => {
                         tracing::error!("ownership has lapsed: all is frozen until it is renewed");

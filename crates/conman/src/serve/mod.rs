@@ -13,6 +13,7 @@ mod announce;
 mod directory;
 mod fleet;
 mod gate;
+mod holding;
 mod host_room;
 mod images;
 mod listeners;

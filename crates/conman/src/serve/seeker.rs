@@ -6,12 +6,14 @@
 //! session up anew. How long and how many may wait, the proxy bounds.
 
 use std::collections::HashMap;
+use std::future::{Future as _, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::Closing;
-use conman_node::{EnsureError, Node, RestartError, RouteError};
+use conman_node::{EnsureError, Node, RestartError, RouteError, SessionRoute};
 use conman_peer::{
     AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
 };
@@ -26,6 +28,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{own_route, refusal};
+use super::holding::{self, Cause, Held};
 
 /// Sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
@@ -105,6 +108,7 @@ impl Seeker {
         dialer: Dialer,
         closing: CancellationToken,
     ) -> Arc<Self> {
+        holding::describe();
         let seeker = Arc::new(Self {
             node,
             map,
@@ -133,7 +137,7 @@ impl Seeker {
     ) -> Result<Route, Refusal> {
         for _ in 0..MAX_LOOKUPS {
             if self.node.is_live(id) {
-                match self.node.route(id, may_start).await {
+                match self.own(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
                     Err(error) if is_elsewhere(&error) || !self.node.is_live(id) => fresh = true,
@@ -148,12 +152,14 @@ impl Seeker {
                 }
                 Whereabouts::Nobody => return self.local(id, may_start).await,
                 Whereabouts::Here { .. } if fresh => return self.local(id, may_start).await,
-                Whereabouts::Released { .. } if fresh => {
+                Whereabouts::Released { node, .. } if fresh => {
                     let lost = false;
+                    let _held = self.held(&node, Cause::Ended);
                     self.wait_for(id, Need::Start { may_start, lost }).await?;
                 }
-                Whereabouts::Lost { .. } if fresh => {
+                Whereabouts::Lost { node, .. } if fresh => {
                     let lost = true;
+                    let _held = self.held(&node, Cause::Fenced);
                     self.wait_for(id, Need::Start { may_start, lost }).await?;
                 }
                 Whereabouts::Here { .. }
@@ -198,8 +204,12 @@ impl Seeker {
                     return Err(refused(&self.map.client().refused_by(&node)));
                 }
             }
-            Turned::NotReady => self.wait_for(id, Need::Ready { node, may_start }).await?,
+            Turned::NotReady => {
+                let _held = self.held(&node, Cause::Starting);
+                self.wait_for(id, Need::Ready { node, may_start }).await?;
+            }
             Turned::Unreachable(_) => {
+                let _held = self.held(&node, Cause::Silent);
                 self.wait_for(id, Need::Reach { node }).await?;
                 // It can be reached and yet not be used, for example because it is full.
                 if times > 1 {
@@ -211,8 +221,27 @@ impl Seeker {
     }
 
     async fn local(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal> {
-        let route = self.node.route(id, may_start).await;
+        let route = self.own(id, may_start).await;
         route.map(own_route).map_err(|error| refusal(&error))
+    }
+
+    /// By this node's own word, for which a session that starts has to be waited for.
+    async fn own(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
+        let mut route = std::pin::pin!(self.node.route(id, may_start));
+        // Most are there already, and wait for nothing.
+        let first = poll_fn(|cx| Poll::Ready(route.as_mut().poll(cx))).await;
+        if let Poll::Ready(route) = first {
+            return route;
+        }
+        let _held = Held::new(Cause::Starting);
+        route.await
+    }
+
+    /// Counts who waits for a session that is on this node, or was.
+    fn held(&self, node: &str, otherwise: Cause) -> Held {
+        let peers = self.map.fleet().peers();
+        let peer = peers.iter().find(|peer| peer.name == node);
+        Held::new(Cause::of(peer, otherwise))
     }
 
     fn way(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {

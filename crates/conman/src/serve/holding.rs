@@ -1,0 +1,148 @@
+//! Why connections are held at this node, in the metrics.
+
+use conman_proto::NodeState;
+use conman_registry::{Peer, PeerStanding};
+use tokio::time::Instant;
+
+const HELD: &str = "conman_held";
+const SECONDS: &str = "conman_held_seconds";
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Its session starts, or is not ready yet.
+    Starting,
+    /// Its session has ended, and is started anew.
+    Ended,
+    /// Its node moves its sessions away.
+    Draining,
+    /// Its node goes.
+    Preempted,
+    /// Its node was declared dead.
+    Fenced,
+    /// Its node cannot be reached, and nobody knows yet whether it is dead.
+    Silent,
+}
+
+impl Cause {
+    /// Why a session has to be waited for that is on this node, or was; by what is known of the
+    /// node, or else as it looks to whoever waits.
+    pub(super) fn of(node: Option<&Peer>, otherwise: Self) -> Self {
+        let Some(node) = node else {
+            return otherwise;
+        };
+        let told = node.announcement.as_ref();
+        let state = told.and_then(|told| told.view.as_ref().map(|view| view.state));
+        match (node.standing, state) {
+            (PeerStanding::Fenced, _) => Self::Fenced,
+            (_, Some(NodeState::Preempted)) => Self::Preempted,
+            (_, Some(NodeState::Draining)) => Self::Draining,
+            (PeerStanding::Silent, _) => Self::Silent,
+            (PeerStanding::Live, Some(NodeState::Live | NodeState::Recovering) | None) => otherwise,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ended => "ended",
+            Self::Draining => "draining",
+            Self::Preempted => "preempted",
+            Self::Fenced => "fenced",
+            Self::Silent => "silent",
+        }
+    }
+}
+
+/// A connection that waits, until dropped.
+pub(super) struct Held {
+    cause: Cause,
+    began: Instant,
+}
+
+impl Held {
+    pub(super) fn new(cause: Cause) -> Self {
+        metrics::gauge!(HELD, "cause" => cause.as_str()).increment(1.0);
+        Self {
+            cause,
+            began: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let cause = self.cause.as_str();
+        metrics::gauge!(HELD, "cause" => cause).decrement(1.0);
+        let waited = self.began.elapsed().as_secs_f64();
+        metrics::histogram!(SECONDS, "cause" => cause).record(waited);
+    }
+}
+
+/// Says what the figures mean, and begins them all at nothing.
+pub(super) fn describe() {
+    metrics::describe_gauge!(
+        HELD,
+        "Requests that wait at this node for a session, by why"
+    );
+    metrics::describe_histogram!(SECONDS, "How long requests waited at this node, by why");
+    for cause in [
+        Cause::Starting,
+        Cause::Ended,
+        Cause::Draining,
+        Cause::Preempted,
+        Cause::Fenced,
+        Cause::Silent,
+    ] {
+        metrics::gauge!(HELD, "cause" => cause.as_str()).set(0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_registry::Announcement;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    fn peer(standing: PeerStanding) -> Peer {
+        Peer {
+            name: "n1".to_owned(),
+            incarnation: 1,
+            standing,
+            announcement: Some(Announcement::default()),
+            announced_ago_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_dead_or_silent_is_the_cause_whatever_a_connection_waits_for() {
+        let of = |standing| Cause::of(Some(&peer(standing)), Cause::Ended);
+        assert_eq!(of(PeerStanding::Live), Cause::Ended);
+        assert_eq!(of(PeerStanding::Silent), Cause::Silent);
+        assert_eq!(of(PeerStanding::Fenced), Cause::Fenced);
+        assert_eq!(Cause::of(None, Cause::Starting), Cause::Starting);
+    }
+
+    #[test]
+    fn what_is_held_is_counted_by_its_cause_and_timed_when_it_is_over() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            describe();
+            let held = [Held::new(Cause::Silent), Held::new(Cause::Silent)];
+            let shown = recorder.handle().render();
+            assert!(shown.contains("conman_held{cause=\"silent\"} 2"), "{shown}");
+            assert!(
+                shown.contains("conman_held{cause=\"draining\"} 0"),
+                "{shown}"
+            );
+            drop(held);
+            let shown = recorder.handle().render();
+            assert!(shown.contains("conman_held{cause=\"silent\"} 0"), "{shown}");
+            assert!(
+                shown.contains("conman_held_seconds_count{cause=\"silent\"} 2"),
+                "{shown}"
+            );
+        });
+    }
+}
