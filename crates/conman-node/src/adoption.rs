@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_core::restart::LOST;
 use conman_linux::{PidFd, ProcessIdentity};
@@ -12,6 +13,7 @@ use conman_registry::{
 };
 use conman_runtime::ContainerKey;
 use jiff::Timestamp;
+use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
 use crate::ensure::kill_entry;
@@ -56,13 +58,31 @@ enum Finding {
     Ended(Box<Ending>),
 }
 
+/// A registry that others share may not answer for a moment, while it elects a leader for example. A
+/// node that it let join is not ended for that.
+const REGISTRY_PATIENCE: Duration = Duration::from_secs(30);
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError> {
+    let deadline = Instant::now() + REGISTRY_PATIENCE;
+    loop {
+        match context.registry.list().await {
+            Err(error @ RegistryError::Unavailable { .. }) if Instant::now() < deadline => {
+                let error = crate::error_chain(&error);
+                tracing::warn!(
+                    error,
+                    "the registry does not tell its records; asking again"
+                );
+                sleep(ASK_AGAIN).await;
+            }
+            told => return told.map_err(NodeStartError::Records),
+        }
+    }
+}
+
 /// Adopts everything, or fails without having changed anything.
 pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartError> {
-    let records = context
-        .registry
-        .list()
-        .await
-        .map_err(NodeStartError::Records)?;
+    let records = records(context).await?;
     let mut found = Vec::with_capacity(records.len());
     for record in records {
         let finding = examine(&record)?;

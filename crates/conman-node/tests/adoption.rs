@@ -9,7 +9,24 @@ use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
 use conman_runtime::{ContainerKey, Fault, Operation, Runtime};
+use stage::flaky_registry::FlakyRegistry;
 use stage::{Stage, eventually, idle, program, session, web};
+
+#[test]
+fn a_registry_that_does_not_answer_for_a_moment_is_asked_again() {
+    let stage = Stage::new();
+    let registry = Arc::new(FlakyRegistry::default());
+    let boot = || stage.boot_on(stage.options(), registry.clone(), Duration::from_secs(30));
+    let daemon = boot();
+    let before = daemon.start("alice", &idle());
+    daemon.vanish();
+
+    registry.lose_next_list();
+    let daemon = boot();
+    assert_eq!(registry.refused(), 1);
+    assert_eq!(daemon.show("alice").generation, before.generation);
+    assert_eq!(daemon.faults().calls(Operation::Create), 0);
+}
 
 #[test]
 fn running_sessions_go_on_with_the_same_process_generation_and_times() {

@@ -23,6 +23,8 @@ pub(crate) struct FlakyRegistry {
     mute: AtomicBool,
     /// Whatever is released is forgotten at once, and the answer is lost.
     forgetful: AtomicBool,
+    /// The next list cannot be read.
+    lose_list: AtomicBool,
     /// No record can be read.
     unreadable: AtomicBool,
     /// Nobody can tell whose anything is.
@@ -56,6 +58,10 @@ impl FlakyRegistry {
 
     pub(crate) fn forget_what_is_released(&self) {
         self.forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lose_next_list(&self) {
+        self.lose_list.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn be_unreadable(&self, unreadable: bool) {
@@ -203,6 +209,10 @@ impl Registry for FlakyRegistry {
     }
 
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        if self.lose_list.swap(false, Ordering::Relaxed) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(unavailable());
+        }
         self.records.list().await
     }
 }
