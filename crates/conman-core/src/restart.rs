@@ -26,6 +26,8 @@ pub const PREEMPTED: &str = "preempted";
 pub const DRAINED: &str = "drained";
 /// Likewise, because its machine went down with it.
 pub const LOST: &str = "its node was lost";
+/// Likewise of a start that the registry took too long for: no doing of its program's.
+pub const UNRECORDED: &str = "the registry did not record the start in time";
 
 /// Restarts that may follow each other within [`WINDOW_S`].
 pub const MAX_RESTARTS: u32 = 5;
@@ -73,6 +75,13 @@ pub fn lost_by(spec: &ResolvedSpec, end: End<'_>) -> Option<NodeLoss> {
     told_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
 }
 
+/// Whether the restart that began this life was the last of those that may follow each other.
+#[must_use]
+pub fn was_last(spec: &ResolvedSpec) -> bool {
+    let count = spec.restarted.as_ref().map(|restarted| restarted.count);
+    count.is_some_and(|count| count >= MAX_RESTARTS)
+}
+
 /// What the end itself says.
 fn told_loss(end: End<'_>) -> Option<NodeLoss> {
     let End::Ended { reason, .. } = end else {
@@ -92,11 +101,11 @@ fn failed_restart<'a>(spec: &'a ResolvedSpec, end: End<'_>) -> Option<&'a Restar
     let failed = matches!(
         end,
         End::Ended {
-            failed: true,
+            failed,
             ran: false,
             exit_code: None,
-            ..
-        }
+            reason,
+        } if failed || reason.starts_with(UNRECORDED)
     );
     spec.restarted.as_ref().filter(|_| failed)
 }

@@ -319,6 +319,16 @@ impl Node {
         self.context.registry.get(id).await
     }
 
+    /// Drops the record of a generation that has ended, whosever it was, so that nobody starts it
+    /// again by that.
+    pub async fn forget(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+    ) -> Result<(), RegistryError> {
+        self.context.registry.forget(id, generation).await
+    }
+
     /// A session of another node, as its record tells of it.
     #[must_use]
     pub fn recorded(&self, node: &str, record: &SessionRecord) -> Session {

@@ -32,10 +32,14 @@ pub fn end_of(record: &SessionRecord) -> End<'_> {
             ran: ending.started_at.is_some(),
             exit_code: ending.exit_code,
         },
-        RecordState::Starting
-        | RecordState::Running { .. }
-        | RecordState::Stopping { .. }
-        | RecordState::Stuck { .. } => End::NodeGone,
+        // It was to end before its node went, for the reason that counts.
+        RecordState::Stopping { reason } | RecordState::Stuck { reason } => End::Ended {
+            reason,
+            failed: false,
+            ran: true,
+            exit_code: None,
+        },
+        RecordState::Starting | RecordState::Running { .. } => End::NodeGone,
     }
 }
 

@@ -19,8 +19,8 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::PeerAddress;
-use crate::client::exchange;
-use crate::dial::Dialer;
+use crate::client::{AskError, exchange};
+use crate::dial::{DialError, Dialer};
 
 /// What is asked: the listener for nodes answers it by itself.
 pub const PULSE: &str = "/peer/pulse";
@@ -167,6 +167,8 @@ impl Pulse {
         };
         match exchange(&self.dialer, of, request).await {
             Ok(_) => true,
+            // Something took the connection, and said at least that it has no room for it.
+            Err(AskError::Unanswered { .. } | AskError::Dial(DialError::Tls { .. })) => true,
             Err(error) => {
                 tracing::debug!(node = of.node, %error, "no pulse");
                 false

@@ -132,6 +132,7 @@ impl Journal {
         let read_through = events.last().map_or(after, |event| event.seq);
         Ok(EventPage {
             cursor: read_through.to_string(),
+            complete: events.len() < limit,
             events,
             last_seq: extent.last_seq,
             truncated: after < extent.dropped_through,

@@ -73,18 +73,20 @@ impl Cursor {
         self.nodes.insert(hash(node), seq);
     }
 
-    /// Whether a node can have a position; those that are gone lose theirs first.
+    /// Whether a node can have a position beside so many others that will have one; those that are
+    /// gone lose theirs first.
     pub(crate) fn has_room<'a>(
         &mut self,
         node: &str,
+        pending: usize,
         present: impl Iterator<Item = &'a str>,
     ) -> bool {
-        if self.nodes.contains_key(&hash(node)) || self.nodes.len() < MAX_NODES {
+        if self.nodes.contains_key(&hash(node)) || self.nodes.len() + pending < MAX_NODES {
             return true;
         }
         let present: Vec<u64> = present.map(hash).collect();
         self.nodes.retain(|node, _| present.contains(node));
-        self.nodes.len() < MAX_NODES
+        self.nodes.len() + pending < MAX_NODES
     }
 }
 
@@ -185,16 +187,17 @@ mod tests {
         let mut cursor = Cursor::since(MAX_SEQ);
         let names: Vec<String> = (0..MAX_NODES).map(|number| format!("n{number}")).collect();
         for name in &names {
-            assert!(cursor.has_room(name, std::iter::empty()));
+            assert!(cursor.has_room(name, 0, std::iter::empty()));
             cursor.set(name, MAX_SEQ);
         }
         let text = cursor.to_string();
         assert!(text.len() <= 8 * 1024, "{}", text.len());
         assert_eq!(text.parse(), Ok(Position::Fleet(cursor.clone())));
         let all = || names.iter().map(String::as_str);
-        assert!(!cursor.has_room("new", all()));
-        assert!(cursor.has_room("n0", all()));
-        assert!(cursor.has_room("new", all().skip(1)));
+        assert!(!cursor.has_room("new", 0, all()));
+        assert!(cursor.has_room("n0", 0, all()));
+        assert!(!cursor.has_room("new", 1, all().skip(1)));
+        assert!(cursor.has_room("new", 0, all().skip(1)));
         assert_eq!(cursor.seq("n0"), None);
         assert_eq!(cursor.seq("n1"), Some(MAX_SEQ));
         let more = format!("{text}-1.1");

@@ -24,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long the others wait for a node that still tells what it has stored, so that all of it is
 /// told in order.
-const ORDER_PATIENCE: Duration = Duration::from_secs(2);
+const ORDER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a stream waits for the other nodes before it begins, so that it misses nothing of what
 /// its client brings about once it has begun.
@@ -77,6 +77,8 @@ pub(crate) struct MergedPage {
     pub(crate) events: Vec<Event>,
     pub(crate) cursor: Cursor,
     pub(crate) truncated: bool,
+    /// Whether nothing more is stored that can be told now.
+    pub(crate) complete: bool,
 }
 
 impl Merged {
@@ -151,6 +153,10 @@ impl Merged {
         if !self.includes(&me) {
             return Ok(());
         }
+        // This node's own events are the last to be left out.
+        let peers = self.map.fleet().peers();
+        let present = peers.iter().map(|peer| peer.name.as_str());
+        self.cursor.has_room(&me, 0, present);
         let from = self.from(&me);
         let frames = local::frames(journal, from, self.asked.session.clone()).await?;
         self.sources
@@ -175,7 +181,7 @@ impl Merged {
                 return event;
             }
             let until = self
-                .patience()
+                .patience(now)
                 .map_or(self.look_at, |at| at.min(self.look_at));
             // Cancelling either arm loses nothing: heads are kept, and times are looked at anew.
             tokio::select! {
@@ -198,7 +204,7 @@ impl Merged {
             if now >= end || self.is_told() {
                 break;
             }
-            let until = self.patience().map_or(end, |at| at.min(end));
+            let until = self.patience(now).map_or(end, |at| at.min(end));
             // Cancelling either arm loses nothing, as in `next`.
             tokio::select! {
                 () = poll_fn(|cx| self.poll_heads(cx)) => {}
@@ -206,6 +212,7 @@ impl Merged {
             }
         }
         MergedPage {
+            complete: self.is_told(),
             events,
             cursor: self.cursor,
             truncated: self.truncated,
@@ -234,14 +241,20 @@ impl Merged {
         let peers = self.map.fleet().peers();
         let me = self.map.me().to_owned();
         self.sources
-            .retain(|name, _| *name == me || peers.iter().any(|peer| peer.name == *name));
+            // What it has told already is told on, before it is let go of.
+            .retain(|name, source| {
+                *name == me || source.head.is_some() || peers.iter().any(|peer| peer.name == *name)
+            });
         for peer in peers.iter() {
             let name = peer.name.as_str();
             if name == me || !self.includes(name) || self.sources.contains_key(name) {
                 continue;
             }
+            // Those that have not told theirs yet will have a position, too.
+            let begun = self.sources.keys();
+            let pending = begun.filter(|name| self.cursor.seq(name).is_none()).count();
             let present = peers.iter().map(|peer| peer.name.as_str());
-            if !self.cursor.has_room(name, present) {
+            if !self.cursor.has_room(name, pending, present) {
                 tracing::warn!(node = name, "a stream of events has no room for this node");
                 continue;
             }
@@ -272,11 +285,11 @@ impl Merged {
     }
 
     /// When a node that still tells what it has stored is waited for no longer.
-    fn patience(&self) -> Option<Instant> {
+    fn patience(&self, now: Instant) -> Option<Instant> {
         let awaited = self
             .sources
             .values()
-            .filter(|source| !source.live && source.head.is_none());
+            .filter(|source| source.is_awaited(now));
         awaited.map(|source| source.heard_at + ORDER_PATIENCE).min()
     }
 

@@ -8,7 +8,8 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_peer::{Node, Whereabouts};
-use conman_proto::{Generation, Problem, SessionId};
+use conman_proto::{Generation, Problem, SessionId, StopReport};
+use conman_registry::{RegistryError, SessionRecord};
 use http::{Method, StatusCode};
 use tokio::time::Instant;
 
@@ -209,6 +210,9 @@ impl Visit {
             let session = self.hop.node.recorded(node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
+        if shown && record.state.is_ended() && self.parcel.parts.method == Method::DELETE {
+            return self.called_off(node, &record).await;
+        }
         if !record.state.is_ended() {
             // Whichever node it runs on next can do what is asked for.
             return Err(Kind::MOVES.because(format!(
@@ -223,6 +227,29 @@ impl Visit {
              it started on another node",
             self.id
         )))
+    }
+
+    /// Has nobody start again by its record what has ended: the record goes.
+    async fn called_off(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
+        let forgotten = self.hop.node.forget(&self.id, record.generation).await;
+        match forgotten {
+            Ok(()) => {}
+            // Somebody has started it meanwhile, or is about to.
+            Err(RegistryError::Superseded { .. } | RegistryError::Owned { .. }) => {
+                return Ok(Step::Moved);
+            }
+            Err(error) => return Err(Kind::NO_REGISTRY.because(chain(&error))),
+        }
+        let session = self.hop.node.recorded(node, record);
+        let report = StopReport {
+            id: self.id.clone(),
+            generation: record.generation,
+            state: session.state,
+            reason: session.reason,
+            dead_ms: None,
+            released_ms: None,
+        };
+        Ok(Step::Answer(Json(report).into_response()))
     }
 
     /// On the nodes that may start it, in turn.

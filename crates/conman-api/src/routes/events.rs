@@ -128,6 +128,7 @@ pub(crate) async fn events(
         last_seq,
         cursor: page.cursor.to_string(),
         truncated: page.truncated,
+        complete: page.complete,
     })
     .into_response())
 }
@@ -300,6 +301,7 @@ async fn page(
                 };
                 return Ok(EventPage {
                     cursor: through.to_string(),
+                    complete: found.len() < limit,
                     events: found,
                     last_seq: page.last_seq,
                     truncated,

@@ -53,7 +53,7 @@ async fn past(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
                 print(&context.output, event, None)?;
             }
         }
-        if page.events.len() < PAGE || page.cursor == after {
+        if page.complete || page.cursor == after {
             return Ok(Exit::Done);
         }
         after = page.cursor;

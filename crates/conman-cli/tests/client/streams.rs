@@ -118,6 +118,7 @@ fn journal(calls: &Calls) -> Daemon {
             let cursor = end.to_string();
             Json(json!({
                 "events": events, "last_seq": LAST, "cursor": cursor, "truncated": false,
+                "complete": end == LAST,
             }))
             .into_response()
         } else {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use conman_core::restart::{End, lost_by};
+use conman_core::restart::{End, lost_by, was_last};
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use tokio::sync::{Semaphore, watch};
@@ -83,6 +83,7 @@ impl SessionHandle {
         self.spec.on_node_loss == OnNodeLoss::Restart
             && view.state.is_ended()
             && lost_by(&self.spec, end).is_some()
+            && !was_last(&self.spec)
     }
 
     /// Orders it to stop; a later order changes nothing.

@@ -30,8 +30,12 @@ const SCAN_EVERY: Duration = Duration::from_secs(30);
 const ATTENTIVE: Duration = Duration::from_secs(20);
 /// Restarts under way at a time, of those that this node orders.
 const PARALLEL: usize = 8;
-/// How long an order may take; what it has begun goes on.
-const ORDER_PATIENCE: Duration = Duration::from_secs(60);
+/// How long an order is waited for; what it has begun goes on.
+const ORDER_PATIENCE: Duration = Duration::from_secs(10);
+/// Likewise while sessions wait for which there is no room, as that may last.
+const SCAN_LACKING: Duration = Duration::from_secs(10);
+/// Between scans passes so many times what the last one took, which etcd and the network took part in.
+const REST: u32 = 20;
 /// Records read at a time.
 const PAGE: usize = 500;
 /// Sessions that were given up, and that it was told of; beyond, it is told again.
@@ -77,6 +81,7 @@ impl Restarter {
         let mut gone = BTreeSet::new();
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
+        let mut took = Duration::ZERO;
         loop {
             tokio::time::sleep(jittered(LOOK_EVERY_MS)).await;
             if !self.fleet.standing().borrow().is_ready() {
@@ -88,13 +93,19 @@ impl Restarter {
             if news {
                 changed = Some(Instant::now());
             }
-            let attentive = !lock(&self.watch).is_idle()
-                || changed.is_some_and(|changed| changed.elapsed() < ATTENTIVE);
-            let pause = if attentive { SCAN_SOON } else { SCAN_EVERY };
+            let recent = changed.is_some_and(|changed| changed.elapsed() < ATTENTIVE);
+            let pause = match lock(&self.watch).is_idle() {
+                _ if recent => SCAN_SOON,
+                false => SCAN_LACKING,
+                true => SCAN_EVERY,
+            };
+            let pause = pause.max(took * REST);
             if news || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
+                let begun = Instant::now();
                 if let Err(error) = self.scan().await {
-                    tracing::debug!(%error, "the sessions' records cannot be looked through");
+                    tracing::warn!(%error, "the sessions' records cannot be looked through");
                 }
+                took = begun.elapsed();
                 scanned = Some(Instant::now());
             }
         }
@@ -163,6 +174,12 @@ impl Restarter {
         let (seeker, watch) = (Arc::clone(&self.seeker), Arc::clone(&self.watch));
         let (parallel, began) = (Arc::clone(&self.parallel), self.began);
         tokio::spawn(async move {
+            // However this task ends.
+            let _tried = Tried {
+                watch,
+                began,
+                id: lost.id.clone(),
+            };
             // Nobody closes it.
             let _place = parallel.acquire_owned().await;
             let (id, from) = (&lost.id, &lost.from);
@@ -176,7 +193,6 @@ impl Restarter {
                 }
                 Err(_) => tracing::warn!(session = %id, from, "its restart takes long"),
             }
-            lock(&watch).tried(ms_since(began), id);
         });
     }
 
@@ -211,6 +227,19 @@ impl Restarter {
 
     fn now_ms(&self) -> u64 {
         ms_since(self.began)
+    }
+}
+
+/// Tells the watch that an order is over when it is dropped.
+struct Tried {
+    watch: Arc<Mutex<Watch>>,
+    began: Instant,
+    id: SessionId,
+}
+
+impl Drop for Tried {
+    fn drop(&mut self) {
+        lock(&self.watch).tried(ms_since(self.began), &self.id);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use conman_core::lifecycle::{Event, State, Step};
+use conman_core::restart::UNRECORDED;
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_registry::{ContainerIdentity, RecordState, RegistryError};
 use jiff::Timestamp;
@@ -42,9 +43,7 @@ impl Driver {
             Input::Due(Timer::ClaimSlow) => {
                 // The claim may still be recorded, and is given up then.
                 self.failure = Some(Failure::ClaimSlow);
-                vec![Event::StopAsked(
-                    "the registry did not record the start in time".to_owned(),
-                )]
+                vec![Event::StopAsked(UNRECORDED.to_owned())]
             }
             Input::Answer(answer) => {
                 let mut events = self.absorb_preemption();
