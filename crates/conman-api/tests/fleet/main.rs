@@ -548,6 +548,9 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
     let (world, a, b) = two().await;
     world.announced("a", |a| a.draining = true);
     b.ensure("alice").await;
+    b.ensure("bob").await;
+    let stopped = b.api.call(Method::DELETE, &session("bob"), "").await;
+    assert_eq!(stopped.status, StatusCode::OK);
     let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
     let address = nobody.local_addr().expect("bound");
     drop(nobody);
@@ -570,6 +573,11 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
     let answer = a.api.call(Method::DELETE, &session("alice"), "").await;
     let problem = answer.problem();
     assert_eq!((problem.slug(), problem.status), ("session-moves", 503));
+    // What has ended there can be called off, so that nothing starts it by its record.
+    let called_off: StopReport = a.api.call(Method::DELETE, &session("bob"), "").await.json();
+    assert_eq!(called_off.state, SessionState::Stopped);
+    let gone = a.api.get(&session("bob")).await;
+    assert_eq!(gone.status, StatusCode::NOT_FOUND);
     assert!(problem.retryable, "{}", problem.detail);
 }
 

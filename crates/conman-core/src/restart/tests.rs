@@ -118,6 +118,20 @@ fn a_restart_that_failed_is_tried_again_whoever_ordered_it() {
 }
 
 #[test]
+fn a_restart_that_the_registry_took_too_long_for_is_tried_again() {
+    let unrecorded = End::Ended {
+        reason: UNRECORDED,
+        failed: false,
+        ran: false,
+        exit_code: None,
+    };
+    let next = verdict(&after(1, NOW - 200), unrecorded);
+    assert!(matches!(next, Verdict::Restart(_)), "{next:?}");
+    let first = verdict(&spec(OnNodeLoss::Restart), unrecorded);
+    assert_eq!(first, Verdict::No, "it never was on a node that went");
+}
+
+#[test]
 fn a_session_that_is_restarted_too_often_in_a_short_time_is_given_up() {
     let often = after(MAX_RESTARTS, NOW - 200);
     let given_up = Verdict::GivenUp {
