@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState, StopReport};
-use conman_registry::{RegistryError, Standing};
+use conman_proto::{ResolvedSpec, SessionId, SessionState, StopReport};
+use conman_registry::RegistryError;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::context::Context;
@@ -237,9 +237,7 @@ pub(crate) async fn stop(
 
 /// Of what is to be restarted elsewhere, the record goes: nobody can start it by that any more.
 async fn call_off_restart(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
-    let alone = *context.options.standing.borrow() == Standing::Alone;
-    let wanted = |_: &Generation| !alone && handle.is_to_be_restarted();
-    let Some(generation) = handle.generation().filter(wanted) else {
+    let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
         return Ok(());
     };
     let id = handle.id.clone();

@@ -27,7 +27,7 @@ use crate::{ApiState, access, fleet_list, hop};
         ("id" = SessionId, Path, description = "The session's name, chosen by the frontend."),
         ("wait" = Option<bool>, Query, description =
             "Answer once the session is ready (the default), or at once."),
-        ("node_label" = Option<Vec<String>>, Query, description =
+        ("node_label" = inline(Option<Vec<NodeLabel>>), Query, max_items = 16, description =
             "Only on a node with this label, as `key=value`; repeated: with all of them. Added to \
              the spec's `node_labels`."),
     ),
@@ -127,6 +127,15 @@ pub(crate) async fn stop(
 pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
     Kind::NO_SUCH_SESSION.because(format!("there is no session `{id}`; PUT it to start it"))
 }
+
+/// `key=value`.
+#[derive(utoipa::ToSchema)]
+#[schema(
+    pattern = "^[a-z0-9._/-]{1,63}=[^\\u0000]{0,253}$",
+    example = "pool=gpu"
+)]
+#[expect(dead_code, reason = "it describes a parameter; the hop reads it")]
+struct NodeLabel(String);
 
 /// `key=value`, or `key` for any value.
 #[derive(utoipa::ToSchema)]
