@@ -370,7 +370,7 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
     let mut client = shim.client();
     let probe = Probe::of(libc::SYS_mkdir, &[Arg::Text("d"), Arg::Number(0o700)])
         .call(libc::SYS_chdir, &[Arg::Text("d")])
-        .repeated(30_000)
+        .repeated(10_000)
         .call(
             libc::SYS_write,
             &[Arg::Number(1), Arg::Text("deep"), Arg::Number(4)],
@@ -396,11 +396,11 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
     let next = client
         .launch(shim.spec("next.1", "exec sleep 1000"))
         .expect("launched");
-    wait_dead(&deep);
     assert!(
         shim.path("scratch/deep.1").exists(),
         "a start waited until everything was removed"
     );
+    wait_dead(&deep);
     if has_own_ids() {
         assert_ne!(first_id(next.pid), ids, "files of these ids are left");
     }
