@@ -58,7 +58,11 @@ impl Acceptor {
         let max_connections = options.max_connections.min(Semaphore::MAX_PERMITS);
         let strangers = match front {
             Front::Clients { .. } => None,
-            Front::Peers(_) => Some(Strangers::new(options.max_strangers)),
+            Front::Peers(_) => {
+                // However many addresses they come from, half of the places are for nodes.
+                let all = (max_connections / 2).max(1);
+                Some(Strangers::new(options.max_strangers, all))
+            }
         };
         Self {
             listener,

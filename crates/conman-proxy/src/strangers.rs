@@ -4,16 +4,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Sparing;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// The part of an IPv6 address that one customer has to themselves.
 const CUSTOMER_BITS: u128 = !0 << 64;
 
 /// Connections to the listener for nodes on which no node has made itself known yet, by where they
-/// come from: bounded, so that who is no node takes no node's place.
+/// come from: bounded for each address and in all, so that who is no node takes no node's place.
 #[derive(Debug)]
 pub(crate) struct Strangers {
     max: usize,
+    all: Arc<Semaphore>,
     from: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -22,6 +24,7 @@ pub(crate) struct Strangers {
 pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
     from: IpAddr,
+    _one_of_all: OwnedSemaphorePermit,
 }
 
 /// Between two warnings that requests from one address are refused.
@@ -52,13 +55,16 @@ impl Refusals {
 }
 
 impl Strangers {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
+    /// At most `max` from one address and `all` together.
+    pub(crate) fn new(max: usize, all: usize) -> Arc<Self> {
         let from = Mutex::default();
-        Arc::new(Self { max, from })
+        let all = Arc::new(Semaphore::new(all));
+        Arc::new(Self { max, all, from })
     }
 
-    /// `None` where there are as many from there as may be.
+    /// `None` where there are as many from there, or in all, as may be.
     pub(crate) fn come(self: &Arc<Self>, address: IpAddr) -> Option<Stranger> {
+        let one_of_all = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let from = match address.to_canonical() {
             IpAddr::V6(address) => {
                 IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & CUSTOMER_BITS))
@@ -73,7 +79,11 @@ impl Strangers {
         }
         *count += 1;
         let strangers = Arc::clone(self);
-        Some(Stranger { strangers, from })
+        Some(Stranger {
+            strangers,
+            from,
+            _one_of_all: one_of_all,
+        })
     }
 
     /// The map is sound after every single step.
@@ -99,13 +109,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_its_own_bound_and_leaves_nothing_behind() {
-        let strangers = Strangers::new(2);
+    fn each_address_has_its_own_bound_and_all_have_one_and_nothing_is_left_behind() {
+        let strangers = Strangers::new(2, 3);
         let come = |text: &str| strangers.come(text.parse().expect("an address"));
         let (a, b) = (come("10.0.0.1"), come("::ffff:10.0.0.1"));
         assert!(a.is_some() && b.is_some() && come("10.0.0.1").is_none());
-        assert!(come("10.0.0.2").is_some());
-        drop(a);
+        let other = come("10.0.0.2");
+        assert!(
+            other.is_some() && come("10.0.0.3").is_none(),
+            "three in all"
+        );
+        drop((a, other));
         assert!(come("10.0.0.1").is_some());
         drop(b);
         let (c, d) = (come("fd00::1"), come("fd00::2"));
