@@ -86,6 +86,8 @@ impl Pulse {
     ) -> Result<T, Silent> {
         let mut answer = pin!(answer);
         let (mut since, mut quiet) = (Instant::now(), QUIET);
+        // One that has answered during this wait is not given up for one pulse that is missed.
+        let mut answered = false;
         loop {
             tokio::select! {
                 biased;
@@ -98,11 +100,13 @@ impl Pulse {
                 // Polled again in the next round where the other arm is first.
                 answer = &mut answer => return Ok(answer),
                 // What is given up here, the next who waits asks.
-                answers = self.look(of, since) => if !answers {
-                    return Err(silent(of));
+                answers = self.look(of, since) => match answers {
+                    true => (answered, quiet) = (true, AGAIN),
+                    false if answered => (answered, quiet) = (false, QUIET),
+                    false => return Err(silent(of)),
                 },
             }
-            (since, quiet) = (Instant::now(), AGAIN);
+            since = Instant::now();
         }
     }
 
