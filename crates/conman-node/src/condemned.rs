@@ -31,7 +31,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Orders that are carried out at a time: each may ask the registry and a runtime.
 const AT_ONCE: usize = 16;
 
-/// What becomes of an order without a life whose reason nobody gave.
+/// What is told as the reason of an order without a life where nobody gave one.
 const HAS_ENDED: &str = "its container has ended while nobody held it";
 
 /// Orders that wait. Bounded by the containers that there are: one order each.

@@ -302,7 +302,7 @@ impl Merged {
                     Poll::Ready(Some(told)) => told,
                     // A journal that was closed tells nothing more, and its node is about to end.
                     Poll::Ready(None) => {
-                        source.live = true;
+                        progress |= !std::mem::replace(&mut source.live, true);
                         break;
                     }
                     Poll::Pending => break,
@@ -346,7 +346,7 @@ impl Merged {
 impl Source {
     fn new(told: BoxStream<'static, Told>) -> Self {
         Self {
-            // A journal that is closed ends, and is asked again.
+            // A journal that is closed ends, and is polled again.
             told: told.fuse().boxed(),
             head: None,
             begun: false,

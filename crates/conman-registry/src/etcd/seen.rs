@@ -19,7 +19,7 @@ use crate::files;
 
 const FILE: &str = "etcd-seen.json";
 
-/// Longest file that is read: it holds three numbers.
+/// Longest file that is read: it holds two numbers and a flag.
 const MAX_FILE_BYTES: u64 = 4_096;
 
 /// What was known when a call was sent; its answer must not be older.
@@ -105,9 +105,17 @@ impl Seen {
             state.refused = Some(reason.clone());
             return Err(reason);
         }
-        now.went_back |= revision < before.revision;
+        let falls = revision < before.revision;
+        now.went_back |= falls;
         if now.went_back {
-            let reason = gone_back("revision", before.revision, revision);
+            let reason = match falls {
+                true => gone_back("revision", before.revision, revision),
+                // It has grown past that since.
+                false => format!(
+                    "etcd has gone back earlier, as after the restoration of a snapshot, and may \
+                     not know who owns what; {REMEDY}"
+                ),
+            };
             state.refused = Some(reason.clone());
             return Err(reason);
         }

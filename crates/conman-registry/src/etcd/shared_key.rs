@@ -46,7 +46,8 @@ pub(super) async fn of(store: &Store) -> Result<[u8; 32], RegistryError> {
     }
     let trouble = trouble.unwrap_or_else(|| "it is gone again".to_owned());
     Err(unavailable(&format!(
-        "the fleet's key cannot be written: {trouble}"
+        "the fleet's key cannot be written: {trouble}; see that etcd answers and lets this node \
+         write below `registry.prefix`, then start conman again"
     )))
 }
 

@@ -22,8 +22,10 @@ use super::seeker::{LostSession, Seeker};
 
 /// Between two looks at the nodes, which cost nothing; jittered.
 const LOOK_EVERY_MS: u64 = 500;
-/// Records are read this often while sessions wait for their restart or a node has just gone.
+/// Records are read this often while the nodes that are gone have just changed.
 const SCAN_SOON: Duration = Duration::from_secs(1);
+/// Likewise while sessions wait for their restart, as that may last.
+const SCAN_LACKING: Duration = Duration::from_secs(10);
 /// Likewise in quiet times, for what nobody has told of.
 const SCAN_EVERY: Duration = Duration::from_secs(30);
 /// For so long after a node went its records are read often: it may be giving up its sessions yet.
@@ -32,8 +34,6 @@ const ATTENTIVE: Duration = Duration::from_secs(20);
 const PARALLEL: usize = 8;
 /// How long an order is waited for; what it has begun goes on.
 const ORDER_PATIENCE: Duration = Duration::from_secs(10);
-/// Likewise while sessions wait for which there is no room, as that may last.
-const SCAN_LACKING: Duration = Duration::from_secs(10);
 /// Between scans passes so many times what the last one took, which etcd and the network took part in.
 const REST: u32 = 20;
 /// Records read at a time.

@@ -43,6 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Bytes of a problem that another node answers with.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// Time for it, once its head is there: by then nobody looks whether the node still answers.
+const PROBLEM_PATIENCE: Duration = Duration::from_secs(5);
 /// When a client may ask again.
 const RETRY_AFTER_S: u32 = 1;
 
@@ -575,11 +577,11 @@ impl Seeker {
         if response.status() == StatusCode::OK {
             return Said::Ready;
         }
-        let body = Limited::new(response.into_body(), MAX_PROBLEM_BYTES)
-            .collect()
-            .await;
+        let body = Limited::new(response.into_body(), MAX_PROBLEM_BYTES).collect();
+        let body = tokio::time::timeout(PROBLEM_PATIENCE, body).await;
         let problem = body
             .ok()
+            .and_then(Result::ok)
             .and_then(|body| serde_json::from_slice(&body.to_bytes()).ok());
         problem.map_or(Said::Nothing, Said::Problem)
     }
