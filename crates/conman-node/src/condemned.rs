@@ -1,21 +1,26 @@
 //! What the registry has ordered to end, kept until that is carried out.
 //!
 //! An order for a life that goes on is carried out at once. Any other waits in the book
-//! ([`Condemned`]) ──notify──> one task, which tries each again and again: a life that waits for its
-//! generation may turn out to be the one that is meant, a record that cannot be read may be read
-//! later, and what no record knows has to be proven dead before the registry forgets it.
+//! ([`Condemned`]) ──notify──> one task, which tries each by itself again and again: a life that
+//! waits for its generation may turn out to be the one that is meant, a record that cannot be read
+//! may be read later, and what no record knows has to be proven dead before the registry forgets it.
+//!
+//! Whose container that was no record tells, so every runtime is asked; the first that had it
+//! answers for all, and where the host shows that no runtime can start it, none has to answer. So
+//! a runtime that hangs holds up nothing but what may be its own.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, RuntimeKind, SessionId};
 use conman_registry::{Ending, RegistryError, Release};
-use conman_runtime::ContainerKey;
+use conman_runtime::{ContainerKey, Runtime};
 use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::adoption;
@@ -28,7 +33,8 @@ pub(crate) const NAME: &str = "condemned";
 /// Between two tries of what could not be carried out.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Orders that are carried out at a time: each may ask the registry and a runtime.
+/// Questions to the registry, and to each runtime, at a time: while a runtime is asked, the kernel
+/// is looked at again and again.
 const AT_ONCE: usize = 16;
 
 /// What is told as the reason of an order without a life where nobody gave one.
@@ -37,21 +43,53 @@ const HAS_ENDED: &str = "its container has ended while nobody held it";
 /// Orders that wait. Bounded by the containers that there are: one order each.
 #[derive(Debug, Default)]
 pub(crate) struct Condemned {
-    /// Why it is to be ended; without a reason it has ended.
-    waiting: Mutex<BTreeMap<ContainerKey, Option<String>>>,
+    waiting: Mutex<BTreeMap<ContainerKey, Waiting>>,
     added: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Why it is to be ended; without a reason it has ended.
+    why: Option<String>,
+    /// Somebody tries to carry it out.
+    is_pursued: bool,
 }
 
 impl Condemned {
     /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, Option<String>>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all(&self) -> Vec<(ContainerKey, Option<String>)> {
-        let waiting = self.waiting();
-        let copies = waiting.iter().map(|(key, why)| (key.clone(), why.clone()));
-        copies.collect()
+    /// Those that nobody has begun with, who asks being about to.
+    fn begin(&self) -> Vec<ContainerKey> {
+        let mut waiting = self.waiting();
+        let new = waiting.iter_mut().filter(|(_, one)| !one.is_pursued);
+        let begun = new.map(|(key, one)| {
+            one.is_pursued = true;
+            key.clone()
+        });
+        begun.collect()
+    }
+
+    fn why(&self, key: &ContainerKey) -> Option<String> {
+        self.waiting().get(key)?.why.clone()
+    }
+}
+
+/// Turns to ask.
+struct Turns {
+    registry: Semaphore,
+    runtimes: BTreeMap<RuntimeKind, Semaphore>,
+}
+
+impl Turns {
+    fn of(context: &Context) -> Self {
+        let kinds = context.runtimes.keys();
+        Self {
+            registry: Semaphore::new(AT_ONCE),
+            runtimes: kinds.map(|kind| (*kind, Semaphore::new(AT_ONCE))).collect(),
+        }
     }
 }
 
@@ -70,10 +108,15 @@ pub(crate) fn order(
         session: id.clone(),
         generation,
     };
-    {
+    let is_new = {
         let mut waiting = context.condemned.waiting();
         let known = waiting.entry(key).or_default();
-        *known = why.or(known.take());
+        known.why = why.or(known.why.take());
+        !known.is_pursued
+    };
+    if is_new {
+        // What no life is known of is looked for among the containers as well.
+        context.stray_expected.notify_one();
     }
     context.condemned.added.notify_one();
 }
@@ -100,29 +143,45 @@ fn end(life: &SessionHandle, generation: Generation, why: Option<&str>) {
 /// Carries out what waits, until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
     let pulse = context.options.vitals.task(NAME);
+    let turns = Turns::of(&context);
+    let mut pursued = FuturesUnordered::new();
     loop {
         pulse.beat().await;
-        let waiting = context.condemned.all();
-        if waiting.is_empty() {
-            // Cancel safe: a notification is kept as a permit until it is taken.
-            pulse.idle(context.condemned.added.notified()).await;
-            continue;
+        for key in context.condemned.begin() {
+            pursued.push(pursue(&context, &turns, key));
         }
-        let tries = stream::iter(waiting).for_each_concurrent(AT_ONCE, async |(key, why)| {
-            if carry_out(&context, &key, why.as_deref()).await {
-                context.condemned.waiting().remove(&key);
+        let next = async {
+            tokio::select! {
+                // Cancel safe: a notification is kept as a permit until it is taken.
+                () = context.condemned.added.notified() => {}
+                // Cancel safe: what is carried out has left the book.
+                Some(()) = pursued.next() => {}
             }
-        });
+        };
         // A runtime that hangs is none of its own faults.
-        pulse.idle(tries).await;
-        if !context.condemned.waiting().is_empty() {
-            pulse.idle(sleep(RETRY_PAUSE)).await;
-        }
+        pulse.idle(next).await;
     }
 }
 
+/// Tries until nothing is left to do.
+async fn pursue(context: &Arc<Context>, turns: &Turns, key: ContainerKey) {
+    loop {
+        let why = context.condemned.why(&key);
+        if carry_out(context, turns, &key, why.as_deref()).await {
+            break;
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+    context.condemned.waiting().remove(&key);
+}
+
 /// One try. Whether nothing is left to do.
-async fn carry_out(context: &Arc<Context>, key: &ContainerKey, why: Option<&str>) -> bool {
+async fn carry_out(
+    context: &Arc<Context>,
+    turns: &Turns,
+    key: &ContainerKey,
+    why: Option<&str>,
+) -> bool {
     let (id, generation) = (&key.session, key.generation);
     if let Some(life) = context.sessions.current(id).filter(|life| !life.is_ended()) {
         match life.generation() {
@@ -136,10 +195,13 @@ async fn carry_out(context: &Arc<Context>, key: &ContainerKey, why: Option<&str>
             Some(_) => {}
         }
     }
-    // What no life is known of is looked for among the containers as well.
-    context.stray_expected.notify_one();
     let bound = context.options.bounds.registry;
-    match timeout(bound, context.registry.get(id)).await {
+    let read = async {
+        // Nobody closes it.
+        let _turn = turns.registry.acquire().await;
+        timeout(bound, context.registry.get(id)).await
+    };
+    match read.await {
         Ok(Ok(Some(record))) if record.generation == generation && !record.state.is_ended() => {
             let taken = adoption::take_on_unresolved(context, &record);
             if taken {
@@ -148,7 +210,7 @@ async fn carry_out(context: &Arc<Context>, key: &ContainerKey, why: Option<&str>
             }
             taken
         }
-        Ok(Ok(_)) => certify(context, key, why.unwrap_or(HAS_ENDED)).await,
+        Ok(Ok(_)) => certify(context, turns, key, why.unwrap_or(HAS_ENDED)).await,
         Ok(Err(error)) => {
             let reason = crate::error_chain(&error);
             tracing::debug!(session = %id, %generation, reason, "its record cannot be read yet");
@@ -160,20 +222,10 @@ async fn carry_out(context: &Arc<Context>, key: &ContainerKey, why: Option<&str>
 
 /// No record of this node's knows it: kills what there may be of it, and tells the registry once
 /// nothing of it runs or may appear.
-async fn certify(context: &Context, key: &ContainerKey, why: &str) -> bool {
-    for runtime in context.runtimes.values() {
-        match session::resolve(Arc::clone(runtime), key.clone()).await {
-            LostStart::Gone => {}
-            LostStart::Found { pid } => {
-                tracing::warn!(container = %key, pid, why, "killed what is not this node's");
-                return false;
-            }
-            LostStart::Unknown(reason) => {
-                tracing::debug!(container = %key, reason, "it is not proven dead yet");
-                return false;
-            }
-        }
-    }
+async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str) -> bool {
+    let Some(owners) = proven_dead(context, turns, key, why).await else {
+        return false;
+    };
     let release = Release {
         id: key.session.clone(),
         generation: key.generation,
@@ -194,9 +246,61 @@ async fn certify(context: &Context, key: &ContainerKey, why: &str) -> bool {
         Ok(Some(Ok(()) | Err(RegistryError::Superseded { .. })))
     );
     if over {
-        for kind in context.runtimes.keys() {
-            context.cleanup.push(*kind, key.clone());
+        for kind in owners {
+            context.cleanup.push(kind, key.clone());
         }
     }
     over
+}
+
+/// The runtimes that may have something to remove of a life that is proven dead; `None` while it is
+/// not. What the kernel shows of it is killed.
+async fn proven_dead(
+    context: &Context,
+    turns: &Turns,
+    key: &ContainerKey,
+    why: &str,
+) -> Option<Vec<RuntimeKind>> {
+    let all = || context.runtimes.keys().copied().collect();
+    if cannot_start(context, key).await {
+        return Some(all());
+    }
+    let ask = async |kind: RuntimeKind, runtime: &Arc<dyn Runtime>| {
+        let _turn = match turns.runtimes.get(&kind) {
+            Some(turns) => turns.acquire().await.ok(),
+            None => None,
+        };
+        let answer = session::resolve(Arc::clone(runtime), key.clone()).await;
+        (kind, answer)
+    };
+    let runtimes = context.runtimes.iter();
+    let mut answers: FuturesUnordered<_> = runtimes.map(|(kind, one)| ask(*kind, one)).collect();
+    let mut is_proven = true;
+    while let Some((kind, answer)) = answers.next().await {
+        match answer {
+            // A life has one runtime, so no other has to answer.
+            LostStart::Ended => return Some(vec![kind]),
+            LostStart::Gone => {}
+            LostStart::Found { pid } => {
+                tracing::warn!(container = %key, pid, why, "killed what is not this node's");
+                return None;
+            }
+            LostStart::Unknown(reason) => {
+                tracing::debug!(container = %key, reason, "it is not proven dead yet");
+                is_proven = false;
+            }
+        }
+    }
+    is_proven.then(all)
+}
+
+/// Whether no runtime can start it any more and nothing of it runs, as the host shows it. A
+/// container's small files are there before its runtime is asked to make it, none starts without
+/// them, and they are removed only once it is dead: what began while they were there is in its
+/// cgroup.
+async fn cannot_start(context: &Context, key: &ContainerKey) -> bool {
+    let files = tokio::fs::symlink_metadata(context.files_dir(key)).await;
+    let absent = files.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let mut runtimes = context.runtimes.values();
+    absent && runtimes.all(|runtime| runtime.pids(key).is_empty())
 }

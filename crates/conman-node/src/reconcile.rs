@@ -11,6 +11,7 @@ use std::time::Duration;
 use conman_linux::PidFd;
 use conman_proto::EventKind;
 use conman_runtime::{FoundContainer, Runtime};
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::certificate;
@@ -70,23 +71,27 @@ pub(crate) async fn run(context: Arc<Context>) {
 
 /// One comparison with every runtime. Returns whether all of them answered.
 async fn sweep(context: &Context) -> bool {
-    let mut all_well = true;
-    for (kind, runtime) in &context.runtimes {
-        match timeout(PATIENCE, runtime.list()).await {
-            Ok(Ok(found)) => {
-                for container in found {
-                    all_well &= settle(context, &**runtime, container).await;
-                }
+    let runtimes = context.runtimes.values();
+    let swept = runtimes.map(|runtime| sweep_one(context, &**runtime));
+    join_all(swept).await.into_iter().all(|is_well| is_well)
+}
+
+async fn sweep_one(context: &Context, runtime: &dyn Runtime) -> bool {
+    match timeout(PATIENCE, runtime.list()).await {
+        Ok(Ok(found)) => {
+            let mut all_well = true;
+            for container in found {
+                all_well &= settle(context, runtime, container).await;
             }
-            Ok(Err(error)) => {
-                let reason = crate::error_chain(&error);
-                tracing::debug!(runtime = %kind, reason, "cannot list containers");
-                all_well = false;
-            }
-            Err(_) => all_well = false,
+            all_well
         }
+        Ok(Err(error)) => {
+            let reason = crate::error_chain(&error);
+            tracing::debug!(runtime = %runtime.kind(), reason, "cannot list containers");
+            false
+        }
+        Err(_) => false,
     }
-    all_well
 }
 
 /// Ends and removes a container that no life owns. Returns whether that is under way.

@@ -2,6 +2,7 @@
 
 mod stage;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use conman_registry::{RecordState, Registry as _};
 use conman_runtime::{ContainerKey, ContainerPlan, Operation, Runtime as _};
 use stage::flaky_registry::FlakyRegistry;
 use stage::frozen::Frozen;
+use stage::silent::Silent;
 use stage::{Daemon, Stage, eventually, idle, session, web_from};
 
 fn quick(stage: &Stage) -> NodeOptions {
@@ -373,6 +375,11 @@ fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one(
     assert!(daemon.record("alice").state.is_ended());
 }
 
+fn files_dir(stage: &Stage, key: &ContainerKey) -> PathBuf {
+    let name = format!("{}.{}", key.session, key.generation);
+    stage.state.path().join("files").join(name)
+}
+
 /// Has the runtime start what the node knows nothing of.
 fn started_unasked(
     stage: &Stage,
@@ -385,7 +392,7 @@ fn started_unasked(
         generation,
     };
     let plan = ContainerPlan {
-        files_dir: stage.state.path().join("files"),
+        files_dir: files_dir(stage, &key),
         spec: resolved(daemon),
         binds: Vec::new(),
         key: key.clone(),
@@ -412,6 +419,51 @@ fn what_no_record_knows_is_ended_by_order_and_the_registry_is_told() {
     });
     let left = daemon.runtime.pids(&key);
     assert!(left.is_empty(), "told while it runs: {left:?}");
+}
+
+#[test]
+fn a_runtime_that_hangs_holds_up_the_end_of_nothing_but_what_may_be_its_own() {
+    let stage = Stage::new();
+    let registry = Arc::new(FlakyRegistry::default());
+    let docker = Arc::new(Silent::default());
+    let daemon = stage.boot_beside(docker.clone(), registry.clone());
+    let generation = Generation::new(7_000).expect("not zero");
+    let condemn = |id: &str| {
+        let why = "it was lost";
+        daemon.node.condemn(&session(id), generation, why);
+    };
+    let is_told_of = |id: &str| registry.was_released(&session(id), generation);
+
+    // Some runtime was asked to make these, and it is not the one that answers.
+    let unknown: Vec<ContainerKey> = (0..20)
+        .map(|number| ContainerKey {
+            session: session(&format!("unknown{number}")),
+            generation,
+        })
+        .collect();
+    for key in &unknown {
+        std::fs::create_dir_all(files_dir(&stage, key)).expect("made");
+        condemn(key.session.as_str());
+    }
+    eventually("Docker to be asked", || {
+        docker.was_asked_for(&unknown[0]).then_some(())
+    });
+    let key = started_unasked(&stage, &daemon, "ghost", generation);
+    for id in ["ghost", "nothing"] {
+        condemn(id);
+        eventually("the registry to be told", || is_told_of(id).then_some(()));
+    }
+    let left = daemon.runtime.pids(&key);
+    assert!(left.is_empty(), "told while it runs: {left:?}");
+    for key in &unknown {
+        assert!(!is_told_of(key.session.as_str()), "{key}");
+    }
+
+    docker.answer();
+    for key in &unknown {
+        let told = || is_told_of(key.session.as_str()).then_some(());
+        eventually("the registry to be told", told);
+    }
 }
 
 #[test]

@@ -135,7 +135,12 @@ pub(super) enum Hold {
 
 #[derive(Debug)]
 pub(crate) enum LostStart {
-    Found { pid: i32 },
+    Found {
+        pid: i32,
+    },
+    /// It was this runtime's, and has ended.
+    Ended,
+    /// This runtime has no container of it, and will have none.
     Gone,
     Unknown(String),
 }

@@ -72,7 +72,7 @@ async fn prove_nothing_runs(context: &Context, record: &SessionRecord) -> bool {
     let deadline = Instant::now() + PROOF_PATIENCE;
     loop {
         match lost_start::resolve(Arc::clone(runtime), key.clone()).await {
-            LostStart::Gone => {
+            LostStart::Ended | LostStart::Gone => {
                 context.cleanup.push(record.spec.runtime, key);
                 return true;
             }

@@ -50,12 +50,12 @@ async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
     match runtime.find(key).await {
         Err(error) => unknown(&error),
         // It was made before its start was sent, so its absence is its removal.
-        Ok(None) => gone(runtime, key),
+        Ok(None) => once_empty(runtime, key, LostStart::Gone),
         Ok(Some(FoundContainer { pid: Some(pid), .. })) => LostStart::Found { pid },
         // It ran and ended. A container is started once.
         Ok(Some(FoundContainer {
             exit_code: Some(_), ..
-        })) => gone(runtime, key),
+        })) => once_empty(runtime, key, LostStart::Ended),
         // Made and not started: not yet, or never. Without the container it is never.
         Ok(Some(_)) => match runtime.remove(std::slice::from_ref(key)).await.pop() {
             Some(Ok(())) => LostStart::Unknown("its container was removed; looking again".into()),
@@ -66,9 +66,9 @@ async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
 }
 
 /// The runtime says that nothing runs; the kernel must say so too.
-fn gone(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
+fn once_empty(runtime: &dyn Runtime, key: &ContainerKey, verdict: LostStart) -> LostStart {
     match runtime.pids(key).as_slice() {
-        [] => LostStart::Gone,
+        [] => verdict,
         pids => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
     }
 }

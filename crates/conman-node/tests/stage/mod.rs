@@ -5,6 +5,7 @@
 
 pub(crate) mod flaky_registry;
 pub(crate) mod frozen;
+pub(crate) mod silent;
 pub(crate) mod with_terminals;
 
 use std::collections::BTreeMap;
@@ -98,7 +99,17 @@ impl Stage {
         registry: Arc<dyn Registry>,
         call_timeout: Duration,
     ) -> Daemon {
-        self.boot_as(options, registry, call_timeout, |runtime| runtime)
+        self.boot_as(options, registry, call_timeout, |runtime| vec![runtime])
+    }
+
+    /// A daemon that has another runtime beside its own.
+    pub(crate) fn boot_beside(
+        &self,
+        other: Arc<dyn Runtime>,
+        registry: Arc<dyn Registry>,
+    ) -> Daemon {
+        let patience = Duration::from_secs(30);
+        self.boot_as(self.options(), registry, patience, |own| vec![other, own])
     }
 
     /// A daemon that takes its runtime for conman's own, whose sessions may ask for terminals.
@@ -107,7 +118,7 @@ impl Stage {
         options.policy.default_runtime = RuntimeKind::Native;
         let patience = Duration::from_secs(30);
         self.boot_as(options, self.registry.clone(), patience, |runtime| {
-            Arc::new(WithTerminals(runtime))
+            vec![Arc::new(WithTerminals(runtime))]
         })
     }
 
@@ -116,7 +127,7 @@ impl Stage {
         options: NodeOptions,
         registry: Arc<dyn Registry>,
         call_timeout: Duration,
-        as_given: impl FnOnce(Arc<ProcessRuntime>) -> Arc<dyn Runtime>,
+        as_given: impl FnOnce(Arc<ProcessRuntime>) -> Vec<Arc<dyn Runtime>>,
     ) -> Daemon {
         let tokio = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -130,7 +141,7 @@ impl Stage {
         });
         let runtime = Arc::new(runtime.expect("the host has cgroups"));
         let journal = self.journal(&options.name);
-        let runtimes = vec![as_given(runtime.clone())];
+        let runtimes = as_given(runtime.clone());
         let started = Node::start(options, registry.clone(), journal, runtimes);
         let node = tokio.block_on(started).expect("the node starts");
         Daemon {

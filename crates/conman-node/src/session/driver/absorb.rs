@@ -118,7 +118,7 @@ impl Driver {
                 return self.take_ready();
             }
             Answer::LostStart(LostStart::Found { pid }) => Event::LostStartFound { pid },
-            Answer::LostStart(LostStart::Gone) => Event::LostStartGone,
+            Answer::LostStart(LostStart::Ended | LostStart::Gone) => Event::LostStartGone,
             Answer::LostStart(LostStart::Unknown(why)) => Event::LostStartUnknown(why),
             Answer::Release(Ok(ending)) => {
                 self.ending = Some(ending);
