@@ -3,7 +3,7 @@
 //! ```text
 //! nodes ─ refused, each with its reason
 //!       └ fit ─ put in an order of the session's own (a hash of its id and the node's name)
-//!             └ of the first two, the one with less to do; then again among the rest
+//!             └ the first, unless the second has clearly less to do; then again among the rest
 //! ```
 //!
 //! What is known of the nodes is always a little old, and all nodes know the same. Were the one
@@ -11,18 +11,21 @@
 //! candidates that depend on the session spread the choice, and the better of two random ones is
 //! nearly as good as the best (M. Mitzenmacher, "The power of two choices in randomized load
 //! balancing"). Nodes that know the same choose the same for one session, so that two of them that
-//! are asked for it at once do not claim it for different nodes.
+//! are asked for it at once do not claim it for different nodes. The pressure for processor time
+//! never stands still, so of two whose loads are near each other the session's own order chooses
+//! (D. Thaler and C. Ravishankar, "Using name-based mappings to increase hit rates", which is
+//! rendezvous hashing): neither noise nor news of another age changes that.
 //!
 //! It decides nothing about ownership: whoever is chosen still has to claim.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use conman_proto::SessionId;
 
-/// How much more a node may have to do than the chosen one and still be preferred because it is
-/// the one that was asked, which saves every byte of the session a hop. A part of a whole node.
+/// How much more a node may have to do than another one and still be preferred: because it is the
+/// one that was asked, which saves every byte of the session a hop, or because it comes first in the
+/// session's order. A part of a whole node; more than the pressure of ten seconds changes by itself.
 const NEAR_TIE: f64 = 0.1;
 
 /// What each start under way weighs beside the share of sessions: starting costs processor time
@@ -294,12 +297,12 @@ fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String>
             order.push(first);
             break;
         };
-        if less(second, first) == Ordering::Less {
-            rest.push(first);
-            order.push(second);
-        } else {
+        if is_near(first, second) {
             rest.push(second);
             order.push(first);
+        } else {
+            rest.push(first);
+            order.push(second);
         }
     }
     prefer_me(me, &mut order);
@@ -311,13 +314,14 @@ fn prefer_me(me: &str, order: &mut [&NodeView]) {
     let Some(at) = order.iter().position(|node| node.name == me) else {
         return;
     };
-    if busyness(order[at]) <= busyness(order[0]) + NEAR_TIE {
+    if is_near(order[at], order[0]) {
         order[..=at].rotate_right(1);
     }
 }
 
-fn less(one: &NodeView, other: &NodeView) -> Ordering {
-    busyness(one).total_cmp(&busyness(other))
+/// Whether `one` has less to do than `other`, or hardly more.
+fn is_near(one: &NodeView, other: &NodeView) -> bool {
+    busyness(one) <= busyness(other) + NEAR_TIE
 }
 
 /// How near a node is to its nearest bound: 0 for idle, 1 for full.
