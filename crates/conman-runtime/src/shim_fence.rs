@@ -54,6 +54,7 @@ pub struct ShimFence {
     link: Link,
     ear: Arc<Ear>,
     current: Mutex<Option<Arc<Connection>>>,
+    freeze_ms: Option<u64>,
 }
 
 /// Keeps what was heard until it is asked for. Bounded: what is there already is not added.
@@ -97,20 +98,26 @@ impl Hearer for Ear {
 }
 
 impl ShimFence {
+    /// `freeze_ms`: how long the fence is to wait for proof that a container is frozen before it
+    /// kills it, whatever shim runs already; it stays as it is when there is none.
     #[must_use]
-    pub fn new(socket: PathBuf, shim: Option<ShimCommand>) -> Self {
+    pub fn new(socket: PathBuf, shim: Option<ShimCommand>, freeze_ms: Option<u64>) -> Self {
         let ear = Arc::<Ear>::default();
         let hearer = Arc::clone(&ear) as Arc<dyn Hearer>;
         Self {
             link: Link::new(socket, shim, Some(hearer), FenceOpener::Registry),
             ear,
             current: Mutex::default(),
+            freeze_ms,
         }
     }
 
     /// Connects, starting a shim where none answers, and asks what its fence holds.
     pub async fn look(&self) -> Result<FenceSeen, FenceFailure> {
         let connection = self.link.connection().await.map_err(failure)?;
+        if let Some(freeze_ms) = self.freeze_ms {
+            agree(&connection, freeze_ms).await?;
+        }
         // Of earlier connections; what this one tells is told again by its state.
         self.ear.heard().clear();
         let fired = match ask(&connection, &Request::Fence).await? {
@@ -216,6 +223,29 @@ impl ShimFence {
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// By the fence's times it is reckoned when others may take over: a shim of another configuration
+/// is told before anything relies on it.
+async fn agree(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailure> {
+    match connection.freeze_ms {
+        Some(its) if its == freeze_ms => Ok(()),
+        Some(its) => {
+            ask(connection, &Request::FreezePatience { freeze_ms }).await?;
+            tracing::info!(
+                before_ms = its,
+                freeze_ms,
+                "the shim's fence has the configured `freeze_ms` now"
+            );
+            Ok(())
+        }
+        None => Err(FenceFailure::Refused {
+            reason: format!(
+                "the shim that runs (process {}) is an older conman's and cannot be told                  `freeze_ms`; run `conman shim --replace`, which disturbs no session",
+                connection.shim_pid
+            ),
+        }),
     }
 }
 

@@ -6,8 +6,9 @@
 //!    └──── one reader task ◀─────┘──▶ Hearer
 //! ```
 //! A connection that breaks fails the calls that wait on it; the next call makes another one, and
-//! starts a shim where none answers and there is a program to start. Ends that were told meanwhile
-//! are told again to a new connection, since the shim keeps them.
+//! starts a shim where none answers and there is a program to start; so does [`Link::keep`], without
+//! any call. Ends that were told meanwhile are told again to a new connection, since the shim keeps
+//! them.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::ContainerKey;
 
@@ -39,6 +41,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a shim is waited for that somebody else has started.
 const OTHER_SHIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Between the end of a connection that is kept, or a failure to make it, and the next try: whatever
+/// ends again and again is not started without pause.
+const KEEP_PAUSE: Duration = Duration::from_millis(200);
 
 /// Between two tries to connect to a shim that has just been started.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
@@ -129,6 +135,9 @@ pub(crate) struct Connection {
     reader: AbortHandle,
     pub(crate) shim_pid: i32,
     pub(crate) features: Option<Features>,
+    /// How long its fence waits before it kills what is not frozen, as it was when it was connected;
+    /// none of a shim that cannot be told another time.
+    pub(crate) freeze_ms: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -138,6 +147,7 @@ struct Shared {
     socket: UnixStream,
     next_call: AtomicU64,
     waiting: Mutex<Waiting>,
+    ended: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -173,6 +183,19 @@ impl Link {
         tracing::info!(pid = connection.shim_pid, "connected to the shim");
         *current = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Makes another connection whenever there is none, until it is dropped: a shim that has died is
+    /// succeeded at once, and not only when somebody needs it.
+    pub(crate) async fn keep(&self) {
+        loop {
+            match self.connection().await {
+                Ok(connection) => connection.shared.ended.cancelled().await,
+                // Whoever looks at the runtime's health tells it.
+                Err(error) => tracing::debug!(%error, "no connection to the shim is to be had"),
+            }
+            sleep(KEEP_PAUSE).await;
+        }
     }
 
     /// The connection that is there already; none is made.
@@ -239,6 +262,7 @@ impl Link {
             socket: UnixStream::from_std(connected.into()).map_err(failed)?,
             next_call: AtomicU64::new(NOBODYS + 1),
             waiting: Mutex::default(),
+            ended: CancellationToken::new(),
         });
         let task = tokio::spawn(read(Arc::clone(&shared), self.hearer.clone()));
         let mut connection = Connection {
@@ -246,13 +270,23 @@ impl Link {
             reader: task.abort_handle(),
             shim_pid: 0,
             features: None,
+            freeze_ms: None,
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let hello = Request::Hello { version: VERSION };
         match connection.call(&hello, &[], left).await? {
-            (Reply::Hello { pid, features, .. }, _) => {
+            (
+                Reply::Hello {
+                    pid,
+                    features,
+                    freeze_ms,
+                    ..
+                },
+                _,
+            ) => {
                 connection.shim_pid = pid;
                 connection.features = features;
+                connection.freeze_ms = freeze_ms;
             }
             _ => return Err(LinkError::Unexpected),
         }
@@ -382,6 +416,10 @@ impl Connection {
                 shared.close();
                 return Err(LinkError::Lost);
             }
+            if patience.is_zero() {
+                // Whether the answer would have been there by now is a matter of scheduling.
+                return Err(LinkError::TimedOut { after: patience });
+            }
             answer.await.map_err(|_| LinkError::Lost)
         };
         let answered = timeout(patience, exchange).await;
@@ -435,6 +473,7 @@ impl Shared {
         waiting.closed = true;
         // Dropped senders tell the callers.
         waiting.calls.clear();
+        self.ended.cancel();
     }
 
     fn take(&self, incoming: socket::Incoming, hearer: Option<&dyn Hearer>) {

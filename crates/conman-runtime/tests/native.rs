@@ -38,12 +38,15 @@ runtime_conformance!(Host::new());
 
 mod trouble {
     use std::collections::BTreeSet;
-    use std::path::PathBuf;
+    use std::ffi::OsStr;
+    use std::path::{Path, PathBuf};
 
+    use conman_core::naming::{CgroupDriver, instance_cgroup};
     use conman_image::ImageName;
-    use conman_linux::PidFd;
+    use conman_linux::{Cgroups, PidFd};
     use conman_runtime::conformance::{Stage, say_skipped};
-    use conman_runtime::{NativeRuntime, RuntimeError, ShimCommand};
+    use conman_runtime::{NativeRuntime, RuntimeError, ShimCommand, ShimFence};
+    use conman_shim::{Client, Reply, Request, VERSION};
 
     use super::*;
 
@@ -111,6 +114,72 @@ mod trouble {
         }
         let complaints = std::fs::read_to_string(host.path("complaints"));
         assert_eq!(complaints.expect("kept"), "broken\n");
+    }
+
+    /// The process of the shim that answers, once that is not `other`.
+    async fn shim_but(socket: &Path, other: Option<i32>) -> PidFd {
+        let found = async {
+            loop {
+                let client = Client::connect(socket, PATIENCE).map(|client| client.shim_pid());
+                let new = client.ok().filter(|pid| Some(*pid) != other);
+                if let Some(shim) = new.and_then(|pid| PidFd::open(pid).ok()) {
+                    return shim;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let found = tokio::time::timeout(PATIENCE, found).await;
+        found.expect("another shim answers in time")
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_shim_that_dies_is_succeeded_though_nobody_asks_for_anything() {
+        let Some(host) = host() else { return };
+        let [.., a, b] = std::process::id().to_be_bytes();
+        let instance = Instance::new([0xd1, 0xe5, a, b]);
+        let socket = host.path(&format!("{instance}.sock"));
+        let cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
+        let root = host.path(".");
+        let arguments: [&OsStr; 3] = [socket.as_ref(), cgroup.as_ref(), root.as_ref()];
+        let command = ShimCommand {
+            program: PathBuf::from(env!("CARGO_BIN_EXE_conman-runtime-shim")),
+            arguments: arguments.map(OsStr::to_owned).to_vec(),
+            stderr: host.path("complaints"),
+        };
+        let runtime = host.open_with(&instance, NativeTimeouts::default(), Some(command));
+        let runtime = Arc::new(runtime);
+        let kept = Arc::clone(&runtime);
+        let keeper = tokio::spawn(async move { kept.keep_shim().await });
+        let first = shim_but(&socket, None).await;
+        assert!(first.kill().expect("it can be killed"));
+        shim_but(&socket, Some(first.pid())).await;
+
+        keeper.abort();
+        let _ = keeper.await;
+        runtime.info().await.expect("connected");
+        runtime.end_idle_shim().await;
+        assert!(Client::connect(&socket, PATIENCE).is_err());
+        let cgroups = Cgroups::detect().expect("the host has cgroups");
+        assert!(cgroups.remove_tree(&cgroup).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_shim_that_runs_already_is_told_how_long_its_fence_waits() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        for freeze_ms in [700, 1_300] {
+            let fence = ShimFence::new(socket.clone(), None, Some(freeze_ms));
+            // Once more over the same connection, as after a lost answer.
+            for _ in 0..2 {
+                fence.look().await.expect("they agree");
+            }
+            let mut client = Client::connect(&socket, PATIENCE).expect("connected");
+            let hello = Request::Hello { version: VERSION };
+            match client.ask(hello).expect("answered") {
+                Reply::Hello { freeze_ms: its, .. } => assert_eq!(its, Some(freeze_ms)),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,6 +21,10 @@ pub(crate) struct KeptFence {
     pub(crate) deadline_ms: u64,
     /// When it fired, until an order thaws.
     pub(crate) fired_ms: Option<u64>,
+    /// How long it waits for proof that everything is frozen; none where that was never told, and
+    /// the shim's own arguments say it.
+    #[serde(default)]
+    pub(crate) freeze_ms: Option<u64>,
 }
 
 /// The fence, or none while it is unarmed. Times are nanoseconds on CLOCK_BOOTTIME.
@@ -39,6 +43,17 @@ impl DeadMan {
         Self {
             timing,
             fence: None,
+        }
+    }
+
+    pub(crate) fn freeze_ms(&self) -> u64 {
+        self.timing.freeze_ms
+    }
+
+    pub(crate) fn set_freeze_ms(&mut self, freeze_ms: u64) {
+        self.timing.freeze_ms = freeze_ms;
+        if let Some(fence) = &mut self.fence {
+            fence.set_freeze_ms(freeze_ms);
         }
     }
 
@@ -73,6 +88,9 @@ impl DeadMan {
 
     /// Takes up what was written down, with what lives; `None` disarms it.
     pub(crate) fn restore(&mut self, now_ns: u64, kept: Option<KeptFence>, found: Vec<SlotView>) {
+        if let Some(freeze_ms) = kept.and_then(|kept| kept.freeze_ms) {
+            self.timing.freeze_ms = freeze_ms;
+        }
         let timing = self.timing;
         self.fence = kept.map(|kept| {
             let kept = Kept {
@@ -90,6 +108,7 @@ impl DeadMan {
             KeptFence {
                 deadline_ms: kept.deadline.0,
                 fired_ms: kept.fired.map(|at| at.0),
+                freeze_ms: Some(self.timing.freeze_ms),
             }
         })
     }
@@ -167,6 +186,7 @@ mod tests {
         let kept = KeptFence {
             deadline_ms: 1_000,
             fired_ms: None,
+            freeze_ms: None,
         };
         let living = vec![found("a.1", true), found("b.1", false)];
         fence.restore(MS, Some(kept), living);
@@ -219,6 +239,27 @@ mod tests {
         assert!(later.is_closed());
         let actions = later.on(1_050 * MS, FenceEvent::Tick);
         assert_eq!(actions, [FenceAction::Freeze(slot("a.1"))]);
+    }
+
+    #[test]
+    fn another_patience_holds_for_what_freezes_already_and_for_a_later_shim() {
+        let mut fence = armed();
+        fence.set_freeze_ms(10_000);
+        fence.on(1_000 * MS, FenceEvent::Tick);
+        fence.set_freeze_ms(300);
+        let kills = |actions: Vec<FenceAction>| {
+            let kills = actions.into_iter();
+            kills
+                .filter(|action| matches!(action, FenceAction::Kill(_)))
+                .count()
+        };
+        let mut later = DeadMan::new(Duration::from_millis(10_000));
+        later.restore(1_299 * MS, fence.kept(), vec![found("a.1", true)]);
+        assert_eq!(later.freeze_ms(), 300);
+        for fence in [&mut fence, &mut later] {
+            assert_eq!(kills(fence.on(1_299 * MS, FenceEvent::Tick)), 0);
+            assert_eq!(kills(fence.on(1_300 * MS, FenceEvent::Tick)), 1);
+        }
     }
 
     proptest! {

@@ -69,6 +69,9 @@ pub(crate) struct Handover {
     pub(crate) asked_by: Option<(u64, u64)>,
     /// How often the shim has been replaced.
     pub(crate) replacements: u32,
+    /// How long the fence waits for proof that everything is frozen; the arguments may say another
+    /// time, which was not told since.
+    pub(crate) freeze_ms: Option<u64>,
 }
 
 /// A client's connection.

@@ -77,6 +77,11 @@ pub enum Request {
     ExtendDeadline {
         until_boottime_ns: u64,
     },
+    /// How long the fence waits for proof that everything is frozen before it kills the rest, from
+    /// now on, also as another program. [`Reply::Hello`] says what it is.
+    FreezePatience {
+        freeze_ms: u64,
+    },
     /// No deadline any more. Refused when it has passed.
     Disarm,
     /// As if the deadline had passed.
@@ -167,6 +172,10 @@ pub enum Reply {
         /// What could not be done for the fence to work when memory is short, as sentences.
         #[serde(default)]
         unprotected: Vec<String>,
+        /// How long the fence waits before it kills what is not frozen; none of a shim that cannot
+        /// be told another time.
+        #[serde(default)]
+        freeze_ms: Option<u64>,
     },
     /// A socket comes along.
     Attached,

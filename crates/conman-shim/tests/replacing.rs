@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use conman_shim::{
     CallError, Client, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
+    VERSION,
 };
 
 use support::{
-    Shim, available, copy_program, next_end, subscribe, until, wait_dead, write_program,
+    SOON, Shim, available, boottime_ns, copy_program, next_end, subscribe, until, wait_dead,
+    write_program,
 };
 
 /// The same program at another path, as an upgrade would bring it.
@@ -84,6 +86,36 @@ fn containers_connections_and_ends_outlive_the_program() {
     let view = next_end(&mut client);
     assert_eq!(view.name, "stays.1");
     assert_eq!(view.state, ContainerState::Signalled { signal: 9 });
+}
+
+/// How long the fence waits before it kills what is not frozen.
+fn freeze_ms(client: &mut Client) -> Option<u64> {
+    match client.ask(Request::Hello { version: VERSION }) {
+        Ok(Reply::Hello { freeze_ms, .. }) => freeze_ms,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_the_fence_was_told_to_wait_outlives_the_program_and_once_armed_the_shim() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    assert_eq!(freeze_ms(&mut client), Some(1_000));
+    client
+        .ask(Request::FreezePatience { freeze_ms: 700 })
+        .expect("told");
+    let path = newer(&shim);
+    replace(&mut client, &path).expect("replaced");
+    assert_eq!(freeze_ms(&mut client), Some(700));
+    let until_boottime_ns = boottime_ns() + SOON.as_nanos() as u64;
+    client
+        .ask(Request::ExtendDeadline { until_boottime_ns })
+        .expect("armed");
+    shim.succeed();
+    assert_eq!(freeze_ms(&mut shim.client()), Some(700));
 }
 
 #[test]

@@ -193,6 +193,13 @@ impl Fence {
         }
     }
 
+    /// K is this from now on, for what has been asked to freeze already as well.
+    pub fn set_freeze_ms(&mut self, freeze_ms: u64) {
+        self.timing.freeze_ms = freeze_ms;
+        // Whatever is due by it is due at the next tick.
+        self.wake = Some(BootTime(0));
+    }
+
     /// Must be where a new shim finds it before any action is carried out.
     #[must_use]
     pub fn kept(&self) -> Kept {

@@ -148,6 +148,13 @@ impl NativeRuntime {
         Ok(Self { inner })
     }
 
+    /// Has a shim at any time, until it is dropped: where one dies, another takes over what runs. For
+    /// a node of its own; where others could take its sessions over, whoever drives the fence does
+    /// the same.
+    pub async fn keep_shim(&self) {
+        self.inner.link.keep().await;
+    }
+
     /// Ends the shim if it runs nothing; otherwise, and when none is connected, does nothing. For a
     /// daemon that ends: what still runs is its successor's, and so is the shim then.
     pub async fn end_idle_shim(&self) {

@@ -152,6 +152,7 @@ impl Control {
             features: self.launching.features.clone(),
             replacements: self.replacements,
             unprotected: self.unprotected.clone(),
+            freeze_ms: Some(self.fence.freeze_ms()),
         })
     }
 
@@ -171,6 +172,7 @@ impl Control {
             Request::ExtendDeadline { until_boottime_ns } => {
                 Ok(self.extend_deadline(until_boottime_ns))
             }
+            Request::FreezePatience { freeze_ms } => Ok(self.set_freeze_patience(freeze_ms)),
             Request::Disarm => self.disarm(),
             Request::FreezeAll => Ok(self.freeze_all()),
             Request::Unfence {

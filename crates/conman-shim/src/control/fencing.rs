@@ -31,6 +31,7 @@ impl Control {
             let kept = KeptFence {
                 deadline_ms: whole_ms(until_ns),
                 fired_ms: None,
+                freeze_ms: None,
             };
             self.arm(Some(kept));
             self.keep_fence();
@@ -60,6 +61,14 @@ impl Control {
         let left = left.filter_map(|(_, left)| Some(view(left.name.as_ref()?, true, &left.cgroup)));
         let found = begun.chain(starting).chain(left).collect();
         self.fence.restore(boottime_ns(), kept, found);
+    }
+
+    /// In force, and written down for a later shim, before it is answered.
+    pub(super) fn set_freeze_patience(&mut self, freeze_ms: u64) -> Reply {
+        self.fence.set_freeze_ms(freeze_ms);
+        self.keep_fence();
+        self.on_time();
+        Reply::Done
     }
 
     /// No deadline any more; with a closed fence only [`Control::unfence`] does it.

@@ -43,6 +43,7 @@ impl Control {
         self.arm(Some(KeptFence {
             deadline_ms: deadline_ms.min(now_ms),
             fired_ms: Some(now_ms),
+            freeze_ms: None,
         }));
     }
 

@@ -264,6 +264,7 @@ impl Control {
             doomed: self.containers.doomed().collect(),
             asked_by,
             replacements: self.replacements + 1,
+            freeze_ms: Some(self.fence.freeze_ms()),
             ..Handover::default()
         };
         self.launching.hand_over(&mut handover)?;

@@ -59,6 +59,9 @@ impl Control {
         let lock = File::from(inherited_fd(handover.lock)?);
         let listener = inherited_fd(handover.listener)?;
         let mut control = Self::build(options, lock, listener)?;
+        if let Some(freeze_ms) = handover.freeze_ms {
+            control.fence.set_freeze_ms(freeze_ms);
+        }
         control.resume(handover)?;
         control.resume_terminals(handover, &sealed.blobs)?;
         control.begin()?;

@@ -71,7 +71,8 @@ pub(super) fn registry(
         vitals: vitals.clone(),
     };
     let command = shim::command(config)?;
-    let fence = ShimFence::new(ShimPlace::of(instance).socket(), Some(command));
+    let socket = ShimPlace::of(instance).socket();
+    let fence = ShimFence::new(socket, Some(command), Some(fleet.timing.freeze_ms));
     EtcdRegistry::start(options, Arc::new(Link(fence))).context("cannot begin to join the fleet")
 }
 
@@ -146,7 +147,7 @@ pub(super) async fn join(
 /// take it over once this one is silent for long enough.
 pub(super) async fn preempt_unjoined(instance: &Instance, budget: Duration) {
     // Where there is no shim, there is nothing of its.
-    let fence = ShimFence::new(ShimPlace::of(instance).socket(), None);
+    let fence = ShimFence::new(ShimPlace::of(instance).socket(), None, None);
     let mut killed = BTreeSet::new();
     let ending = async {
         loop {

@@ -153,7 +153,7 @@ async fn serve(
     let metrics = install_metrics()?;
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
-    let runtimes = Runtimes::open(&config, &state)?;
+    let mut runtimes = Runtimes::open(&config, &state)?;
     let listeners = tokio::select! {
         // A node of its own has joined already, and a signal that came before has to find what
         // an earlier daemon left.
@@ -181,6 +181,7 @@ async fn serve(
             return Ok(());
         }
     };
+    runtimes.keep_shim(&config, &state.vitals);
     let obeying = state
         .orders
         .as_ref()

@@ -8,6 +8,9 @@ use conman_runtime::{
     NativeTimeouts, ProcessOptions, ProcessRuntime, Runtime,
 };
 
+use conman_vitals::{Vitals, essential};
+use tokio::task::JoinHandle;
+
 use super::state::State;
 use crate::config::Config;
 use crate::shim::{self, ShimPlace};
@@ -18,10 +21,15 @@ const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
 const NATIVE: &str = "native";
 const PROCESS: &str = "process";
 
+/// What the task is called that sees to it that there is a shim.
+const KEEPER: &str = "shim keeper";
+
 /// The runtimes that the node or one of its templates names.
 pub(super) struct Runtimes {
     all: Vec<Arc<dyn Runtime>>,
     native: Option<Arc<NativeRuntime>>,
+    /// Sees to it that there is a shim.
+    keeper: Option<JoinHandle<()>>,
 }
 
 impl Runtimes {
@@ -30,6 +38,7 @@ impl Runtimes {
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
+            keeper: None,
         };
         for kind in config.runtimes() {
             match kind {
@@ -49,8 +58,23 @@ impl Runtimes {
         self.all.clone()
     }
 
+    /// From now on a shim that dies is succeeded at once. In a fleet whoever drives the fence sees to
+    /// that.
+    pub(super) fn keep_shim(&mut self, config: &Config, vitals: &Vitals) {
+        if let Some(native) = self.native.clone().filter(|_| config.shared.is_none()) {
+            let pulse = vitals.task(KEEPER);
+            let keeping = async move { pulse.idle(native.keep_shim()).await };
+            self.keeper = Some(tokio::spawn(essential(KEEPER, keeping)));
+        }
+    }
+
     /// Lets go of what serves nobody any more, once nothing more is started.
-    pub(super) async fn close(&self) {
+    pub(super) async fn close(&mut self) {
+        if let Some(keeper) = self.keeper.take() {
+            keeper.abort();
+            // It was aborted.
+            let _ = keeper.await;
+        }
         if let Some(native) = &self.native {
             native.end_idle_shim().await;
         }
