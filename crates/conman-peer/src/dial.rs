@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use conman_auth::{ClusterSecret, FleetTls, Sealer};
 use conman_proxy::Stream;
+use rustls::InvalidMessage;
 use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
@@ -61,6 +62,17 @@ pub enum DialError {
          and name that address"
     )]
     Tls {
+        node: String,
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    /// It answered without TLS that it is full, or closed a connection to make room for others.
+    #[error(
+        "node `{node}` at {address} broke off before TLS was set up, as one does that has as many \
+         connections as it takes: try again shortly"
+    )]
+    NoRoom {
         node: String,
         address: String,
         #[source]
@@ -130,10 +142,17 @@ impl Dialer {
             None => (Stream::Tcp(socket), Vec::new()),
             Some(tls) => encrypt(tls, to, socket).await.map_err(|source| {
                 let (node, address) = place();
-                DialError::Tls {
-                    node,
-                    address,
-                    source,
+                match is_no_room(&source) {
+                    true => DialError::NoRoom {
+                        node,
+                        address,
+                        source,
+                    },
+                    false => DialError::Tls {
+                        node,
+                        address,
+                        source,
+                    },
                 }
             })?,
         };
@@ -160,11 +179,27 @@ async fn encrypt(
     Ok((Stream::Other(Box::new(stream)), bound))
 }
 
+/// Whether the other end took no part in TLS at all: whoever refuses a certificate says so in TLS.
+fn is_no_room(error: &io::Error) -> bool {
+    let why = error.get_ref().and_then(|why| why.downcast_ref());
+    match why {
+        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => true,
+        Some(_) => false,
+        None => matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+        ),
+    }
+}
+
 impl From<DialError> for io::Error {
     fn from(error: DialError) -> Self {
         let kind = match &error {
             DialError::Connect { source, .. }
             | DialError::Tls { source, .. }
+            | DialError::NoRoom { source, .. }
             | DialError::Seal { source, .. } => source.kind(),
             DialError::Timeout { .. } => io::ErrorKind::TimedOut,
             DialError::Mismatch { .. } => io::ErrorKind::InvalidInput,

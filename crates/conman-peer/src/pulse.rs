@@ -172,7 +172,10 @@ impl Pulse {
         match exchange(&self.dialer, of, request).await {
             Ok(_) => true,
             // Something took the connection, and said at least that it has no room for it.
-            Err(AskError::Unanswered { .. } | AskError::Dial(DialError::Tls { .. })) => true,
+            Err(
+                AskError::Unanswered { .. }
+                | AskError::Dial(DialError::Tls { .. } | DialError::NoRoom { .. }),
+            ) => true,
             Err(error) => {
                 tracing::debug!(node = of.node, %error, "no pulse");
                 false

@@ -1,21 +1,26 @@
 //! Nodes that ask each other over real connections.
 
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
 use conman_peer::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
+use conman_proto::{Generation, SessionId};
+use conman_proxy::{Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Turned};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -206,6 +211,116 @@ async fn a_node_with_certificates_never_speaks_without_tls() {
             "{error:?}"
         );
     }
+}
+
+/// The listener of a real node `b`, with TLS, and nothing behind it.
+struct Real {
+    proxy: Proxy,
+    tls: Arc<FleetTls>,
+}
+
+struct Nothing;
+
+#[async_trait]
+impl Backend for Nothing {
+    async fn connect(&self) -> io::Result<Link> {
+        Err(io::Error::other("nothing is served"))
+    }
+}
+
+impl OwnSessions for Nothing {
+    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, Turned> {
+        Err(Turned::NotOwner)
+    }
+}
+
+impl Real {
+    fn new(folder: &TempDir, options: ProxyOptions) -> Self {
+        let authority = Authority::new();
+        let theirs = authority.tls(folder, "127.0.0.1");
+        let guard = Arc::new(PeerGuard::new("b", None));
+        let front = PeerFront {
+            accept: Arc::new(PeerAcceptor::new(guard, Some(theirs))),
+            sessions: Arc::new(Nothing),
+            api: Arc::new(Nothing),
+        };
+        let options = ProxyOptions {
+            workers: 1,
+            ..options
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let proxy = Proxy::start_peers(listener, options.for_nodes(), front).expect("a proxy");
+        let tls = authority.tls(folder, "127.0.0.1");
+        Self { proxy, tls }
+    }
+
+    /// Asks it for its pulse, and keeps the connection while the answer is kept.
+    async fn pulse(&self) -> Result<Response<hyper::body::Incoming>, AskError> {
+        let at = self.proxy.local_addr();
+        let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
+        let client = PeerClient::new(Dialer::new("a", None, Some(Arc::clone(&self.tls))));
+        let request = Request::get(PULSE).body(Empty::<Bytes>::new());
+        client.ask(&to, request.expect("a request")).await
+    }
+}
+
+#[tokio::test]
+async fn handshakes_that_are_never_finished_take_no_nodes_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ProxyOptions {
+        max_strangers: 2,
+        ..ProxyOptions::default()
+    };
+    let node = Real::new(&folder, options);
+    let silent = async || TcpStream::connect(node.proxy.local_addr()).await;
+    let (mut oldest, _other) = (silent().await.expect("it listens"), silent().await);
+    let answer = timeout(PATIENCE, node.pulse()).await.expect("an end");
+    assert_eq!(answer.expect("known").status(), StatusCode::NO_CONTENT);
+    let end = timeout(PATIENCE, oldest.read(&mut [0])).await;
+    assert!(matches!(end.expect("an end"), Ok(0)), "it had to leave");
+}
+
+#[tokio::test]
+async fn a_listener_that_is_full_before_tls_says_that_it_has_taken_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ProxyOptions {
+        max_connections: 1,
+        ..ProxyOptions::default()
+    };
+    let node = Real::new(&folder, options);
+    // A node's connection, which is not closed for another.
+    let at = node.proxy.local_addr();
+    let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
+    let dialer = Dialer::new("a", None, Some(Arc::clone(&node.tls)));
+    let mut only = dialer.dial(&to).await.expect("a connection");
+    let request = format!("GET {PULSE} HTTP/1.1\r\nHost: b\r\n\r\n");
+    let (mut parts, ()) = Request::get(PULSE)
+        .body(())
+        .expect("a request")
+        .into_parts();
+    only.sealer.seal(&mut parts);
+    let mut head = request.trim_end().to_owned();
+    for (name, value) in &parts.headers {
+        head += &format!("\r\n{name}: {}", value.to_str().expect("text"));
+    }
+    let stream = &mut only.stream;
+    stream
+        .write_all(format!("{head}\r\n\r\n").as_bytes())
+        .await
+        .expect("sent");
+    let mut status = [0; 12];
+    timeout(PATIENCE, stream.read_exact(&mut status))
+        .await
+        .expect("an end")
+        .expect("an answer");
+    assert_eq!(&status, b"HTTP/1.1 204");
+    let asked = timeout(PATIENCE, node.pulse()).await.expect("an end");
+    let error = asked.expect_err("it is full");
+    assert!(
+        matches!(error, AskError::Dial(DialError::NoRoom { .. })),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("try again"), "{error}");
 }
 
 /// Longer than anything here takes on a busy machine.

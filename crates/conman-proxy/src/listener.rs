@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::ProxyOptions;
 use crate::answer;
@@ -26,6 +26,9 @@ const REFUSED_READ_BYTES: usize = 8 * 1024;
 const MAX_FAREWELLS: usize = 64;
 /// Longest wait for each of their steps.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Longest wait for the place of a connection that has to leave, which its worker closes at once.
+const EVICTION: Duration = Duration::from_secs(1);
 
 /// Accepts connections and hands each to the worker with the fewest.
 pub(crate) struct Acceptor {
@@ -93,20 +96,12 @@ impl Acceptor {
     }
 
     async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr) {
-        let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
+        let Some(permit) = self.place().await else {
             self.refuse(stream, Refused::Connections);
             return;
         };
-        let stranger = match &self.strangers {
-            None => None,
-            Some(strangers) => match strangers.come(peer.ip()) {
-                Some(stranger) => Some(stranger),
-                None => {
-                    self.refuse(stream, Refused::Strangers);
-                    return;
-                }
-            },
-        };
+        let strangers = self.strangers.as_ref();
+        let stranger = strangers.map(|strangers| strangers.come(peer.ip()));
         let loads = self
             .workers
             .iter()
@@ -129,6 +124,18 @@ impl Acceptor {
             tracing::error!("a worker of the proxy is gone; the others go on");
             self.workers.remove(number);
         }
+    }
+
+    /// A place for one more; on the listener for nodes, one is made where somebody is no node.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            return Some(place);
+        }
+        if !self.strangers.as_ref()?.evict() {
+            return None;
+        }
+        let place = Arc::clone(&self.places).acquire_owned();
+        tokio::time::timeout(EVICTION, place).await.ok()?.ok()
     }
 
     /// Says 503 as far as the socket's empty send buffer takes it, and closes.

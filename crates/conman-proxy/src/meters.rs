@@ -36,7 +36,7 @@ pub(crate) enum Refused {
     Descriptors = 1,
     /// As many held requests as there may be.
     HoldFull = 2,
-    /// As many connections from one address without a node's request.
+    /// Closed for others, of as many connections as there may be without a node's request.
     Strangers = 3,
 }
 

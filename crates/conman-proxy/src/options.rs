@@ -19,8 +19,8 @@ pub struct ProxyOptions {
     /// Client connections at a time, tunnels included; more are answered 503 and closed.
     pub max_connections: usize,
     /// On the listener for nodes: connections at a time from one address by which no node has made
-    /// itself known yet; more are answered 503 and closed. Many clients of a node may come at once,
-    /// each on a connection of its own.
+    /// itself known yet; for one more, the oldest of them is closed. Many clients of a node may come
+    /// at once, each on a connection of its own.
     pub max_strangers: usize,
     /// Requests at a time that wait for their session; more are answered 503 with `Retry-After`.
     pub max_held: usize,

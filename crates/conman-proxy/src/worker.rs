@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use http::HeaderValue;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
@@ -16,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::client_io::{ClientIo, Exchanges};
 use crate::hold::Hold;
-use crate::meters::{Counted, Meters};
+use crate::meters::{Counted, Meters, Refused};
 use crate::pool::Pool;
 use crate::strangers::{Refusals, Stranger};
 use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
@@ -109,7 +110,7 @@ pub(crate) struct Accepted {
     pub(crate) peer: SocketAddr,
     pub(crate) admission: Admission,
     /// On the listener for nodes.
-    pub(crate) stranger: Option<Stranger>,
+    pub(crate) stranger: Option<Arc<Stranger>>,
 }
 
 /// One client's connection as the requests on it see it.
@@ -122,7 +123,7 @@ pub(crate) struct ClientConnection {
     /// On the listener for nodes: who judges this connection.
     pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
     /// Likewise, until a node has made itself known by it.
-    pub(crate) stranger: Mutex<Option<Stranger>>,
+    pub(crate) stranger: Mutex<Option<Arc<Stranger>>>,
 }
 
 impl ClientConnection {
@@ -166,8 +167,29 @@ pub(crate) async fn run(context: Arc<WorkerContext>, mut accepted: mpsc::Receive
 /// Serves one connection until it is closed or becomes a tunnel.
 async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
     let _guard = PanicGuard::new(&worker.meters);
-    if let Err(error) = serve_http(worker, accepted).await {
-        tracing::debug!(%error, "a client's connection ended early");
+    let address = accepted.peer.ip().to_canonical();
+    let evicted = accepted.stranger.as_ref().map(Stranger::evicted);
+    let evicted = OptionFuture::from(evicted);
+    let served = serve_http(Arc::clone(&worker), accepted);
+    tokio::select! {
+        // First, so that a request which has arrived is read, and keeps the connection where it is a
+        // node's.
+        biased;
+        served = served => if let Err(error) = served {
+            tracing::debug!(%error, "a client's connection ended early");
+        },
+        // Closes the connection, of which no request was begun but to refuse it.
+        Some(()) = evicted => {
+            worker.meters.refused(Refused::Strangers);
+            if let Some(withheld) = worker.refusals.say(&address.to_string()) {
+                tracing::warn!(
+                    %address,
+                    withheld,
+                    "closed a connection to the listener for nodes to make room for others: no node \
+                     had made itself known by it yet"
+                );
+            }
+        }
     }
 }
 

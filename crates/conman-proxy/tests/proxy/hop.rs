@@ -585,6 +585,30 @@ async fn a_head_that_one_node_has_just_accepted_the_other_accepts_as_well() {
     }
 }
 
+/// A connection by which a node has made itself known.
+async fn known(owner: &Owner) -> Client {
+    let mut client = Client {
+        stream: TcpStream::connect(owner.address).await.expect("it listens"),
+    };
+    pulse(&mut client).await;
+    client
+}
+
+/// A request of a node.
+async fn pulse(client: &mut Client) {
+    let request = "GET /peer/pulse HTTP/1.1\r\nHost: b\r\nX-Conman-Peer: entry\r\n\r\n";
+    client.send(request).await;
+    let head = client.read_head().await;
+    assert_eq!(status(&head), "204", "{head}");
+}
+
+/// A connection on which nobody says anything.
+async fn stranger(owner: &Owner) -> Client {
+    Client {
+        stream: TcpStream::connect(owner.address).await.expect("it listens"),
+    }
+}
+
 #[tokio::test]
 async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
     let owner = Owner::with(ProxyOptions {
@@ -593,8 +617,7 @@ async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
     })
     .await;
     owner.own("alice", &TestSession::new(serve_echo_head().await), true);
-    let _only = TcpStream::connect(owner.address).await.expect("it listens");
-    until("it is taken", || owner.proxy.stats().connections == 1).await;
+    let _only = known(&owner).await;
     let believed = Believed::new(owner.address);
     believed.truth.send_replace(None);
     let entry = Entry::new(&believed);
@@ -607,41 +630,41 @@ async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
 }
 
 #[tokio::test]
-async fn who_is_no_node_takes_so_many_connections_and_leaves_room_for_nodes() {
+async fn who_is_no_node_leaves_room_for_a_node_at_the_same_address() {
     let owner = Owner::with(ProxyOptions {
         max_strangers: 2,
         ..ProxyOptions::default()
     })
     .await;
-    // Connections by which a node is known do not count.
-    let known = async || {
-        let mut client = Client {
-            stream: TcpStream::connect(owner.address).await.expect("it listens"),
-        };
-        client
-            .send("GET / HTTP/1.1\r\nHost: b\r\nX-Conman-Peer: entry\r\n\r\n")
-            .await;
-        let head = client.read_head().await;
-        assert_eq!(status(&head), "200", "{head}");
-        client
-    };
-    let nodes = [known().await, known().await, known().await];
-    let mut strangers = Vec::new();
-    for _ in 0..2 {
-        strangers.push(TcpStream::connect(owner.address).await.expect("it listens"));
-    }
-    let mut third = Client {
-        stream: TcpStream::connect(owner.address).await.expect("it listens"),
-    };
-    let answer = third.read_to_end().await;
-    assert_eq!(status(&answer), "503", "{answer}");
-    assert!(answer.contains("x-conman-turned: no-room"), "{answer}");
-    drop(strangers);
-    until("they are gone", || {
-        owner.proxy.stats().connections == nodes.len() as u64
+    let nodes = [known(&owner).await, known(&owner).await];
+    let mut strangers = [stranger(&owner).await, stranger(&owner).await];
+    // Nothing of theirs ends for what a node needs, but the oldest.
+    let third = known(&owner).await;
+    assert_eq!(strangers[0].read_to_end().await, "");
+    // A node that is known takes none of their places, so there is one left now.
+    strangers[0] = stranger(&owner).await;
+    let all = nodes.len() + strangers.len() + 1;
+    until("all are there", || {
+        owner.proxy.stats().connections == all as u64
     })
     .await;
-    known().await;
+    for mut node in nodes.into_iter().chain([third]) {
+        pulse(&mut node).await;
+    }
+}
+
+#[tokio::test]
+async fn who_is_no_node_leaves_the_last_place_of_all_to_a_node() {
+    let owner = Owner::with(ProxyOptions {
+        max_connections: 2,
+        ..ProxyOptions::default()
+    })
+    .await;
+    let _node = known(&owner).await;
+    let mut idle = stranger(&owner).await;
+    until("it is taken", || owner.proxy.stats().connections == 2).await;
+    let _another = known(&owner).await;
+    assert_eq!(idle.read_to_end().await, "");
 }
 
 #[tokio::test]
