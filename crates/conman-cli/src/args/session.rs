@@ -269,7 +269,8 @@ pub struct AttachArgs {
 /// Arguments of `conman logs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
-    /// Go on with what is written from now on, until the session ends
+    /// Go on with what is written from now on, until the session's container ends; exits with 5 where
+    /// that was its node's doing, or the session moved
     #[arg(short, long)]
     pub follow: bool,
     /// Only so many lines from the end

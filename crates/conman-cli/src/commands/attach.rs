@@ -13,7 +13,10 @@ use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::exec::{ending_signal, exit_of, next_piece, next_resize, of_conman, request};
+use super::exec::{
+    ending_signal, exit_of, next_piece, next_resize, of_conman, request, with_container,
+};
+use super::followed::Followed;
 use crate::args::detach_keys::DetachWatch;
 use crate::args::{AttachArgs, DetachKeys, ExecArgs};
 use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, PROMPT, ToCommand};
@@ -160,6 +163,8 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
             target.id
         )));
     }
+    // Where it cannot be told, what comes next tells why.
+    let followed = Followed::now(&context.client, &target.id).await.ok();
     // Listened for before the size is asked, so that no later one is missed.
     let resizes = Resizes::listen()?;
     let socket = context.client.attach(&target.path()).await?;
@@ -186,6 +191,9 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     leave();
     drop(raw);
     written?;
+    if let Some(Ended::Program(ended)) = &ended {
+        with_container(context, followed, ended, &target.command()).await?;
+    }
     match ended {
         Some(Ended::Program(Err(error))) => {
             let failure = exit_of(Err(error));

@@ -11,6 +11,7 @@ use conman_proto::{ExecRequest, ExecResult, ExecStatus};
 use http::Method;
 use tokio::sync::mpsc;
 
+use super::followed::{Fate, Followed};
 use super::{Context, attach};
 use crate::args::ExecArgs;
 use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
@@ -29,6 +30,9 @@ const MAX_STDIN_BYTES: usize = 1024 * 1024;
 
 /// What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
 const NOBODY_READS: Exit = Exit::Command(141);
+
+/// Of a command that was killed, as all are with their container: 128 + SIGKILL.
+const KILLED: i32 = 137;
 
 /// Title of the problem when the command may have run or may still run.
 const LOST: &str = "The command did not run to its end";
@@ -109,6 +113,8 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
         ));
     }
     let path = format!("/v1/sessions/{}/exec", args.id);
+    // Where it cannot be told, what comes next tells why.
+    let followed = Followed::now(&context.client, &args.id).await.ok();
     // Listened for before the size is asked, so that no later one is missed.
     let resizes = args.tty.then(Resizes::listen).transpose()?;
     let socket = context.client.exec(&path, &request(&args)).await?;
@@ -118,13 +124,39 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let mut interrupts = interactive_terminal.then(Interrupts::listen).transpose()?;
     let raw = interactive_terminal.then(RawTerminal::enter).transpose()?;
     let input = args.interactive.then(read_stdin).transpose()?;
-    tokio::select! {
+    let ended = tokio::select! {
         // It ended.
-        result = converse(socket, input, resizes) => result,
+        ended = converse(socket, input, resizes) => ended?,
         // Cancelling the conversation lets go of the command, which is what the signal asks for.
         signal = ending_signal(interrupts.as_mut(), raw.as_ref()) => {
-            Ok(Exit::Command(128 + signal))
+            return Ok(Exit::Command(128 + signal));
         }
+    };
+    drop(raw);
+    let again = format!("conman exec {} …", args.id);
+    with_container(context, followed, &ended, &again).await?;
+    exit_of(ended)
+}
+
+/// Tells where a command ended with its container, and that with its node: a command that is killed
+/// looks the same otherwise.
+pub(super) async fn with_container(
+    context: &Context,
+    followed: Option<Followed>,
+    ended: &Result<ExecStatus, ExecSocketError>,
+    again: &str,
+) -> Result<(), Failure> {
+    let exit = match ended {
+        Ok(status) if status.exit_code == Some(KILLED) => Exit::of_command(KILLED),
+        Ok(status) if status.exit_code.is_some() => return Ok(()),
+        Ok(_) | Err(_) => Exit::NOT_RUN,
+    };
+    let Some(followed) = followed else {
+        return Ok(());
+    };
+    match followed.fate(&context.client, again).await {
+        Fate::Gone(failure) => Err(failure.with_exit(exit)),
+        Fate::Ended | Fate::Runs | Fate::Unknown(_) => Ok(()),
     }
 }
 
@@ -153,7 +185,7 @@ async fn converse(
     socket: ExecSocket,
     input: Option<mpsc::Receiver<Bytes>>,
     resizes: Option<Resizes>,
-) -> Result<Exit, Failure> {
+) -> Result<Result<ExecStatus, ExecSocketError>, Failure> {
     let ExecSocket {
         mut to_command,
         mut from_command,
@@ -168,7 +200,7 @@ async fn converse(
     to_command.close().await;
     // What came before a broken connection is written before the error is told.
     writer.finish().await?;
-    exit_of(ended)
+    Ok(ended)
 }
 
 /// Input and sizes; goes on for as long as it is asked to, for the command may end later.

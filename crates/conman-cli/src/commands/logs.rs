@@ -1,18 +1,13 @@
 //! `conman logs`: what a session printed, its two outputs kept apart.
 
-use std::time::Duration;
-
-use conman_proto::{LogLine, LogStream, Session, SessionState};
+use conman_proto::{LogLine, LogStream};
 
 use super::Context;
+use super::followed::{Fate, Followed};
 use crate::args::LogsArgs;
-use crate::client::Lines;
-use crate::failure::{Exit, Failure};
+use crate::client::{ClientError, Lines};
+use crate::failure::{Exit, Failure, WithSources};
 use crate::output::Output;
-
-/// How long the daemon may take to notice that a session ended after its log has.
-const END_LOOKS: u32 = 8;
-const END_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Failure> {
     let mut path = format!("/v1/sessions/{}/logs?format=json", args.id);
@@ -26,13 +21,18 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
         path.push_str(&format!("&tail={lines}"));
     }
     let client = &context.client;
+    let followed = match args.follow {
+        true => Some(Followed::now(client, &args.id).await?),
+        false => None,
+    };
     let response = client.stream(&path, "application/x-ndjson").await?;
     let mut lines = Lines::new(response.into_body());
-    while let Some(line) = lines
-        .next()
-        .await
-        .map_err(|error| client.stream_error(error))?
-    {
+    let cut = loop {
+        let line = match lines.next().await {
+            Ok(Some(line)) => line,
+            Ok(None) => break None,
+            Err(error) => break Some(client.stream_error(error)),
+        };
         let parsed: LogLine = serde_json::from_slice(&line)
             .map_err(|error| client.not_understood(error.to_string()))?;
         if context.output.json {
@@ -41,11 +41,11 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
         } else {
             print(&parsed)?;
         }
-    }
-    if args.follow {
-        require_end(context, args).await
-    } else {
-        Ok(Exit::Done)
+    };
+    match (followed, cut) {
+        (Some(followed), cut) => require_end(context, args, &followed, cut).await,
+        (None, Some(cut)) => Err(cut.into()),
+        (None, None) => Ok(Exit::Done),
     }
 }
 
@@ -59,35 +59,29 @@ fn print(line: &LogLine) -> std::io::Result<()> {
     }
 }
 
-/// A followed log ends with its session, or with a daemon that stops; a script must be able to
-/// tell the two apart.
-async fn require_end(context: &Context, args: &LogsArgs) -> Result<Exit, Failure> {
-    let path = format!("/v1/sessions/{}", args.id);
-    for _ in 0..END_LOOKS {
-        match context.client.get::<Session>(&path).await {
-            Ok(Session {
-                state: SessionState::Running | SessionState::Frozen,
-                ..
-            }) => {
-                tokio::time::sleep(END_INTERVAL).await;
-            }
-            Ok(_) => return Ok(Exit::Done),
-            Err(error) => {
-                let failure = Failure::from(error);
-                let forgotten = failure.exit() == Exit::NotFound;
-                return if forgotten {
-                    Ok(Exit::Done)
-                } else {
-                    Err(failure)
-                };
-            }
+/// A followed log ends with its container, or with a daemon that stops or is gone; a script must be
+/// able to tell them apart, and whether the container ended as it should.
+async fn require_end(
+    context: &Context,
+    args: &LogsArgs,
+    followed: &Followed,
+    cut: Option<ClientError>,
+) -> Result<Exit, Failure> {
+    let again = format!("conman logs -f {}", args.id);
+    match (followed.fate(&context.client, &again).await, cut) {
+        (Fate::Gone(failure) | Fate::Unknown(failure), _) => Err(failure),
+        (Fate::Ended, None) => Ok(Exit::Done),
+        (Fate::Ended, Some(cut)) => Err(cut.into()),
+        (Fate::Runs, cut) => {
+            let why = cut.map_or_else(
+                || "the daemon was probably restarted".to_owned(),
+                |cut| WithSources(&cut).to_string(),
+            );
+            let detail = format!("{} still runs; {why}", args.id);
+            let title = "The log ended before the session";
+            let failure = Failure::new(Exit::Unreachable, "log-cut", title, detail);
+            let next = format!("`conman logs -f --tail 0 {}` goes on", args.id);
+            Err(failure.next(next))
         }
     }
-    Err(Failure::new(
-        Exit::Unreachable,
-        "log-cut",
-        "The log ended before the session",
-        format!("{} still runs; the daemon was probably restarted", args.id),
-    )
-    .next(format!("`conman logs -f --tail 0 {}` goes on", args.id)))
 }

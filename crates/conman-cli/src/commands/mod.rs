@@ -5,6 +5,7 @@ mod completions;
 mod drain;
 mod events;
 mod exec;
+mod followed;
 mod image;
 mod inspect;
 mod logs;

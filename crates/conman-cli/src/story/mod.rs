@@ -8,7 +8,7 @@ mod chapter;
 mod fleet;
 mod narration;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use conman_proto::{Event, EventKind, Generation, Session, Timeline};
 use jiff::Timestamp;

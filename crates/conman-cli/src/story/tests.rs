@@ -82,7 +82,7 @@ impl Scene {
     }
 }
 
-fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
+pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) -> Session {
     Session {
         id: "alice".parse().expect("an id"),
         state,

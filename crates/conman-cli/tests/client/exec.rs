@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::calls::Calls;
-use crate::support::{Daemon, Outcome, PATIENCE, command, problem};
+use crate::support::{Daemon, Outcome, PATIENCE, command, moving, problem};
 
 pub(crate) fn framed(channel: u8, payload: &[u8]) -> Message {
     Message::Binary(Bytes::from([&[channel], payload].concat()))
@@ -24,6 +24,16 @@ pub(crate) fn playing<F>(
     calls: &Calls,
     script: impl Fn(WebSocket, ExecRequest) -> F + Clone + Send + Sync + 'static,
 ) -> Daemon
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    Daemon::start(route(calls, script))
+}
+
+fn route<F>(
+    calls: &Calls,
+    script: impl Fn(WebSocket, ExecRequest) -> F + Clone + Send + Sync + 'static,
+) -> Router
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -39,7 +49,7 @@ where
         let response: Response = upgrade.on_upgrade(move |socket| script(socket, request));
         async { response }
     };
-    Daemon::start(Router::new().route("/v1/sessions/{id}/exec", get(exec)))
+    Router::new().route("/v1/sessions/{id}/exec", get(exec))
 }
 
 /// The next message on the channel of standard input.
@@ -89,6 +99,27 @@ async fn outputs_stay_apart_and_the_exit_code_is_the_commands() {
     let expected =
         json!({"command": ["ls", "-l"], "env": {"A": "1"}, "workdir": "/tmp", "tty": false});
     assert_eq!(asked, expected);
+}
+
+#[tokio::test]
+async fn a_command_that_ended_with_its_container_tells_where_the_session_is() {
+    for (status, code) in [
+        (r#"{"exit_code":137}"#, 137),
+        (r#"{"error":"the connection to the command was lost"}"#, 125),
+    ] {
+        let routes = route(&Calls::default(), move |mut socket, _| async move {
+            send(&mut socket, [framed(3, status.as_bytes())]).await;
+        });
+        let daemon = Daemon::start(routes.route("/v1/sessions/{id}", moving()));
+        let outcome = daemon.run(&["exec", "alice", "--", "sleep", "9"]).await;
+        assert_eq!(outcome.code, code, "{outcome:?}");
+        for part in [
+            "generation 8 is running on node n2",
+            "`conman exec alice …`",
+        ] {
+            assert!(outcome.stderr.contains(part), "{part}: {outcome:?}");
+        }
+    }
 }
 
 /// Runs `exec -i` with `input` on standard input.

@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 
 use crate::calls::Calls;
-use crate::support::{Daemon, PATIENCE, session};
+use crate::support::{Daemon, PATIENCE, moving, session};
 
 const LOG: [&str; 3] = [
     r#"{"stream":"stdout","text":"one"}"#,
@@ -90,6 +90,29 @@ async fn a_followed_log_ends_well_only_with_its_session() {
         .await;
     assert_eq!((cut.code, cut.stdout.as_str()), (5, "one\ntwo\n"));
     assert!(cut.stderr.contains("still runs"), "{cut:?}");
+}
+
+#[tokio::test]
+async fn a_followed_log_whose_session_moves_says_so_however_it_ends() {
+    for broken in [false, true] {
+        let log = move || {
+            let end = broken.then(|| Err(std::io::Error::other("the node is gone")));
+            let body = stream::iter(crumbs().into_iter().map(Ok)).chain(stream::iter(end));
+            async { Body::from_stream(body).into_response() }
+        };
+        let routes = Router::new()
+            .route("/v1/sessions/{id}/logs", get(log))
+            .route("/v1/sessions/{id}", moving());
+        let outcome = Daemon::start(routes).run(&["logs", "-f", "alice"]).await;
+        assert_eq!(outcome.code, 5, "{outcome:?}");
+        for part in [
+            "container on node n1 (generation 7) is gone",
+            "generation 8 is running on node n2",
+            "`conman logs -f alice` goes on",
+        ] {
+            assert!(outcome.stderr.contains(part), "{part}: {outcome:?}");
+        }
+    }
 }
 
 fn event(seq: u64) -> Value {

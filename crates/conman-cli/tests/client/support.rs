@@ -3,11 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
@@ -132,6 +135,20 @@ pub(crate) fn problem_with(status: u16, slug: &str, detail: &str, errors: Value)
 }
 
 /// A session as the API writes it.
+/// A route that shows the session `alice`, which is another generation on another node from the
+/// second look on.
+pub(crate) fn moving() -> MethodRouter {
+    let looks = Arc::new(AtomicUsize::new(0));
+    get(move || {
+        let mut shown = session("alice", "running");
+        if looks.fetch_add(1, Ordering::Relaxed) > 0 {
+            shown["generation"] = 8.into();
+            shown["node"] = "n2".into();
+        }
+        async move { Json(shown) }
+    })
+}
+
 pub(crate) fn session(id: &str, state: &str) -> Value {
     json!({
         "id": id,

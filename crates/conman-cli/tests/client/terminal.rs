@@ -22,7 +22,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::calls::Calls;
 use crate::exec::{framed, playing};
-use crate::support::{Daemon, PATIENCE, session, with};
+use crate::support::{Daemon, PATIENCE, moving, session, with};
 
 /// A terminal, the client on it, and what a person sees.
 struct Person {
@@ -360,6 +360,10 @@ async fn states_are_coloured_for_a_person_unless_they_ask_for_none() {
 /// A daemon that keeps one terminal: it shows an old screen first, then what is typed in capitals;
 /// `q` ends its program with code 42, `x` breaks the connection.
 fn keeping(calls: &Calls) -> Daemon {
+    Daemon::start(keeping_routes(calls))
+}
+
+fn keeping_routes(calls: &Calls) -> Router {
     let noted = calls.clone();
     let attach = move |RawQuery(query): RawQuery, upgrade: WebSocketUpgrade| {
         noted.note(query.unwrap_or_default());
@@ -389,10 +393,21 @@ fn keeping(calls: &Calls) -> Daemon {
         });
         (axum::http::StatusCode::CREATED, Json(kept))
     };
-    let router = Router::new()
+    Router::new()
         .route("/v1/sessions/{id}/attach", get(attach))
-        .route("/v1/sessions/{id}/execs", post(keep));
-    Daemon::start(router)
+        .route("/v1/sessions/{id}/execs", post(keep))
+}
+
+#[tokio::test]
+async fn who_is_attached_to_a_session_that_moves_is_told_where_it_is() {
+    let routes = keeping_routes(&Calls::default());
+    let daemon = Daemon::start(routes.route("/v1/sessions/{id}", moving()));
+    let mut person = Person::runs(&daemon, &["attach", "alice"]);
+    person.sees("old screen").await;
+    person.types(b"x");
+    person.sees("generation 8 is running on node n2").await;
+    person.sees("`conman attach alice` goes on").await;
+    assert_eq!(person.ends().await.code(), Some(125));
 }
 
 #[tokio::test]

@@ -1,0 +1,182 @@
+//! What became of a session's container while something of it was followed: its log, a command, a
+//! terminal. All of them end with the container, whyever that ends; the person is to know when it was
+//! neither its program's doing nor theirs.
+
+use std::time::Duration;
+
+use conman_proto::{Generation, Session, SessionId, SessionState};
+
+use crate::client::{Client, ClientError};
+use crate::failure::{Exit, Failure};
+
+/// How long the daemon may take to notice that a container has ended after what was followed.
+const LOOKS: u32 = 8;
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// What the reason of a container begins with that was ended for its node's sake.
+const FOR_ITS_NODE: [&str; 3] = ["preempted", "drained", "its node was lost"];
+
+/// A container of which something is followed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    id: SessionId,
+    generation: Generation,
+    node: String,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// It has ended by itself, or because somebody wanted it.
+    Ended,
+    /// It runs.
+    Runs,
+    /// It was taken away, or another has taken its place: what to tell.
+    Gone(Failure),
+    /// Nobody can say, and why.
+    Unknown(Failure),
+}
+
+impl Followed {
+    /// The session's container at present.
+    pub(super) async fn now(client: &Client, id: &SessionId) -> Result<Self, ClientError> {
+        let session = client.get::<Session>(&path(id)).await?;
+        Ok(Self {
+            id: session.id,
+            generation: session.generation,
+            node: session.node,
+        })
+    }
+
+    /// Looks after it once what was followed has ended; `again` is the command that follows anew.
+    pub(super) async fn fate(&self, client: &Client, again: &str) -> Fate {
+        for look in 0..LOOKS {
+            if look > 0 {
+                tokio::time::sleep(INTERVAL).await;
+            }
+            let fate = match client.get::<Session>(&path(&self.id)).await {
+                Ok(session) => self.judge(&session, again),
+                Err(error) => {
+                    let failure = Failure::from(error);
+                    Some(match failure.exit() {
+                        Exit::NotFound => Fate::Ended,
+                        _ => Fate::Unknown(failure),
+                    })
+                }
+            };
+            if let Some(fate) = fate {
+                return fate;
+            }
+        }
+        Fate::Runs
+    }
+
+    /// `None` while it seems to run.
+    fn judge(&self, session: &Session, again: &str) -> Option<Fate> {
+        let Self {
+            id,
+            generation,
+            node,
+        } = self;
+        if session.generation > *generation {
+            let detail = format!(
+                "{id}: its container on node {node} (generation {generation}) is gone; generation \
+                 {} is {} on node {}",
+                session.generation, session.state, session.node
+            );
+            return Some(Fate::Gone(
+                gone(detail).next(format!("`{again}` goes on with the new one")),
+            ));
+        }
+        if matches!(
+            session.state,
+            SessionState::Starting | SessionState::Running | SessionState::Frozen
+        ) {
+            return None;
+        }
+        let reason = session.reason.as_deref().unwrap_or_default();
+        if !FOR_ITS_NODE.iter().any(|why| reason.starts_with(why)) {
+            return Some(Fate::Ended);
+        }
+        let detail = format!(
+            "{id}: its container on node {node} (generation {generation}) was ended: {reason}"
+        );
+        Some(Fate::Gone(gone(detail).next(format!(
+            "another node starts it when it is asked for (`conman run {id}`, or its next visitor), \
+             and `{again}` goes on with the new one then"
+        ))))
+    }
+}
+
+fn gone(detail: String) -> Failure {
+    let title = "The session's container is gone";
+    Failure::new(Exit::Unreachable, "container-gone", title, detail)
+}
+
+fn path(id: &SessionId) -> String {
+    format!("/v1/sessions/{id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::story::tests::session;
+
+    /// What a person is told of generation 3 on n1, if anything.
+    fn told(session: &Session) -> Option<String> {
+        let followed = Followed {
+            id: "alice".parse().expect("a name"),
+            generation: Generation::new(3).expect("not zero"),
+            node: "n1".to_owned(),
+        };
+        match followed.judge(session, "conman logs -f alice")? {
+            Fate::Ended => Some("ended".to_owned()),
+            Fate::Gone(Failure::Told {
+                exit: Exit::Unreachable,
+                problem,
+                next: Some(next),
+            }) => Some(format!("{}; {next}", problem.detail)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_became_of_a_container_is_told_where_it_was_nobodys_wish() {
+        use SessionState::{Failed, Frozen, Running, Starting, Stopped, Stopping};
+
+        for state in [Starting, Running, Frozen] {
+            assert_eq!(told(&session(3, state, None)), None, "{state}");
+        }
+        for (state, reason) in [
+            (Stopped, None),
+            (Stopped, Some("asked for by the API")),
+            (Stopped, Some("idle for 60 s")),
+            (
+                Failed,
+                Some("the program ended by itself, with exit code 1"),
+            ),
+        ] {
+            let ended = told(&session(3, state, reason));
+            assert_eq!(ended.as_deref(), Some("ended"), "{reason:?}");
+        }
+        for (state, reason) in [
+            (Stopping, "preempted: a notice"),
+            (Stopped, "drained: room for others"),
+            (Stopped, "its node was lost: its machine was booted anew"),
+        ] {
+            let text = told(&session(3, state, Some(reason))).expect("told");
+            for part in ["alice", "node n1", reason, "`conman logs -f alice`"] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+        for state in [Starting, Running, Stopped] {
+            let mut next = session(4, state, None);
+            "n2".clone_into(&mut next.node);
+            let text = told(&next).expect("told");
+            let now = format!("generation 4 is {state} on node n2");
+            for part in ["node n1 (generation 3) is gone", &now] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+    }
+}
