@@ -2,6 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use conman_core::Sparing;
+use conman_proxy::Turned;
 use http::header::{HOST, HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode, Uri};
 use http_body::Body;
@@ -47,8 +48,9 @@ struct Warnings {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "node `{node}` does not take node `{me}` for one of its fleet: their `fleet.secret_file` \
-     differs, or their clocks do; give both the same secret (it is read again on SIGHUP), and see \
-     the log of node `{node}` for the reason"
+     differs, or the certificate in `fleet.tls.cert` of `{me}` has ended or was not signed by \
+     `fleet.tls.ca` of `{node}`, or their clocks differ; give both the same secret, or `{me}` such a \
+     certificate (both are read again on SIGHUP), and see the log of node `{node}` for the reason"
 )]
 pub struct RefusedBy {
     pub me: String,
@@ -148,7 +150,10 @@ impl PeerClient {
     {
         self.pulse.check(to).await.map_err(AskError::Stopped)?;
         let asked = exchange(&self.dialer, to, request);
-        let response = self.pulse.while_it_answers(to, asked).await??;
+        let response = match self.pulse.while_it_answers(to, asked).await? {
+            Err(AskError::Refused(_)) => return Err(self.refused_by(&to.node).into()),
+            answer => answer?,
+        };
         let turned = response.headers().get(X_CONMAN_TURNED);
         // Callers are judged by the node that they have asked: whoever is unknown here is the node.
         if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
@@ -189,9 +194,15 @@ where
     })?;
     parts.headers.insert(HOST, host);
     sealer.seal(&mut parts);
-    let unanswered = |source| AskError::Unanswered {
-        node: node(),
-        source,
+    let unanswered = |source| match Turned::by(&source) {
+        Some(_) => AskError::Refused(RefusedBy {
+            me: dialer.me().to_owned(),
+            node: node(),
+        }),
+        None => AskError::Unanswered {
+            node: node(),
+            source,
+        },
     };
     let (mut sender, connection) = Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)

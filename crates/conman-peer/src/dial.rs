@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use crate::PeerAddress;
-use crate::stream::{binding, tune};
+use crate::stream::{ToNode, binding, tune};
 
 /// Time for a connection to another node, TLS included. Nodes are near each other; one that takes
 /// longer is as good as gone, and whoever waits has better things to do. A packet that is lost once
@@ -176,7 +176,7 @@ async fn encrypt(
         .await?;
     let stream = TlsStream::Client(stream);
     let bound = binding(&stream)?;
-    Ok((Stream::Other(Box::new(stream)), bound))
+    Ok((Stream::Other(Box::new(ToNode(stream))), bound))
 }
 
 /// Whether the other end took no part in TLS at all: whoever refuses a certificate says so in TLS.

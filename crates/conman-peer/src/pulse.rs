@@ -84,30 +84,8 @@ impl Pulse {
         of: &PeerAddress,
         answer: impl Future<Output = T>,
     ) -> Result<T, Silent> {
-        let mut answer = pin!(answer);
-        let (mut since, mut quiet) = (Instant::now(), QUIET);
-        // One that has answered during this wait is not given up for one pulse that is missed.
-        let mut answered = false;
-        loop {
-            tokio::select! {
-                biased;
-                // Polled again below where the other arm is first.
-                answer = &mut answer => return Ok(answer),
-                () = sleep(quiet) => {}
-            }
-            tokio::select! {
-                biased;
-                // Polled again in the next round where the other arm is first.
-                answer = &mut answer => return Ok(answer),
-                // What is given up here, the next who waits asks.
-                answers = self.look(of, since) => match answers {
-                    true => (answered, quiet) = (true, AGAIN),
-                    false if answered => (answered, quiet) = (false, QUIET),
-                    false => return Err(silent(of)),
-                },
-            }
-            since = Instant::now();
-        }
+        let waited = while_seen(answer, |since| self.look(of, since)).await;
+        waited.ok_or_else(|| silent(of))
     }
 
     /// Returns when a node has fallen silent of which an answer is expected from now on. Safe to
@@ -174,6 +152,7 @@ impl Pulse {
             // Something took the connection, and said at least that it has no room for it.
             Err(
                 AskError::Unanswered { .. }
+                | AskError::Refused(_)
                 | AskError::Dial(DialError::Tls { .. } | DialError::NoRoom { .. }),
             ) => true,
             Err(error) => {
@@ -192,9 +171,89 @@ impl Pulse {
     }
 }
 
+/// Waits for an answer for as long as every look, or every second one, sees that the node lives;
+/// `None` when it is given up.
+async fn while_seen<T, L: Future<Output = bool>>(
+    answer: impl Future<Output = T>,
+    look: impl Fn(Instant) -> L,
+) -> Option<T> {
+    let mut answer = pin!(answer);
+    let (mut since, mut quiet) = (Instant::now(), QUIET);
+    // One that has answered during this wait is not given up for one pulse that is missed.
+    let mut answered = false;
+    loop {
+        tokio::select! {
+            biased;
+            // Polled again below where the other arm is first.
+            answer = &mut answer => return Some(answer),
+            () = sleep(quiet) => {}
+        }
+        tokio::select! {
+            biased;
+            // Polled again in the next round where the other arm is first.
+            answer = &mut answer => return Some(answer),
+            // What is given up here, the next who waits asks.
+            lives = look(since) => match lives {
+                true => (answered, quiet) = (true, AGAIN),
+                false if answered => (answered, quiet) = (false, QUIET),
+                false => return None,
+            },
+        }
+        since = Instant::now();
+    }
+}
+
 fn silent(of: &PeerAddress) -> Silent {
     Silent {
         node: of.node.clone(),
         address: of.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Whether a node whose looks come to these, one after the other, is given up; and how many of
+    /// them were left.
+    async fn is_given_up(looks: &[bool]) -> (bool, usize) {
+        let left = RefCell::new(VecDeque::from_iter(looks.iter().copied()));
+        let (tell, answer) = tokio::sync::oneshot::channel::<()>();
+        let tell = RefCell::new(Some(tell));
+        let look = |_| {
+            let seen = left.borrow_mut().pop_front();
+            if left.borrow().is_empty() {
+                // What was asked is answered at last, if anybody still waits.
+                tell.borrow_mut().take();
+            }
+            async move { seen.unwrap_or(true) }
+        };
+        let waited = while_seen(answer, look).await;
+        let left = left.borrow().len();
+        (waited.is_none(), left)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_misses_one_pulse_and_answers_the_next_is_waited_for() {
+        for looks in [
+            &[true, false, true, true][..],
+            &[true, false, true, false, true, false, true],
+        ] {
+            assert_eq!(is_given_up(looks).await, (false, 0), "{looks:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_misses_two_pulses_running_or_the_first_is_given_up_at_once() {
+        for (looks, left) in [
+            (&[true, false, false, true, true][..], 2),
+            (&[true, true, false, true, false, false, true], 1),
+            (&[false, true, true], 2),
+        ] {
+            assert_eq!(is_given_up(looks).await, (true, left), "{looks:?}");
+        }
     }
 }

@@ -1,7 +1,11 @@
-use std::io;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustls::AlertDescription as Alert;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
@@ -52,4 +56,72 @@ pub(crate) fn binding(connection: &TlsStream<TcpStream>) -> io::Result<Vec<u8>> 
         }
     };
     material.map_err(io::Error::other)
+}
+
+/// A connection to another node by TLS. Whether that takes this node's certificate shows when its
+/// answer is read: reading fails then with [`io::ErrorKind::PermissionDenied`].
+pub(crate) struct ToNode(pub(crate) TlsStream<TcpStream>);
+
+impl ToNode {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut TlsStream<TcpStream>> {
+        Pin::new(&mut self.get_mut().0)
+    }
+}
+
+impl AsyncRead for ToNode {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream().poll_read(cx, buf).map_err(judged)
+    }
+}
+
+impl AsyncWrite for ToNode {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(cx)
+    }
+}
+
+fn judged(error: io::Error) -> io::Error {
+    let why = error.get_ref().and_then(|why| why.downcast_ref());
+    match why {
+        Some(rustls::Error::AlertReceived(
+            Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::DecryptError
+            | Alert::CertificateRequired,
+        )) => io::Error::new(io::ErrorKind::PermissionDenied, error),
+        _ => error,
+    }
 }

@@ -171,8 +171,19 @@ async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() 
         pem: ours.pem.clone(),
         issuer: theirs.issuer,
     };
-    let result = ask(at, "https", None, Some(stolen.tls(&folder, "10.0.0.1"))).await;
-    assert!(result.is_err(), "{result:?}");
+    let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
+    let tls = Some(stolen.tls(&folder, "10.0.0.1"));
+    let client = PeerClient::new(Dialer::new("a", None, tls));
+    let request = Request::get("/v1/x").body(Empty::<Bytes>::new());
+    let error = client.ask(&to, request.expect("a request")).await;
+    let error = error.expect_err("nothing is taken of it");
+    assert!(matches!(error, AskError::Refused(_)), "{error:?}");
+    assert!(
+        error.to_string().contains("`fleet.tls.cert` of `a`"),
+        "{error}"
+    );
+    // Which is an answer.
+    assert!(client.pulse().answers(&to).await);
 }
 
 #[tokio::test]

@@ -144,6 +144,9 @@ async fn send(
             }
             Err(error) => error,
         };
+        if let Some(turned) = Turned::by(error.error()) {
+            return Ok(Tried::Turned(turned));
+        }
         let mut error = error;
         // The node closed the connection at this moment: not a byte went out on it.
         match (error.take_message(), reused) {

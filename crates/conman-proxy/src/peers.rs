@@ -1,3 +1,4 @@
+use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -89,6 +90,22 @@ impl Turned {
             )),
             _ => Some(Self::Refused),
         }
+    }
+
+    /// The reason where the connection itself has told that the node takes nothing from this one: its
+    /// [`Stream`] has failed with [`io::ErrorKind::PermissionDenied`], and not the system's.
+    #[must_use]
+    pub fn by(error: &hyper::Error) -> Option<Self> {
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let own = error.downcast_ref::<io::Error>();
+            let own = own.filter(|error| error.raw_os_error().is_none());
+            if own.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+                return Some(Self::Refused);
+            }
+            cause = error.source();
+        }
+        None
     }
 
     pub(crate) fn header(&self) -> HeaderValue {

@@ -112,7 +112,13 @@ pub(crate) async fn forward(
     let request = hop::seal(&wire, Request::from_parts(parts, RequestBody::empty()));
     let sent = wire.sender.send_request(request);
     let sent = client.within_response_timeout(&route.session, sent);
-    let mut response = hop::while_there(route, sent).await??.map_err(unanswered)?;
+    let mut response = match hop::while_there(route, sent).await?? {
+        Ok(response) => response,
+        Err(error) => match Turned::by(&error) {
+            Some(turned) => return Ok(Tried::Turned(turned)),
+            None => return Err(unanswered(error)),
+        },
+    };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         if matches!(route.way, Way::Peer { .. })
             && let Some(turned) = Turned::of(response.headers())

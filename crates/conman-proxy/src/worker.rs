@@ -206,8 +206,16 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
         Front::Clients { .. } => (Stream::Tcp(stream), None),
         Front::Peers(front) => {
             let accepting = front.accept.accept(stream);
-            let (stream, visitor) =
-                tokio::time::timeout(worker.options.head_timeout, accepting).await??;
+            let accepted = tokio::time::timeout(worker.options.head_timeout, accepting).await?;
+            let (stream, visitor) = accepted.inspect_err(|error| {
+                let address = peer.ip().to_canonical().to_string();
+                // Who only looks whether anybody listens is not worth a word.
+                if error.kind() == io::ErrorKind::InvalidData
+                    && let Some(withheld) = worker.refusals.say(&address)
+                {
+                    tracing::warn!(address, reason = %error, withheld, "refused a connection to the listener for nodes");
+                }
+            })?;
             (stream, Some(visitor))
         }
     };

@@ -3,9 +3,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use conman_core::Closing;
@@ -17,6 +19,7 @@ use conman_proxy::{
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::HeaderValue;
 use http::request::Parts;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_tungstenite::tungstenite::Message;
@@ -24,6 +27,9 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::support::{
     Client, RawBackend, TestSession, body, serve, serve_echo_head, soon, status, until,
 };
+
+/// Stands for a node that takes nothing from this one.
+const SHUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 const PASS: &str = "x-conman-peer";
 
@@ -152,8 +158,12 @@ struct ToNode {
 #[async_trait]
 impl Backend for ToNode {
     async fn connect(&self) -> io::Result<Link> {
+        let stream = match self.address {
+            SHUT => Stream::Other(Box::new(Shut)),
+            address => Stream::Tcp(TcpStream::connect(address).await?),
+        };
         Ok(Link {
-            stream: Stream::Tcp(TcpStream::connect(self.address).await?),
+            stream,
             seal: Some(Arc::new(self.clone())),
         })
     }
@@ -524,6 +534,58 @@ async fn a_node_that_is_not_known_to_the_other_is_looked_after_by_the_directory(
     assert_eq!(status(&answer), "502", "{answer}");
     assert!(!answer.contains("x-conman"), "{answer}");
     assert_eq!(believed.turned(), [Turned::Refused]);
+}
+
+/// The end of a connection whose other end takes nothing from this node.
+struct Shut;
+
+impl AsyncRead for Shut {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        _: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let why = io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "no certificate of the fleet",
+        );
+        Poll::Ready(Err(why))
+    }
+}
+
+impl AsyncWrite for Shut {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_because_this_node_is_unknown_there_has_taken_nothing() {
+    for wish in [
+        "Connection: close\r\n",
+        "Connection: upgrade\r\nUpgrade: x\r\n",
+    ] {
+        let believed = Believed::with_pass(SHUT, "entry");
+        let entry = Entry::new(&believed);
+        let mut client = entry.connect().await;
+        let request = format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\n{wish}\r\n");
+        client.send(request).await;
+        let head = client.read_head().await;
+        assert_eq!(status(&head), "502", "{head}");
+        assert_eq!(believed.turned(), [Turned::Refused]);
+    }
 }
 
 #[tokio::test]
