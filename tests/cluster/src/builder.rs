@@ -7,11 +7,13 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use conman_core::ownership::Timing;
 use conman_e2e::NATIVE_TEMPLATES;
 
+use crate::certificates::{self, Authority};
 use crate::layout::{self, Host, Layout, PREFIX};
 use crate::node::config_path;
 use crate::{cluster, command, docker, image, node, overlap, timing};
@@ -20,6 +22,8 @@ use crate::{cluster, command, docker, image, node, overlap, timing};
 const SECRET: &str = "fleet.key";
 /// A fence that closes long after a takeover.
 const UNFENCED_MS: u64 = 600_000;
+/// When the nodes' first certificates end.
+const FIRST_YEAR: i32 = 2_090;
 
 /// What a cluster is to be like. Without a word it has three nodes and three members of etcd.
 #[derive(Debug, Clone)]
@@ -33,6 +37,8 @@ pub struct Builder {
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
     unfenced: Option<String>,
+    /// Who signs the nodes' certificates, where they have those instead of a secret.
+    authority: Option<Arc<Authority>>,
     docker: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
@@ -48,6 +54,7 @@ impl Default for Builder {
             timing: Timing::default(),
             joined: true,
             unfenced: None,
+            authority: None,
             docker: false,
             sections: Vec::new(),
             toml: String::new(),
@@ -87,6 +94,12 @@ impl Builder {
     /// Has a node believe that nobody takes it over for ten minutes: its fence is of no use then.
     pub fn unfenced(mut self, node: &str) -> Self {
         self.unfenced = Some(node.to_owned());
+        self
+    }
+
+    /// Has the nodes know each other by certificates of this authority, and by nothing else.
+    pub fn certified(mut self, by: &Arc<Authority>) -> Self {
+        self.authority = Some(Arc::clone(by));
         self
     }
 
@@ -153,6 +166,10 @@ impl Builder {
         overlap::make_journal(layout)?;
         make_secret(&layout.directory.join(SECRET))?;
         for host in layout.node_hosts() {
+            if let Some(authority) = &self.authority {
+                authority.trusted_by(layout, &host)?;
+                authority.certify(layout, &host, FIRST_YEAR)?;
+            }
             let path = config_path(layout, &host.name);
             fs::write(&path, self.config(layout, &host))
                 .with_context(|| format!("cannot write {}", path.display()))?;
@@ -192,7 +209,13 @@ impl Builder {
         if !self.joined {
             return String::new();
         }
-        let secret = layout.directory.join(SECRET);
+        let known_by = match &self.authority {
+            Some(_) => certificates::line(layout, host),
+            None => {
+                let secret = layout.directory.join(SECRET);
+                format!("secret_file = \"{}\"\n", secret.display())
+            }
+        };
         let mut own = self.timing;
         let mut unsafe_switch = "";
         if self.unfenced.as_ref() == Some(&host.name) {
@@ -202,8 +225,7 @@ impl Builder {
         let timing = timing::lines(&own) + unsafe_switch;
         // By its label somebody can say which node is meant, whatever the load.
         format!(
-            "secret_file = \"{}\"\nlabels = {{ host = \"{}\" }}\n{timing}",
-            secret.display(),
+            "{known_by}labels = {{ host = \"{}\" }}\n{timing}",
             host.name
         )
     }

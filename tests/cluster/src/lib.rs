@@ -19,6 +19,7 @@
 
 pub mod bench;
 mod builder;
+mod certificates;
 mod cluster;
 mod command;
 mod cut;
@@ -38,6 +39,7 @@ mod slots;
 mod timing;
 
 pub use builder::Builder;
+pub use certificates::Authority;
 pub use cluster::Cluster;
 pub use cut::Cut;
 pub use etcd::Member;

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use conman_cluster::overlap::monotonic_ns;
+use conman_cluster::overlap::{TEMPLATE, monotonic_ns};
 use conman_cluster::{Cluster, Node};
 use conman_e2e::{eventually, eventually_some};
 use conman_linux::Signal;
+use conman_proto::EnsureResponse;
+use serde_json::json;
 use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
@@ -311,4 +313,31 @@ async fn row_25_shim_and_daemon_killed_together_leave_their_containers_to_the_ne
     fleet.node(0).start().expect("started");
     fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_just_said_that_it_is_ready_takes_a_session() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let mut taken = 0;
+    while taken < 5 {
+        fleet.node(0).kill_daemon().expect("killed");
+        fleet.node(0).start().expect("started");
+        fleet.node(0).wait_ready().await.expect("ready");
+        let id = format!("s{taken}");
+        let path = format!("/v1/sessions/{id}?node_label=host%3Dn1");
+        let (api, body) = (fleet.node(0).api(), json!({"template": TEMPLATE}));
+        let answer = api.put(&path, &body).await;
+        if answer.status.is_success() {
+            let response: EnsureResponse = answer.expect(answer.status);
+            fleet.goes_on(&id, response.session.generation.get()).await;
+            taken += 1;
+            continue;
+        }
+        // The machine may have stood still for longer than a fence lasts.
+        let readiness = fleet.node(0).readiness().await;
+        assert!(readiness.is_err(), "ready, and yet: {}", answer.text());
+    }
+    fleet.judge();
 }

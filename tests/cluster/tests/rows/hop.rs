@@ -1,0 +1,282 @@
+//! What goes through another node, while the session's own stands still, is preempted, or has other
+//! certificates.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_cluster::overlap::{Line, SERVING, monotonic_ns};
+use conman_cluster::{Authority, Cluster};
+use conman_e2e::{Answer, eventually, eventually_some};
+use conman_linux::Signal;
+use conman_proto::EnsureResponse;
+use futures_util::{SinkExt as _, StreamExt as _};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use crate::fleet::{Fleet, PATIENCE, measured};
+
+/// Has a session run on the first node.
+async fn ensured(fleet: &Fleet, id: &str, body: &Value) -> u64 {
+    let path = format!("/v1/sessions/{id}?node_label=host%3Dn1");
+    ensured_after(fleet, (0, &path), body, 0).await
+}
+
+/// Asks a node until a later generation runs.
+async fn ensured_after(
+    fleet: &Fleet,
+    (node, path): (usize, &str),
+    body: &Value,
+    after: u64,
+) -> u64 {
+    let what = format!("{path} runs, later than {after}");
+    eventually_some(&what, PATIENCE, async || {
+        let answer = fleet.ask(node, Method::PUT, path, Some(body)).await?;
+        if !answer.status.is_success() {
+            return None;
+        }
+        let response: EnsureResponse = answer.expect(answer.status);
+        let generation = response.session.generation.get();
+        (generation > after).then_some(generation)
+    })
+    .await
+}
+
+/// A WebSocket to a witness through the second node, and who answers.
+async fn open(fleet: &Fleet, id: &str) -> Option<(WebSocketStream<TcpStream>, Line)> {
+    let through = fleet.node(1).sessions_address();
+    let stream = TcpStream::connect(through).await.ok()?;
+    let url = format!("ws://{through}/s/{id}/");
+    let opened = timeout(PATIENCE, client_async(url, stream)).await;
+    let (mut socket, _) = opened.expect("an answer, if not a socket").ok()?;
+    let greeting = timeout(PATIENCE, socket.next()).await;
+    match greeting.expect("a greeting, or the end")?.ok()? {
+        Message::Text(text) => Some((socket, serde_json::from_str(text.as_str()).expect("a line"))),
+        _ => None,
+    }
+}
+
+/// Whether a socket that was open before lives, or how it has ended: never neither.
+async fn lives(socket: &mut WebSocketStream<TcpStream>) -> bool {
+    if socket
+        .send(Message::Ping(b"x".to_vec().into()))
+        .await
+        .is_err()
+    {
+        return false;
+    }
+    let next = timeout(PATIENCE, socket.next()).await;
+    matches!(
+        next.expect("an answer or an end"),
+        Some(Ok(Message::Pong(_)))
+    )
+}
+
+/// Asks for a page through the second node.
+async fn page(fleet: &Fleet) -> Answer {
+    let api = fleet.node(1).sessions();
+    let asked = timeout(PATIENCE, api.try_send(Method::GET, "/s/page/", None)).await;
+    let answer = asked.expect("nothing hangs").expect("an answer");
+    let honest = [
+        StatusCode::OK,
+        StatusCode::BAD_GATEWAY,
+        StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::GATEWAY_TIMEOUT,
+    ];
+    assert!(honest.contains(&answer.status), "{}", answer.text());
+    answer
+}
+
+async fn serves_pages(fleet: &Fleet) {
+    eventually("the page is served", PATIENCE, async || {
+        page(fleet).await.status == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn row_02_owner_that_stands_still_for_a_moment_serves_what_comes_through_another_node_again()
+{
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let generation = ensured(&fleet, "s", &json!({"template": SERVING})).await;
+    ensured(&fleet, "page", &json!({"template": "web"})).await;
+    let (mut socket, line) = open(&fleet, "s").await.expect("served");
+    assert_eq!((line.host.as_str(), line.generation), ("n1", generation));
+    serves_pages(&fleet).await;
+    fleet.goes_on("s", generation).await;
+
+    let begun = monotonic_ns();
+    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    let meanwhile = async {
+        // Far less than the fence's time, however long it takes on this machine.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+        monotonic_ns()
+    };
+    let (answer, until) = tokio::join!(page(&fleet), meanwhile);
+    measured("a daemon stood still", begun, until);
+    measured(&format!("until {}", answer.status), begun, monotonic_ns());
+    serves_pages(&fleet).await;
+    measured("until it served again", begun, monotonic_ns());
+    let kept = lives(&mut socket).await;
+    let again = eventually_some("it is served", PATIENCE, async || open(&fleet, "s").await).await;
+    // Whether its time ended meanwhile is the machine's doing.
+    if again.1.generation == generation {
+        assert!(kept, "what was open stays open");
+        fleet.goes_on("s", generation).await;
+    }
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_another_node() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let generation = ensured(&fleet, "s", &json!({"template": SERVING})).await;
+    let page_before = ensured(&fleet, "page", &json!({"template": "web"})).await;
+    let (mut socket, _) = open(&fleet, "s").await.expect("served");
+    serves_pages(&fleet).await;
+    fleet.goes_on("s", generation).await;
+
+    let begun = monotonic_ns();
+    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    let answer = page(&fleet).await;
+    measured(&format!("until {}", answer.status), begun, monotonic_ns());
+    // Each without the wish for the first node.
+    let (serving, web) = (json!({"template": SERVING}), json!({"template": "web"}));
+    let (kept, new, _) = tokio::join!(
+        lives(&mut socket),
+        ensured_after(&fleet, (1, "/v1/sessions/s"), &serving, generation),
+        ensured_after(&fleet, (1, "/v1/sessions/page"), &web, page_before),
+    );
+    assert!(!kept, "its container is dead");
+    serves_pages(&fleet).await;
+    measured("until another node served", begun, monotonic_ns());
+    let (_, line) = open(&fleet, "s").await.expect("served");
+    assert_eq!((line.host.as_str(), line.generation), ("n2", new));
+    fleet.goes_on("s", new).await;
+    fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+    fleet.all_ready().await;
+    serves_pages(&fleet).await;
+    fleet.judge();
+}
+
+/// `conman` at the second node, and what it prints.
+fn conman(fleet: &Fleet, arguments: &[&str]) -> Child {
+    let layout = fleet.cluster.layout();
+    let mut command = Command::new(layout.binary("n2"));
+    command.arg("--socket").arg(layout.socket("n2"));
+    command.args(arguments).kill_on_drop(true);
+    for variable in ["CONMAN_URL", "CONMAN_SOCKET", "CONMAN_TOKEN_FILE"] {
+        command.env_remove(variable);
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("conman starts")
+}
+
+/// Waits for the first line.
+async fn began(child: &mut Child) {
+    let mut lines = BufReader::new(child.stdout.as_mut().expect("an output")).lines();
+    let line = timeout(PATIENCE, lines.next_line()).await;
+    let line = line.expect("a line in time").expect("readable");
+    assert_eq!(line.as_deref(), Some("up"));
+}
+
+/// How it ended, and what it told.
+async fn told(mut child: Child) -> (Option<i32>, String) {
+    let status = timeout(PATIENCE, child.wait()).await;
+    let status = status.expect("it ends").expect("it can be waited for");
+    let mut text = String::new();
+    let mut errors = child.stderr.take().expect("an output");
+    errors.read_to_string(&mut text).await.expect("text");
+    (status.code(), text)
+}
+
+#[tokio::test]
+async fn what_is_followed_through_another_node_tells_of_its_containers_preemption() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let script = ["sh", "-c", "echo up; sleep 1000000"];
+    ensured(&fleet, "s", &json!({"template": "idle", "command": script})).await;
+    let mut log = conman(&fleet, &["logs", "-f", "s"]);
+    let mut command = conman(
+        &fleet,
+        &["exec", "s", "--", script[0], script[1], script[2]],
+    );
+    began(&mut log).await;
+    began(&mut command).await;
+    fleet.preempt(0).await;
+    for (child, wanted, again) in [
+        (log, Some(5), "`conman logs -f s`"),
+        (command, Some(137), "`conman exec s …`"),
+    ] {
+        let (code, text) = told(child).await;
+        assert_eq!(code, wanted, "{text}");
+        for part in ["node n1", "preempted: a test", again] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
+
+/// What a node says of a session, in the end.
+async fn says(fleet: &Fleet, node: usize, id: &str, what: impl Fn(&Answer) -> bool) -> Answer {
+    let path = format!("/v1/sessions/{id}");
+    let name = format!("n{} says so of {id}", node + 1);
+    eventually_some(&name, PATIENCE, async || {
+        let answer = fleet.ask(node, Method::GET, &path, None).await?;
+        what(&answer).then_some(answer)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn row_33_certificate_of_its_own_is_all_that_a_node_needs_and_may_change() {
+    let ours = Arc::new(Authority::new("ours").expect("an authority"));
+    let builder = Cluster::builder().nodes(2).short().certified(&ours);
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let is_served = |answer: &Answer| answer.status == StatusCode::OK;
+    ensured(&fleet, "page", &json!({"template": "web"})).await;
+    let generation = fleet.ensure_on(1, "s").await.generation.get();
+    says(&fleet, 1, "page", is_served).await;
+    says(&fleet, 0, "s", is_served).await;
+    serves_pages(&fleet).await;
+
+    // Of another authority, which the first node does not know.
+    let theirs = Authority::new("theirs").expect("an authority");
+    let host = fleet.node(1).host().clone();
+    let layout = fleet.cluster.layout().clone();
+    theirs.certify(&layout, &host, 2_091).expect("written");
+    fleet.node(1).signal_daemon(Signal::HUP).expect("told");
+    for (node, id) in [(0, "s"), (1, "page")] {
+        let refused = says(&fleet, node, id, |answer| !is_served(answer)).await;
+        let text = refused.text();
+        assert!(text.contains("`fleet.tls"), "{text}");
+        assert!(!text.contains("may have been carried out"), "{text}");
+    }
+
+    // One that is good again is found without a word.
+    let begun = monotonic_ns();
+    ours.certify(&layout, &host, 2_092).expect("written");
+    says(&fleet, 1, "page", is_served).await;
+    says(&fleet, 0, "s", is_served).await;
+    measured("until new certificates were used", begun, monotonic_ns());
+    serves_pages(&fleet).await;
+    let metrics = fleet.node(1).admin().get("/metrics").await.text();
+    // The first second of 2092.
+    let ends = "conman_fleet_certificate_expiry_seconds 3849984000";
+    assert!(metrics.contains(ends), "{metrics}");
+    fleet.goes_on("s", generation).await;
+    fleet.judge();
+}
