@@ -19,8 +19,8 @@ pub struct DrainRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^(SIG)?(HUP|INT|QUIT|USR1|USR2|ALRM|TERM|CONT|WINCH|PWR)$")]
     pub signal: Option<String>,
-    /// So long before SIGKILL where a signal is sent, in milliseconds; the session's own
-    /// `preempt_grace_ms` when absent.
+    /// So long before SIGKILL where a signal is sent, in milliseconds; 0 for no signal. When absent,
+    /// the session's own `preempt_grace_ms`, or 10,000 where it has none and `signal` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 3_600_000)]
     pub grace_ms: Option<u32>,
@@ -36,8 +36,9 @@ pub struct DrainPlan {
     /// In the order in which they would be stopped.
     pub sessions: Vec<DrainSession>,
     pub parallel: u32,
-    /// When the last one would be released at the latest, in milliseconds: every grace is taken
-    /// to be used up.
+    /// When the last one would be released, about, in milliseconds: every grace is taken to be used
+    /// up. It takes longer if a container cannot be proven dead, or if so many wait for other nodes
+    /// to take them that no more are stopped.
     pub predicted_ms: u64,
 }
 
@@ -51,6 +52,7 @@ pub struct DrainSession {
     /// What it may take of the node's memory, by which those that are alike are ordered; null
     /// for one without a limit, which goes last.
     pub memory_bytes: Option<u64>,
+    /// Sent first; null to kill at once.
     pub signal: Option<String>,
     pub grace_ms: u64,
     /// When its turn would come, in milliseconds from the beginning.

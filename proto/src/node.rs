@@ -99,6 +99,13 @@ pub struct NodeList {
     pub nodes: Vec<Node>,
 }
 
+/// Answer to `DELETE /v1/nodes/{id}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeRemoval {
+    /// Of the node that was forgotten.
+    pub name: String,
+}
+
 /// Body of `POST /v1/nodes/{id}/preempt`; may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -136,6 +136,8 @@ kinds! {
     NODE_UNREACHABLE = passing("node-unreachable", "The session's node cannot be reached", SERVICE_UNAVAILABLE);
     NODE_SILENT = lasting("node-silent", "The session's node did not answer", BAD_GATEWAY);
     NODE_REFUSES = lasting("node-refuses", "The session's node does not know this one", BAD_GATEWAY);
+    NODE_NOT_LOST = lasting("node-not-lost", "The node is not known to be dead", CONFLICT);
+    NODE_OWNS = lasting("node-owns-sessions", "The node still owns sessions", CONFLICT);
     NODE_LOST = lasting("node-lost", "The session's node is gone", CONFLICT);
     NOT_READY = passing("node-not-ready", "The node is not ready", SERVICE_UNAVAILABLE);
     NO_RUNTIME = passing("runtime-unavailable", "The runtime does not answer", SERVICE_UNAVAILABLE);

@@ -59,6 +59,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(attach::end)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
+        .routes(quick(routes!(nodes::remove)))
         .routes(at_node(routes!(nodes::preempt)))
         .routes(at_node(quick(routes!(drain::drain))))
         .routes(at_node(quick(routes!(drain::undrain))))

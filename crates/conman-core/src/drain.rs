@@ -21,6 +21,7 @@ pub struct DrainCandidate {
     pub memory_bytes: Option<u64>,
     /// Sent first; `None` to kill at once.
     pub signal: Option<String>,
+    /// Until SIGKILL; without it nothing is sent.
     pub grace_ms: u64,
 }
 
@@ -45,6 +46,7 @@ pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
             signal,
             grace_ms,
         } = session;
+        let signal = signal.filter(|_| grace_ms > 0);
         let grace_ms = if signal.is_some() { grace_ms } else { 0 };
         let at_ms = lanes.pop().map_or(0, |Reverse(free_at)| free_at);
         let over_ms = at_ms.saturating_add(grace_ms).saturating_add(STOP_MS);
@@ -117,10 +119,16 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_without_a_signal_is_none() {
-        let mut session = candidate("a", 0, None);
-        session.grace_ms = 5_000;
-        assert_eq!(plan(vec![session], 8).predicted_ms, STOP_MS);
+    fn a_grace_without_a_signal_is_none_and_a_signal_without_a_grace_is_not_sent() {
+        let mut mute = candidate("a", 0, None);
+        mute.grace_ms = 5_000;
+        let mut hasty = candidate("b", 0, None);
+        hasty.signal = Some("SIGTERM".to_owned());
+        let plan = plan(vec![mute, hasty], 8);
+        assert_eq!(plan.predicted_ms, STOP_MS);
+        for one in plan.sessions {
+            assert_eq!((one.signal, one.grace_ms), (None, 0), "{}", one.id);
+        }
     }
 
     proptest! {

@@ -28,7 +28,7 @@ use conman_proto::{
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -50,6 +50,13 @@ const STUCK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sessions that are stopped already and waited for on other nodes, beside those being stopped: a
+/// node that takes long, or none that takes any, holds up no stop until there are so many.
+const MAX_MOVING: usize = 256;
+
+/// Before SIGKILL where the operator names a signal, and neither they nor the session a time.
+const DEFAULT_GRACE_MS: u32 = 10_000;
 
 /// Unreleased sessions that a report names, and moved ones.
 const MAX_NAMED: usize = 1_000;
@@ -78,12 +85,17 @@ impl Order {
         }
     }
 
-    /// What is sent first to a session's program, and how long before it is killed.
+    /// What is sent first to a session's program, and how long before it is killed; without time
+    /// nothing is sent.
     fn warning(&self, handle: &SessionHandle) -> (Option<String>, u32) {
-        let own = handle.spec.preempt_signal.clone();
-        let signal = self.signal.clone().or(own);
-        let grace_ms = self.grace_ms.unwrap_or(handle.spec.preempt_grace_ms);
-        (signal, grace_ms)
+        let own = handle.spec.preempt_grace_ms;
+        let grace_ms = match (self.grace_ms, &self.signal) {
+            (Some(grace_ms), _) => grace_ms,
+            (None, Some(_)) if own == 0 => DEFAULT_GRACE_MS,
+            (None, _) => own,
+        };
+        let signal = self.signal.clone().or(handle.spec.preempt_signal.clone());
+        (signal.filter(|_| grace_ms > 0), grace_ms)
     }
 }
 
@@ -288,15 +300,22 @@ fn candidates(context: &Context, order: &Order, had: &Turns) -> Vec<DrainCandida
 async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>) {
     let began = Instant::now();
     let mut had = Turns::new();
+    let parallel = order.parallel as usize;
+    // A turn gives its place back once its session is over, and then waits for it elsewhere.
+    let places = Arc::new(Semaphore::new(parallel));
     let mut turns = JoinSet::new();
     while ended.has_changed().is_ok() {
-        if turns.len() < order.parallel as usize
+        let has_room = turns.len() < parallel + MAX_MOVING;
+        if has_room
+            && let Ok(place) = Arc::clone(&places).try_acquire_owned()
             && let Some(handle) = next(&context, &order, &had)
         {
             had.insert(handle.id.clone(), Arc::clone(&handle));
-            turns.spawn(take_turn(Arc::clone(&context), handle, order.clone()));
+            let turn = take_turn(Arc::clone(&context), handle, order.clone(), place);
+            turns.spawn(turn);
             continue;
         }
+        let is_full = places.available_permits() == 0;
         if turns.is_empty() && is_finished(&context) {
             return finish(&context, began);
         }
@@ -309,8 +328,10 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
             }
             // Cancel safe: it only tells that the sender is gone.
             _ = ended.changed() => {}
+            // Cancel safe: a place that is got is given back at once, and taken above.
+            _ = places.acquire(), if has_room && is_full => {}
             // Cancel safe: time alone.
-            () = sleep(STUCK_INTERVAL), if turns.is_empty() => {}
+            () = sleep(STUCK_INTERVAL), if !is_full => {}
         }
     }
     // What has had its turn stops all the same.
@@ -338,12 +359,17 @@ enum Outcome {
     Unreleased(Unreleased),
 }
 
-/// Ends one session, and has it started on another node if it wants that.
-async fn take_turn(context: Arc<Context>, handle: Arc<SessionHandle>, order: Order) -> Outcome {
+/// Ends one session, gives `place` up to the next, and has it started on another node if it wants
+/// that.
+async fn take_turn(
+    context: Arc<Context>,
+    handle: Arc<SessionHandle>,
+    order: Order,
+    place: OwnedSemaphorePermit,
+) -> Outcome {
     let (signal, grace_ms) = order.warning(&handle);
     let view = handle.view();
     if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
-        && grace_ms > 0
     {
         let until = Instant::now() + Duration::from_millis(grace_ms.into());
         match process.signal(signal) {
@@ -361,6 +387,7 @@ async fn take_turn(context: Arc<Context>, handle: Arc<SessionHandle>, order: Ord
     handle.order_stop(&format!("drained: {}", order.reason));
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
     let view = handle.wait_for(over).await;
+    drop(place);
     if view.state == SessionState::Stuck {
         return Outcome::Unreleased(Unreleased {
             id: handle.id.clone(),

@@ -2,9 +2,16 @@
 
 mod stage;
 
-use conman_node::EnsureError;
-use conman_proto::{DrainReport, DrainRequest, DrainState, EventKind, NodeState, SessionState};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use conman_node::{EnsureError, Relocate};
+use conman_proto::{
+    DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss, SessionId,
+    SessionState,
+};
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
+use tokio::sync::Semaphore;
 
 fn request() -> DrainRequest {
     DrainRequest {
@@ -96,17 +103,111 @@ fn sessions_that_nobody_uses_go_first() {
     assert!(ended("b") <= ended("a"));
 }
 
+/// Other nodes that take a session once they are let.
+#[derive(Debug)]
+struct Slow {
+    asked: Semaphore,
+    lets: Semaphore,
+}
+
+#[async_trait]
+impl Relocate for Slow {
+    async fn relocate(&self, _id: &SessionId, _generation: Generation) -> Result<String, String> {
+        self.asked.add_permits(1);
+        let let_go = self.lets.acquire().await;
+        let_go.map_err(|error| error.to_string())?.forget();
+        Ok("other".to_owned())
+    }
+}
+
+#[test]
+fn sessions_go_as_planned_and_wait_for_no_node_that_takes_another() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let slow = Arc::new(Slow {
+        asked: Semaphore::new(0),
+        lets: Semaphore::new(0),
+    });
+    daemon
+        .node
+        .relocate_by(Arc::clone(&slow) as Arc<dyn Relocate>);
+    for id in ["c", "a", "b"] {
+        let mut restarted = idle();
+        restarted.on_node_loss = Some(OnNodeLoss::Restart);
+        daemon.start(id, &restarted);
+    }
+    let one_at_a_time = DrainRequest {
+        parallel: Some(1),
+        ..request()
+    };
+    let plan = daemon.node.drain_plan(&one_at_a_time);
+    let planned: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
+    assert_eq!(planned, ["a", "b", "c"]);
+    let last = plan.sessions.last().expect("three");
+    assert!(last.at_ms > 0 && plan.predicted_ms > last.at_ms + last.grace_ms);
+    daemon
+        .run(daemon.node.drain(&one_at_a_time))
+        .expect("it begins");
+    // None has been taken yet.
+    eventually("all to be stopped", || {
+        (slow.asked.available_permits() == 3).then_some(())
+    });
+    assert_eq!(stage.alive(), 0);
+    let ended = |id| daemon.show(id).ended_at.expect("it has ended");
+    assert!(ended("a") <= ended("b") && ended("b") <= ended("c"));
+    let report = daemon.node.drain_report().expect("it goes on");
+    assert_eq!(report.state, DrainState::Draining);
+    slow.lets.add_permits(3);
+    let report = await_drained(&daemon);
+    assert_eq!((report.released, report.moved.len()), (3, 3));
+}
+
+#[test]
+fn a_program_that_asks_for_no_time_gets_some_with_the_signal_that_the_operator_names() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let file = |name: &str| stage.state.path().join(name);
+    daemon.start("polite", &program(&polite(&stage)));
+    eventually("the trap to be set", || {
+        file("ready").exists().then_some(())
+    });
+    let named = DrainRequest {
+        signal: Some("SIGTERM".to_owned()),
+        ..request()
+    };
+    let at_once = DrainRequest {
+        grace_ms: Some(0),
+        ..named.clone()
+    };
+    let warning = |request| {
+        let plan = daemon.node.drain_plan(request);
+        let only = plan.sessions.into_iter().next().expect("one");
+        (only.signal, only.grace_ms)
+    };
+    assert_eq!(warning(&named), (Some("SIGTERM".to_owned()), 10_000));
+    assert_eq!(warning(&at_once), (None, 0), "none is sent");
+    daemon.run(daemon.node.drain(&named)).expect("it begins");
+    await_drained(&daemon);
+    let saved = std::fs::read_to_string(file("saved"));
+    assert_eq!(saved.expect("it was sent"), "saved\n");
+}
+
+/// Says that it is ready, and saves when it is asked to end.
+fn polite(stage: &Stage) -> String {
+    let file = |name: &str| stage.state.path().join(name);
+    format!(
+        "trap 'echo saved >{}; exit 0' TERM; : >{}; while :; do sleep 0.05; done",
+        file("saved").display(),
+        file("ready").display()
+    )
+}
+
 #[test]
 fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
     let stage = Stage::new();
     let daemon = stage.boot();
     let file = |name: &str| stage.state.path().join(name);
-    let polite = format!(
-        "trap 'echo saved >{}; exit 0' TERM; : >{}; while :; do sleep 0.05; done",
-        file("saved").display(),
-        file("ready").display()
-    );
-    daemon.start("polite", &program(&polite));
+    daemon.start("polite", &program(&polite(&stage)));
     eventually("the trap to be set", || {
         file("ready").exists().then_some(())
     });

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_registry::{
-    Announcement, ContainerIdentity, Ending, Fleet, FleetSession, Located, ModelRegistry, Peer,
-    PeerStanding, Phases, RecordState, Registry, RegistryError, Release, SessionRecord, Standing,
+    Announcement, ContainerIdentity, Ending, Fleet, FleetSession, ForgetError, Located,
+    ModelRegistry, Peer, PeerStanding, Phases, RecordState, Registry, RegistryError, Release,
+    SessionRecord, Standing,
 };
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -251,6 +252,34 @@ impl Fleet for ModelNode {
     fn announce(&self, announcement: Announcement) {
         self.world
             .announced(&self.me, |present| *present = announcement);
+    }
+
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
+        let standing = lock(&self.world.peers).get(node).map(|peer| peer.standing);
+        let name = node.to_owned();
+        match standing {
+            None => return Err(ForgetError::Unknown { node: name }),
+            Some(PeerStanding::Live | PeerStanding::Silent) => {
+                return Err(ForgetError::Alive { node: name });
+            }
+            Some(PeerStanding::Fenced) => {}
+        }
+        let mut owned = Vec::new();
+        for record in self.world.records.list().await? {
+            let owner = lock(&self.world.owners).get(&record.id).cloned();
+            if owner.as_deref() == Some(node) && !record.state.is_ended() {
+                owned.push(record.id.to_string());
+            }
+        }
+        if let Some(first) = owned.first() {
+            return Err(ForgetError::Owns {
+                node: name,
+                count: owned.len(),
+                first: first.clone(),
+            });
+        }
+        lock(&self.world.peers).remove(node);
+        Ok(())
     }
 
     async fn sessions(

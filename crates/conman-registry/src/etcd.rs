@@ -28,8 +28,8 @@ use crate::fence_link::FenceLink;
 use crate::rules::Change;
 use crate::state_lock::StateLock;
 use crate::{
-    Announcement, ContainerIdentity, Fleet, FleetSession, Located, Peer, RecordState, Registry,
-    RegistryError, Release, SessionRecord, Standing,
+    Announcement, ContainerIdentity, Fleet, FleetSession, ForgetError, Located, Peer, RecordState,
+    Registry, RegistryError, Release, SessionRecord, Standing,
 };
 
 mod client;
@@ -37,6 +37,7 @@ mod codec;
 mod driver;
 mod fence_orders;
 mod figures;
+mod forgetting;
 mod joining;
 mod membership;
 mod notes;
@@ -381,6 +382,12 @@ impl Fleet for EtcdRegistry {
             Ok(located)
         })
         .await
+    }
+
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
+        let (shared, node) = (Arc::clone(&self.shared), node.to_owned());
+        let forgetting = async move { Ok(forgetting::forget(&shared, &node).await) };
+        self.run(forgetting).await?
     }
 
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {

@@ -33,6 +33,11 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// What the others shall know of this node; told at once and again from time to time.
     fn announce(&self, announcement: Announcement);
 
+    /// Takes a node that is gone for good, and owns nothing, out of what is known of the fleet. One
+    /// that comes back by that name joins as any other. Nodes forget those by themselves that have
+    /// been gone for a day.
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError>;
+
     /// A key that all nodes of the fleet have and nobody else, but for who can read its registry;
     /// `None` where there are no others.
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
@@ -45,6 +50,29 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
         after: Option<&SessionId>,
         limit: usize,
     ) -> Result<Vec<FleetSession>, RegistryError>;
+}
+
+/// Why a node is not forgotten.
+#[derive(Debug, thiserror::Error)]
+pub enum ForgetError {
+    #[error("there is no node `{node}` in this fleet's registry")]
+    Unknown { node: String },
+    #[error(
+        "node `{node}` is not known to be dead; drain it, stop its daemon, and try again once it is \
+         listed as fenced"
+    )]
+    Alive { node: String },
+    #[error(
+        "node `{node}` still owns {count} of the fleet's sessions, `{first}` among them; have them \
+         started on other nodes first, after which they may be stopped"
+    )]
+    Owns {
+        node: String,
+        count: usize,
+        first: String,
+    },
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
 
 /// A node of the fleet.
@@ -183,6 +211,14 @@ impl Fleet for SoloFleet {
     }
 
     fn announce(&self, _announcement: Announcement) {}
+
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
+        let node = node.to_owned();
+        Err(match node == self.me {
+            true => ForgetError::Alive { node },
+            false => ForgetError::Unknown { node },
+        })
+    }
 
     async fn sessions(
         &self,

@@ -44,7 +44,8 @@ pub use etcd::{
 };
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
-    Announcement, Fleet, FleetSession, Located, NodeLoad, Peer, PeerStanding, SoloFleet, Standing,
+    Announcement, Fleet, FleetSession, ForgetError, Located, NodeLoad, Peer, PeerStanding,
+    SoloFleet, Standing,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;

@@ -211,6 +211,14 @@ fn rules() -> Vec<Rule> {
             200,
         ),
         act(
+            "delete",
+            "/v1/nodes/{id}",
+            Admin,
+            ("/v1/nodes/self", None),
+            ("/v1/nodes/absent", None),
+            404,
+        ),
+        act(
             "post",
             "/v1/nodes/{id}/drain",
             Admin,

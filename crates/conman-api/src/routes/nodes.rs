@@ -3,11 +3,15 @@
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use conman_auth::{Caller, CallerOrigin};
-use conman_proto::{FieldError, Node, NodeList, PreemptPlan, PreemptReport, PreemptRequest};
+use conman_proto::{
+    FieldError, Node, NodeList, NodeRemoval, PreemptPlan, PreemptReport, PreemptRequest,
+};
+use conman_registry::ForgetError;
 use http::Uri;
 use utoipa::ToSchema;
 
 use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::node_errors::chain;
 use crate::path_params::NodePath;
 use crate::problem::{ApiError, Kind};
 use crate::query::Query;
@@ -56,6 +60,53 @@ pub(crate) async fn get(
     let view = state.node.view();
     node.require(&view.name)?;
     Ok(Json(view))
+}
+
+/// Forget a node that is gone
+///
+/// Takes a node that is fenced, and owns no session any more, out of what is shown and watched of
+/// the fleet. The nodes do so by themselves with one that has been gone for a day. One that comes
+/// back by that name joins as any other does.
+#[utoipa::path(
+    delete, path = "/v1/nodes/{id}", tag = "nodes", operation_id = "remove_node",
+    params(("id" = String, Path, description = "The node's name.")),
+    responses(
+        (status = 200, description = "It is forgotten.", body = NodeRemoval),
+        (status = 404, description = "no-such-node"),
+        (status = 409, description = "node-not-lost or node-owns-sessions"),
+        (status = 503, description = "registry-failed"),
+    )
+)]
+pub(crate) async fn remove(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+) -> Result<Json<NodeRemoval>, ApiError> {
+    Query::of(&uri).finish()?;
+    let name = match node.name() {
+        "self" => state.node.name(),
+        name => name,
+    };
+    let forgotten = match state.others() {
+        Some(map) => map.fleet().forget_node(name).await,
+        None => {
+            node.require(state.node.name())?;
+            let node = name.to_owned();
+            Err(ForgetError::Alive { node })
+        }
+    };
+    match forgotten {
+        Ok(()) => Ok(Json(NodeRemoval {
+            name: name.to_owned(),
+        })),
+        Err(error) => Err(match &error {
+            ForgetError::Unknown { .. } => Kind::NO_SUCH_NODE,
+            ForgetError::Alive { .. } => Kind::NODE_NOT_LOST,
+            ForgetError::Owns { .. } => Kind::NODE_OWNS,
+            ForgetError::Registry(_) => Kind::NO_REGISTRY,
+        }
+        .because(chain(&error))),
+    }
 }
 
 /// Answer to a preemption: what it did, or with `dry_run` what it would do.

@@ -23,7 +23,8 @@ pub use image::{
 };
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    InspectArgs, LogsArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
+    InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortChoice, PreemptArgs, PsArgs,
+    RmArgs, RunArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -38,16 +38,16 @@ pub enum ClientCommand {
     Token(TokenArgs),
     /// Import, pull, list and remove images
     Image(ImageArgs),
-    /// List nodes: how they stand, what they have to do
-    Nodes,
-    /// Empty the node: take no new sessions, stop the present ones in order, a few at a time
+    /// List nodes: how they stand, what they have to do; or forget one that is gone
+    Nodes(NodesArgs),
+    /// Empty a node: take no new sessions, stop the present ones in order, a few at a time
     Drain(DrainArgs),
     /// Admit sessions again after a drain
-    Undrain,
-    /// Act as if the machine were going: kill and release every session, admit no more
+    Undrain(NodeArgs),
+    /// Act as if a node's machine were going: kill and release every session, admit no more
     Preempt(PreemptArgs),
     /// Admit sessions again after a preemption
-    Readmit,
+    Readmit(NodeArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Show the versions of client and daemon
@@ -332,12 +332,42 @@ pub struct DrainArgs {
     /// Signal to send first, for example SIGTERM; each session's own preempt signal unless given
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
-    /// Time between the signal and SIGKILL; each session's own unless given
+    /// Time between the signal and SIGKILL; each session's own unless given, or 10s where it has none
+    /// and --signal is given
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub grace: Option<u32>,
     /// Why, for the journal and for those who are connected
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// Arguments of `conman nodes`.
+#[derive(Debug, Clone, Args)]
+pub struct NodesArgs {
+    /// The list without
+    #[command(subcommand)]
+    pub command: Option<NodesCommand>,
+}
+
+/// What concerns the list of nodes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum NodesCommand {
+    /// Forget a node that is fenced and owns nothing; the fleet does so by itself after a day
+    Rm {
+        /// Its name
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+}
+
+/// The node that a command is about.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// Name of a node of the fleet; the node that is asked unless given
+    #[arg(value_name = "NODE")]
+    pub node: Option<String>,
 }
 
 /// Arguments of `conman preempt`.
@@ -352,6 +382,8 @@ pub struct PreemptArgs {
     /// Why, for the journal
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    #[command(flatten)]
+    pub node: NodeArgs,
 }
 
 /// Arguments of `conman completions`.

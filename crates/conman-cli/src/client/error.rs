@@ -114,6 +114,10 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "node-preempted" => {
             "use another node, or `conman readmit` when this machine stays after all"
         }
+        "node-not-lost" => "`conman nodes` tells how it stands, `conman drain NODE` empties it",
+        "node-owns-sessions" => {
+            "`conman ps --node NODE` lists them, `conman run ID` starts one on another node"
+        }
         "runtime-unavailable" => "`conman nodes` tells why; running sessions go on",
         _ if problem.retryable => "try again in a moment",
         _ if problem.status == 401 => "pass --token-file FILE with a token that the node knows",

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use comfy_table::Cell;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState, Node};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState};
 use http::Method;
 
 use super::{Context, nodes};
-use crate::args::DrainArgs;
+use crate::args::{DrainArgs, NodeArgs};
 use crate::client::PROMPT;
 use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
-
-const PATH: &str = "/v1/nodes/self/drain";
 
 /// Between two looks at how a drain stands.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -26,12 +24,13 @@ pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Fa
         grace_ms: args.grace,
         reason: args.reason,
     };
+    let path = nodes::path(&args.node, "drain");
     if args.dry_run {
-        return plan(context, &request).await;
+        return plan(context, &path, &request).await;
     }
     let begun = context
         .client
-        .answer::<DrainReport>(Method::POST, PATH, Some(&request), PROMPT)
+        .answer::<DrainReport>(Method::POST, &path, Some(&request), PROMPT)
         .await?;
     let mut answer = begun;
     if !args.no_wait {
@@ -40,7 +39,7 @@ pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Fa
             tokio::time::sleep(INTERVAL).await;
             answer = context
                 .client
-                .answer::<DrainReport>(Method::GET, PATH, None::<&()>, PROMPT)
+                .answer::<DrainReport>(Method::GET, &path, None::<&()>, PROMPT)
                 .await?;
         }
         drop(progress);
@@ -49,7 +48,7 @@ pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Fa
     if output.json {
         output.value(&answer.raw)?;
     } else {
-        output.line(&summary(&answer.value))?;
+        output.line(&summary(&answer.value, &args.node))?;
     }
     let unreleased = &answer.value.unreleased;
     if unreleased.is_empty() {
@@ -68,10 +67,10 @@ pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Fa
     .next("no other node may start them until this machine is certainly gone"))
 }
 
-async fn plan(context: &Context, request: &DrainRequest) -> Result<Exit, Failure> {
+async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<Exit, Failure> {
     let answer = context
         .client
-        .answer::<DrainPlan>(Method::POST, PATH, Some(request), PROMPT)
+        .answer::<DrainPlan>(Method::POST, path, Some(request), PROMPT)
         .await?;
     let output = &context.output;
     if output.json {
@@ -99,7 +98,8 @@ async fn plan(context: &Context, request: &DrainRequest) -> Result<Exit, Failure
         output.table(&header, rows)?;
     }
     output.line(&format!(
-        "A drain now would stop {}, {} at a time, within {} at the latest. Nothing was done.",
+        "A drain now would stop {}, {} at a time, within about {}; longer if a container cannot be \
+         proven dead or no node takes it. Nothing was done.",
         count(plan.sessions.len() as u64, "session"),
         plan.parallel,
         ms(plan.predicted_ms),
@@ -107,14 +107,14 @@ async fn plan(context: &Context, request: &DrainRequest) -> Result<Exit, Failure
     Ok(Exit::Done)
 }
 
-fn summary(report: &DrainReport) -> String {
+fn summary(report: &DrainReport, node: &NodeArgs) -> String {
     let reason = printable(&report.reason);
+    let (subject, undrain) = (nodes::subject(node), nodes::command("undrain", node));
     match (report.state, report.finished_at) {
         (DrainState::Drained, Some(finished_at)) => {
             let took = finished_at.duration_since(report.started_at).as_secs_f64();
             format!(
-                "Drained ({reason}): {} released in {}{}. The node admits none until \
-                 `conman undrain`.",
+                "Drained ({reason}): {} released in {}{}. {subject} admits none until {undrain}.",
                 count(report.released, "session"),
                 milliseconds(took * 1_000.0),
                 match report.moved.len() {
@@ -124,26 +124,15 @@ fn summary(report: &DrainReport) -> String {
             )
         }
         _ => format!(
-            "Draining ({reason}): {} released, {} to go. `conman undrain` takes it back.",
+            "Draining ({reason}): {} released, {} to go. {undrain} takes it back.",
             count(report.released, "session"),
             report.remaining,
         ),
     }
 }
 
-pub(super) async fn undrain(context: &Context) -> Result<Exit, Failure> {
-    let answer = context
-        .client
-        .answer::<Node>(Method::POST, "/v1/nodes/self/undrain", None::<&()>, PROMPT)
-        .await?;
-    if context.output.json {
-        context.output.value(&answer.raw)?;
-    } else {
-        let node = answer.value;
-        let (name, state) = (printable(&node.name), nodes::state(node.state));
-        context.output.line(&format!("{name} is {state}"))?;
-    }
-    Ok(Exit::Done)
+pub(super) async fn undrain(context: &Context, args: &NodeArgs) -> Result<Exit, Failure> {
+    nodes::change(context, args, "undrain").await
 }
 
 fn ms(ms: u64) -> String {

@@ -1,14 +1,16 @@
 //! `conman nodes`: lists nodes.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use comfy_table::{Cell, Color};
-use conman_proto::{Node, NodeList, NodeStanding, NodeState};
+use conman_proto::{Node, NodeList, NodeRemoval, NodeStanding, NodeState};
 use http::Method;
 use jiff::Timestamp;
 
 use super::Context;
-use crate::client::PROMPT;
+use crate::args::{NodeArgs, NodesArgs, NodesCommand};
+use crate::client::{PROMPT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{ago, bytes, duration, printable};
 
@@ -26,7 +28,29 @@ const FLEET_HEADER: [&str; 14] = [
 /// What is not known.
 const NOTHING: &str = "-";
 
-pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
+pub(super) async fn run(context: &Context, args: &NodesArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        Some(NodesCommand::Rm { node }) => forget(context, node).await,
+        None => list(context).await,
+    }
+}
+
+async fn forget(context: &Context, node: &str) -> Result<Exit, Failure> {
+    let path = format!("/v1/nodes/{}", encode(node));
+    let answer = context
+        .client
+        .answer::<NodeRemoval>(Method::DELETE, &path, None::<&()>, PROMPT)
+        .await?;
+    if context.output.json {
+        context.output.value(&answer.raw)?;
+    } else {
+        let name = printable(&answer.value.name);
+        context.output.line(&format!("{name} is forgotten"))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn list(context: &Context) -> Result<Exit, Failure> {
     let answer = context
         .client
         .answer::<NodeList>(Method::GET, "/v1/nodes", None::<&()>, PROMPT)
@@ -70,8 +94,47 @@ pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// The path of what is asked of a node.
+pub(super) fn path(args: &NodeArgs, what: &str) -> String {
+    let node = args.node.as_deref().unwrap_or("self");
+    format!("/v1/nodes/{}/{what}", encode(node))
+}
+
+/// Who is meant, at the beginning of a sentence.
+pub(super) fn subject(args: &NodeArgs) -> Cow<'_, str> {
+    args.node.as_deref().map_or("The node".into(), printable)
+}
+
+/// What takes a command back.
+pub(super) fn command(verb: &str, args: &NodeArgs) -> String {
+    match args.node.as_deref() {
+        Some(node) => format!("`conman {verb} {}`", printable(node)),
+        None => format!("`conman {verb}`"),
+    }
+}
+
+/// Asks for what answers with the node, and tells how it is then.
+pub(super) async fn change(
+    context: &Context,
+    args: &NodeArgs,
+    what: &str,
+) -> Result<Exit, Failure> {
+    let answer = context
+        .client
+        .answer::<Node>(Method::POST, &path(args, what), None::<&()>, PROMPT)
+        .await?;
+    if context.output.json {
+        context.output.value(&answer.raw)?;
+    } else {
+        let node = answer.value;
+        let (name, state) = (printable(&node.name), state(node.state));
+        context.output.line(&format!("{name} is {state}"))?;
+    }
+    Ok(Exit::Done)
+}
+
 /// A node's state as the API writes it.
-pub(super) const fn state(state: NodeState) -> &'static str {
+const fn state(state: NodeState) -> &'static str {
     match state {
         NodeState::Live => "live",
         NodeState::Recovering => "recovering",

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use comfy_table::Cell;
-use conman_proto::{Node, PreemptPlan, PreemptReport, PreemptRequest};
+use conman_proto::{PreemptPlan, PreemptReport, PreemptRequest};
 use http::Method;
 
 use super::{Context, nodes};
-use crate::args::PreemptArgs;
+use crate::args::{NodeArgs, PreemptArgs};
 use crate::client::PROMPT;
 use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
-
-const PATH: &str = "/v1/nodes/self/preempt";
 
 /// Bounds the wait when the node's own budget applies: the longest that the API takes.
 const LONGEST_BUDGET: Duration = Duration::from_secs(3_600);
@@ -27,16 +25,21 @@ pub(super) async fn preempt(context: &Context, args: PreemptArgs) -> Result<Exit
         reason: args.reason,
     };
     if args.dry_run {
-        plan(context, &request).await
+        plan(context, &args.node, &request).await
     } else {
-        act(context, &request, args.budget).await
+        act(context, &args.node, &request, args.budget).await
     }
 }
 
-async fn plan(context: &Context, request: &PreemptRequest) -> Result<Exit, Failure> {
+async fn plan(
+    context: &Context,
+    node: &NodeArgs,
+    request: &PreemptRequest,
+) -> Result<Exit, Failure> {
+    let path = nodes::path(node, "preempt");
     let answer = context
         .client
-        .answer::<PreemptPlan>(Method::POST, PATH, Some(request), PROMPT)
+        .answer::<PreemptPlan>(Method::POST, &path, Some(request), PROMPT)
         .await?;
     let output = &context.output;
     if output.json {
@@ -75,9 +78,11 @@ async fn plan(context: &Context, request: &PreemptRequest) -> Result<Exit, Failu
 
 async fn act(
     context: &Context,
+    node: &NodeArgs,
     request: &PreemptRequest,
     budget: Option<Duration>,
 ) -> Result<Exit, Failure> {
+    let path = nodes::path(node, "preempt");
     let patience = budget.unwrap_or(LONGEST_BUDGET) + PROMPT;
     let progress = Progress::start(
         &context.output,
@@ -85,7 +90,7 @@ async fn act(
     );
     let answer = context
         .client
-        .answer::<PreemptReport>(Method::POST, PATH, Some(request), patience)
+        .answer::<PreemptReport>(Method::POST, &path, Some(request), patience)
         .await;
     drop(progress);
     let answer = answer?;
@@ -93,7 +98,7 @@ async fn act(
     if output.json {
         output.value(&answer.raw)?;
     } else {
-        output.line(&summary(&answer.value))?;
+        output.line(&summary(&answer.value, node))?;
     }
     let unreleased = &answer.value.unreleased;
     if unreleased.is_empty() {
@@ -112,16 +117,16 @@ async fn act(
     .next("no other node may start them until this machine is certainly gone"))
 }
 
-fn summary(report: &PreemptReport) -> String {
+fn summary(report: &PreemptReport, node: &NodeArgs) -> String {
+    let (subject, readmit) = (nodes::subject(node), nodes::command("readmit", node));
     if report.sessions == 0 {
-        return "There was no session to kill. The node admits none until `conman readmit`."
-            .to_owned();
+        return format!("There was no session to kill. {subject} admits none until {readmit}.");
     }
     let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), milliseconds);
     format!(
         "{} of {} killed, {} certified dead, {} released.\n\
          After the notice: last kill {}, last death certificate {}, last release {}.\n\
-         The node admits none until `conman readmit`.",
+         {subject} admits none until {readmit}.",
         report.killed,
         count(report.sessions, "session"),
         report.certified,
@@ -132,19 +137,8 @@ fn summary(report: &PreemptReport) -> String {
     )
 }
 
-pub(super) async fn readmit(context: &Context) -> Result<Exit, Failure> {
-    let answer = context
-        .client
-        .answer::<Node>(Method::POST, "/v1/nodes/self/readmit", None::<&()>, PROMPT)
-        .await?;
-    if context.output.json {
-        context.output.value(&answer.raw)?;
-    } else {
-        let node = answer.value;
-        let (name, state) = (printable(&node.name), nodes::state(node.state));
-        context.output.line(&format!("{name} is {state}"))?;
-    }
-    Ok(Exit::Done)
+pub(super) async fn readmit(context: &Context, args: &NodeArgs) -> Result<Exit, Failure> {
+    nodes::change(context, args, "readmit").await
 }
 
 fn ms(ms: u64) -> String {

@@ -1,8 +1,9 @@
 //! Commands about the node, tokens, and the story of a session.
 
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -152,8 +153,8 @@ async fn token_prints_the_token_alone_and_sends_the_time_to_live() {
 /// A node that can be preempted; two of its sessions cannot be released when `stuck`.
 fn preemptible(calls: &Calls, stuck: bool) -> Daemon {
     let calls = calls.clone();
-    let preempt = move |body: Json<Value>| {
-        calls.note(body.0.to_string());
+    let preempt = move |Path(node): Path<String>, body: Json<Value>| {
+        calls.note(format!("{node} {}", body.0));
         let plan = json!({
             "sessions": [
                 {"id": "alice", "generation": 7, "pid": 4711, "signal": "SIGTERM", "grace_ms": 500},
@@ -173,11 +174,11 @@ fn preemptible(calls: &Calls, stuck: bool) -> Daemon {
         let dry_run = body.0["dry_run"] == true;
         async move { Json(if dry_run { plan } else { report }) }
     };
-    let readmit = || async { Json(node()) };
+    let readmit = |Path(_): Path<String>| async { Json(node()) };
     Daemon::start(
         Router::new()
-            .route("/v1/nodes/self/preempt", post(preempt))
-            .route("/v1/nodes/self/readmit", post(readmit)),
+            .route("/v1/nodes/{id}/preempt", post(preempt))
+            .route("/v1/nodes/{id}/readmit", post(readmit)),
     )
 }
 
@@ -199,7 +200,10 @@ async fn a_dry_run_shows_the_plan_and_says_that_nothing_was_done() {
     assert!(outcome.stdout.contains("Nothing was done"), "{outcome:?}");
     assert_eq!(
         calls.all(),
-        [json!({ "dry_run": true, "budget_ms": 25_000 }).to_string()]
+        [format!(
+            "self {}",
+            json!({ "dry_run": true, "budget_ms": 25_000 })
+        )]
     );
 }
 
@@ -207,22 +211,26 @@ async fn a_dry_run_shows_the_plan_and_says_that_nothing_was_done() {
 async fn a_preemption_reports_its_four_moments() {
     let calls = Calls::default();
     let daemon = preemptible(&calls, false);
-    let outcome = daemon.run(&["preempt", "--reason", "kernel update"]).await;
+    let asked = ["preempt", "n1", "--reason", "kernel update"];
+    let outcome = daemon.run(&asked).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
     for text in [
         "2 of 2 sessions killed",
         "1.5 ms",
         "180 ms",
         "201 ms",
-        "conman readmit",
+        "n1 admits none until `conman readmit n1`",
     ] {
         assert!(outcome.stdout.contains(text), "{text}: {outcome:?}");
     }
     assert_eq!(
         calls.all(),
-        [json!({ "dry_run": false, "reason": "kernel update" }).to_string()]
+        [format!(
+            "n1 {}",
+            json!({ "dry_run": false, "reason": "kernel update" })
+        )]
     );
-    assert_eq!(daemon.run(&["readmit"]).await.stdout, "n1 is live\n");
+    assert_eq!(daemon.run(&["readmit", "n1"]).await.stdout, "n1 is live\n");
 }
 
 #[tokio::test]
@@ -240,6 +248,156 @@ async fn sessions_that_could_not_be_released_make_a_preemption_stuck() {
         (6, Some("bob"))
     );
     assert_eq!(json.problem().slug(), "unreleased");
+}
+
+/// Node `n2` of a fleet, as it is drained: it is asked twice how it stands.
+fn draining(calls: &Calls, stuck: bool) -> Daemon {
+    let report = move |state: &str| {
+        let unreleased = match stuck {
+            true => json!([{ "id": "bob", "generation": 9, "reason": "process 9 is not dead" }]),
+            false => json!([]),
+        };
+        let finished_at = match state {
+            "drained" => json!("2026-03-01T12:00:02Z"),
+            _ => Value::Null,
+        };
+        json!({
+            "state": state, "reason": "new kernel", "started_at": "2026-03-01T12:00:00Z",
+            "finished_at": finished_at, "released": 2, "remaining": 1,
+            "moved": [{ "id": "alice", "node": "n3" }], "unreleased": unreleased,
+        })
+    };
+    let (begun, looked) = (calls.clone(), calls.clone());
+    let drain = move |Path(node): Path<String>, body: Json<Value>| {
+        begun.note(format!("POST {node} {}", body.0));
+        let plan = json!({
+            "sessions": [
+                {
+                    "id": "bob", "generation": 9, "connections": 0, "memory_bytes": 1_048_576,
+                    "signal": null, "grace_ms": 0, "at_ms": 0,
+                },
+                {
+                    "id": "alice", "generation": 7, "connections": 3, "memory_bytes": null,
+                    "signal": "SIGTERM", "grace_ms": 10_000, "at_ms": 100,
+                },
+            ],
+            "parallel": 1, "predicted_ms": 10_200,
+        });
+        let answer = match body.0["dry_run"] == true {
+            true => plan,
+            false => report("draining"),
+        };
+        async move { Json(answer) }
+    };
+    let look = move |Path(node): Path<String>| {
+        looked.note(format!("GET {node}"));
+        let state = match looked.all().len() {
+            0..=2 => "draining",
+            _ => "drained",
+        };
+        let answer = report(state);
+        async move { Json(answer) }
+    };
+    let undrain = |Path(_): Path<String>| async { Json(with(node(), json!({ "name": "n2" }))) };
+    Daemon::start(
+        Router::new()
+            .route("/v1/nodes/{id}/drain", post(drain).get(look))
+            .route("/v1/nodes/{id}/undrain", post(undrain)),
+    )
+}
+
+#[tokio::test]
+async fn a_node_that_is_gone_is_forgotten_and_one_that_is_not_is_refused_with_the_next_step() {
+    let remove = |Path(name): Path<String>| async move {
+        match name.as_str() {
+            "n2" => Json(json!({ "name": "n2" })).into_response(),
+            _ => problem(409, "node-not-lost", "node `n1` is not known to be dead"),
+        }
+    };
+    let daemon = Daemon::start(Router::new().route("/v1/nodes/{id}", delete(remove)));
+    let outcome = daemon.run(&["nodes", "rm", "n2"]).await;
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str()),
+        (0, "n2 is forgotten\n")
+    );
+    let refused = daemon.run(&["nodes", "rm", "n1"]).await;
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(
+        refused.stderr.contains("`conman drain NODE`"),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_drains_dry_run_shows_the_order_and_promises_no_time() {
+    let calls = Calls::default();
+    let daemon = draining(&calls, false);
+    let asked = ["drain", "--dry-run", "--parallel", "1", "--signal", "TERM"];
+    let outcome = daemon.run(&asked).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let rows: Vec<&str> = outcome.stdout.lines().skip(1).collect();
+    for (row, parts) in rows
+        .iter()
+        .zip([["bob", "SIGKILL", "0 ms"], ["alice", "SIGTERM", "10.0 s"]])
+    {
+        for part in parts {
+            assert!(row.contains(part), "{part}: {outcome:?}");
+        }
+    }
+    for part in [
+        "2 sessions, 1 at a time",
+        "about",
+        "longer if",
+        "Nothing was done",
+    ] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    let body = json!({ "dry_run": true, "parallel": 1, "signal": "TERM" });
+    assert_eq!(calls.all(), [format!("POST self {body}")]);
+}
+
+#[tokio::test]
+async fn another_node_is_drained_until_it_is_empty_and_named_in_what_is_said() {
+    let calls = Calls::default();
+    let daemon = draining(&calls, false);
+    let outcome = daemon.run(&["drain", "n2", "--grace", "5s"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    for part in [
+        "new kernel",
+        "2 sessions released in 2.0",
+        "1 of them running on other nodes",
+        "n2 admits none until `conman undrain n2`",
+    ] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    let body = json!({ "dry_run": false, "grace_ms": 5_000 });
+    let begun = format!("POST n2 {body}");
+    assert_eq!(calls.all(), [begun.as_str(), "GET n2", "GET n2"]);
+    let undrained = daemon.run(&["undrain", "n2"]).await;
+    assert_eq!(undrained.stdout, "n2 is live\n");
+}
+
+#[tokio::test]
+async fn a_drain_that_nobody_waits_for_says_how_it_is_taken_back() {
+    let calls = Calls::default();
+    let daemon = draining(&calls, false);
+    let outcome = daemon.run(&["drain", "--no-wait"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    for part in ["2 sessions released, 1 to go", "`conman undrain` takes"] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    assert_eq!(calls.all().len(), 1);
+}
+
+#[tokio::test]
+async fn sessions_that_could_not_be_released_make_a_drain_stuck() {
+    let daemon = draining(&Calls::default(), true);
+    let outcome = daemon.run(&["drain"]).await;
+    assert_eq!(outcome.code, 6);
+    assert!(
+        outcome.stderr.contains("bob: process 9 is not dead"),
+        "{outcome:?}"
+    );
 }
 
 /// A daemon with the timeline of `alice`, which it may have forgotten otherwise.

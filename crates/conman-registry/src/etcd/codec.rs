@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `schema` | the format of all others | |
 //! | `node/NAME`, `hb/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
+//! | `gone/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
 //! | `holder/NAME` | which installation may act by that name | decides who may rejoin |
 //! | `session/ID` | the session's record and its owner | tells |
 //! | `peer/NAME` | what a node says of itself | tells |
@@ -149,6 +150,10 @@ impl Keys {
 
     pub(super) fn holder(&self, name: &str) -> Vec<u8> {
         self.below("holder/", name)
+    }
+
+    pub(super) fn gone(&self, name: &str) -> Vec<u8> {
+        self.below("gone/", name)
     }
 
     pub(super) fn told(&self, session: &str) -> Vec<u8> {

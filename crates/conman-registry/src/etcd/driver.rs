@@ -28,7 +28,7 @@ use super::fence_orders::{self, FenceEvent, FenceQueue, MAX_NEWS};
 use super::figures::Tally;
 use super::joining::{self, Joined};
 use super::shared::{Shared, boot_time};
-use super::store::{Answered, Beside, ReadError};
+use super::store::{Answered, Beside, Entry, ReadError};
 use super::wire;
 use crate::fence_link::{FenceLink, FenceOrder};
 use crate::{RegistryError, Release, SessionRecord, Standing};
@@ -82,8 +82,8 @@ enum Done {
     /// Several transactions at once.
     Merged(Vec<Sent>, Answered),
     Looked(Box<Looked>),
-    /// What `holder/NAME` holds, and which revision wrote it.
-    Holder(Result<Option<(Vec<u8>, i64)>, ReadError>),
+    /// `holder/NAME` and `gone/NAME`.
+    Holder(Result<(Vec<Option<Entry>>, i64), ReadError>),
 }
 
 /// A transaction under way with others.
@@ -105,8 +105,8 @@ enum Wake {
 enum Left {
     /// Nobody asks any more.
     Unused,
-    /// Somebody else acts by this node's name.
-    NameTaken,
+    /// Somebody else acts by this node's name, or it was forgotten.
+    NameLost,
 }
 
 pub(super) struct Driver {
@@ -142,7 +142,7 @@ impl Driver {
             self.next_attempt += ATTEMPTS_OF_A_PROTOCOL;
             match left {
                 Left::Unused => return,
-                Left::NameTaken => {}
+                Left::NameLost => {}
             }
         }
     }
@@ -199,7 +199,8 @@ struct Serving<'a> {
     rejoins: Vec<u64>,
     /// What is counted when it is committed, by transaction.
     tallies: HashMap<u64, Tally>,
-    name_taken: bool,
+    /// Why the node has to join anew.
+    name_lost: Option<&'static str>,
 }
 
 impl<'a> Serving<'a> {
@@ -236,7 +237,7 @@ impl<'a> Serving<'a> {
             ever_live: false,
             rejoins: Vec::new(),
             tallies: HashMap::new(),
-            name_taken: false,
+            name_lost: None,
         }
     }
 
@@ -246,9 +247,9 @@ impl<'a> Serving<'a> {
         loop {
             pulse.beat().await;
             self.settle();
-            if self.name_taken {
-                self.leave();
-                return Left::NameTaken;
+            if let Some(why) = self.name_lost {
+                self.leave(why);
+                return Left::NameLost;
             }
             let wake = tokio::select! {
                 // Cancel safe: what is done is taken when it is returned.
@@ -394,13 +395,27 @@ impl<'a> Serving<'a> {
                 let follows = self.releases.looked(*looked, &self.protocol, &self.shared);
                 self.inbox.extend(follows);
             }
-            Done::Holder(read) => match read {
-                Ok(None) => self.holder = 0,
-                Ok(Some((holder, revision))) if holder == self.me() => self.holder = revision,
-                // Whoever wrote it has joined since it was found to be silent.
-                Ok(Some((_, revision))) => self.name_taken |= revision != self.holder,
-                Err(error) => tracing::debug!(%error, "who holds this node's name is not known"),
-            },
+            Done::Holder(Ok((entries, _))) => self.held(&entries),
+            Done::Holder(Err(error)) => {
+                tracing::debug!(%error, "who holds this node's name is not known");
+            }
+        }
+    }
+
+    /// Looks at who holds this node's name, after a rejoin that did not commit.
+    fn held(&mut self, entries: &[Option<Entry>]) {
+        if let [_, Some(_)] = entries {
+            self.name_lost = Some("the fleet has forgotten this node meanwhile");
+            return;
+        }
+        match entries.first() {
+            Some(Some((_, holder, revision))) if *holder == self.me() => self.holder = *revision,
+            // Whoever wrote it has joined since it was found to be silent.
+            Some(Some((_, _, revision))) if *revision != self.holder => {
+                self.name_lost = Some("another conman has taken this node's name");
+            }
+            Some(Some(_)) => {}
+            _ => self.holder = 0,
         }
     }
 
@@ -454,14 +469,11 @@ impl<'a> Serving<'a> {
                 // Perhaps since somebody else holds the name, or as an earlier try was done.
                 _ => {
                     let store = self.shared.store.clone();
-                    let key = store.keys.holder(&self.shared.me);
-                    self.work.push(Box::pin(async move {
-                        let read = store.get(&[key]).await;
-                        let held = read.map(|(entries, _)| entries.into_iter().flatten().next());
-                        Done::Holder(
-                            held.map(|entry| entry.map(|(_, bytes, revision)| (bytes, revision))),
-                        )
-                    }));
+                    let me = &self.shared.me;
+                    let names = [store.keys.holder(me), store.keys.gone(me)];
+                    self.work.push(Box::pin(
+                        async move { Done::Holder(store.get(&names).await) },
+                    ));
                 }
             }
         }
@@ -569,6 +581,8 @@ impl<'a> Serving<'a> {
                     let key = self.shared.store.keys.holder(name);
                     let unchanged = wire::unchanged_since(key.clone(), self.holder);
                     beside.compare.push(unchanged);
+                    let gone = self.shared.store.keys.gone(name);
+                    beside.compare.push(wire::is(gone, None));
                     beside.write.push(wire::put(key, self.me()));
                     self.rejoins.push(op);
                 }
@@ -685,13 +699,10 @@ impl<'a> Serving<'a> {
         }
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self, why: &str) {
         self.claims.give_up(&self.shared);
         self.releases.give_up(&self.shared);
-        let reason = format!(
-            "another conman has taken the name of node `{}`",
-            self.shared.me
-        );
+        let reason = format!("node `{}` joins anew: {why}", self.shared.me);
         tracing::error!(reason, "everything on this node is frozen");
         self.shared.stands(Standing::Joining { reason });
         self.shared.incarnation.send_replace(0);

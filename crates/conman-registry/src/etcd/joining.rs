@@ -11,6 +11,7 @@ use conman_proto::Generation;
 use tokio::time::sleep;
 
 use super::codec::{self, Holder};
+use super::forgetting;
 use super::schema;
 use super::shared::{Shared, boot_time};
 use super::store::{Beside, ReadError};
@@ -59,6 +60,7 @@ async fn attempt(
     if let Some(floor) = accept_above {
         raise_floor(shared, floor).await?;
     }
+    forgetting::recall(shared).await?;
     let holder = alone(shared, me).await?;
     let holds = link.connect().await.map_err(|error| error.to_string())?;
     Ok(Joined {

@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::codec::{self, Keys, PeerText};
-use super::figures;
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
 use super::store::{Entry, ReadError};
 use super::wire::{self, TxnRequest};
+use super::{figures, forgetting};
 use crate::{Announcement, Peer, PeerStanding};
 
 /// What has not changed is announced again after this long.
@@ -29,6 +29,13 @@ const HURRY_PAUSE: Duration = Duration::from_millis(100);
 /// Calls to etcd are bounded far below this, whichever endpoints it takes.
 const CALL_BOUND: Duration = Duration::from_secs(30);
 
+/// A node that has been seen to be gone for so long is forgotten: a day, in which somebody may want
+/// to see what became of it.
+const FORGOTTEN_AFTER_MS: u64 = 24 * 3_600_000;
+
+/// Between two tries to forget, each of which reads who owns what.
+const FORGET_INTERVAL_MS: u64 = 3_600_000;
+
 /// Before a watch that broke is begun anew.
 const REWATCH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -37,6 +44,8 @@ struct Known {
     record: NodeRecord,
     heartbeat: Option<Heartbeat>,
     heartbeat_at: BootTime,
+    /// Since when it is seen to be fenced.
+    gone_since: Option<BootTime>,
     text: Option<PeerText>,
     text_revision: i64,
     text_at: BootTime,
@@ -119,6 +128,7 @@ impl Membership {
                 record,
                 heartbeat,
                 heartbeat_at: now,
+                gone_since: None,
                 text: None,
                 text_revision: 0,
                 text_at: BootTime(0),
@@ -126,6 +136,13 @@ impl Membership {
             if one.heartbeat != heartbeat {
                 one.heartbeat = heartbeat;
                 one.heartbeat_at = now;
+            }
+            // Of another incarnation it is another death.
+            if one.record != record || record.state == NodeState::Live {
+                one.gone_since = None;
+            }
+            if record.state == NodeState::Fenced {
+                one.gone_since.get_or_insert(now);
             }
             one.record = record;
             if let Some((text, revision)) = text
@@ -136,6 +153,16 @@ impl Membership {
                 one.text_at = now;
             }
         }
+    }
+
+    /// Those that have been gone for long.
+    fn long_gone(&self, now: BootTime) -> Vec<String> {
+        let known = self.known();
+        let long_gone = known.iter().filter(|(_, one)| {
+            one.gone_since
+                .is_some_and(|since| now.since(since) >= FORGOTTEN_AFTER_MS)
+        });
+        long_gone.map(|(name, _)| name.clone()).collect()
     }
 
     /// The nodes that this one has to watch.
@@ -178,6 +205,7 @@ pub(super) async fn run(
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let mut announced: Option<(BootTime, PeerText)> = None;
+    let mut forgot_at: Option<BootTime> = None;
     loop {
         pulse.beat().await;
         match pulse.wait(CALL_BOUND, look(&shared)).await {
@@ -189,6 +217,14 @@ pub(super) async fn run(
                 figures::describe();
                 let me = (&*shared.me, *shared.incarnation.borrow());
                 figures::peers(&membership.peers(me, fence_ms));
+                let gone = membership.long_gone(now);
+                if !gone.is_empty()
+                    && forgot_at.is_none_or(|at| now.since(at) >= FORGET_INTERVAL_MS)
+                {
+                    forgot_at = Some(now);
+                    // Beside: it reads every session's record.
+                    tokio::spawn(forgetting::forget_all(Arc::clone(&shared), gone));
+                }
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {
                     let changed = *watched != mine;
@@ -305,6 +341,27 @@ mod tests {
             templates: vec![label.to_owned()],
             ..Announcement::default()
         }
+    }
+
+    #[test]
+    fn a_node_is_long_gone_a_day_after_it_was_first_seen_to_be() {
+        let membership = Membership::default();
+        let mut now = BootTime(0);
+        let mut look = |incarnation, state, later_ms| {
+            now = now.plus(later_ms);
+            let record = NodeRecord { incarnation, state };
+            membership.take(now, [("a".to_owned(), (record, None, None))].into());
+            membership.long_gone(now)
+        };
+        let day = FORGOTTEN_AFTER_MS;
+        assert!(look(1, NodeState::Live, 0).is_empty());
+        assert!(look(1, NodeState::Fenced, 2 * day).is_empty());
+        assert!(look(1, NodeState::Fenced, day - 1).is_empty());
+        // It was here, seen or not.
+        assert!(look(2, NodeState::Fenced, day).is_empty());
+        assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
+        assert!(look(3, NodeState::Live, 0).is_empty());
+        assert!(look(3, NodeState::Fenced, 0).is_empty());
     }
 
     #[test]

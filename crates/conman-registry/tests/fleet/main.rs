@@ -3,6 +3,7 @@
 
 mod conformance;
 mod etcd;
+mod forgetting;
 mod joining;
 mod node;
 mod outages;

@@ -1,0 +1,120 @@
+//! Nodes that are gone do not stay for ever, and come back as what they were.
+
+use conman_core::ownership::{Slot, SlotView};
+use conman_registry::{Fleet as _, ForgetError, PeerStanding};
+
+use crate::etcd::Etcd;
+use crate::node::{Node, options, short, until};
+use crate::proxy::{Proxy, Way};
+
+/// Every key below the prefix that ends with this node's name.
+fn keys_of(etcd: &Etcd, name: &str) -> Vec<String> {
+    let keys = etcd.ctl(&["get", "--prefix", "/conman/", "--keys-only"]);
+    let keys = keys.expect("listed");
+    let mut keys: Vec<String> = keys
+        .split_whitespace()
+        .filter_map(|key| key.strip_prefix("/conman/"))
+        .filter(|key| key.ends_with(&format!("/{name}")))
+        .map(str::to_owned)
+        .collect();
+    keys.sort();
+    keys
+}
+
+async fn incarnation(etcd: &Etcd, key: &str) -> u64 {
+    let text = etcd.ctl(&["get", "--print-value-only", &format!("/conman/{key}")]);
+    let text = text.expect("read");
+    let value: serde_json::Value = serde_json::from_str(text.trim()).expect("a record");
+    value["incarnation"].as_u64().expect("a number")
+}
+
+fn standing(seen_by: &Node, name: &str) -> Option<PeerStanding> {
+    let peers = seen_by.registry.peers();
+    let peer = peers.iter().find(|peer| peer.name == name);
+    peer.map(|peer| peer.standing)
+}
+
+async fn is_fenced(seen_by: &Node, name: &str) {
+    until("it is fenced", async || {
+        standing(seen_by, name) == Some(PeerStanding::Fenced)
+    })
+    .await;
+}
+
+/// Asks again while the registry does not answer.
+async fn forget(node: &Node, name: &str) -> Result<(), ForgetError> {
+    loop {
+        match node.registry.forget_node(name).await {
+            Err(ForgetError::Registry(_)) => {}
+            definite => return definite,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_forgotten_once_it_is_gone_and_owns_nothing_and_ends_what_it_left_when_it_is_back()
+ {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let lost = a.claim_at_last("s").await;
+    let alive = forget(&b, "a").await.expect_err("it lives");
+    assert!(matches!(alive, ForgetError::Alive { .. }), "{alive}");
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    is_fenced(&b, "a").await;
+    let owns = forget(&b, "a").await.expect_err("it owns one");
+    assert!(
+        matches!(&owns, ForgetError::Owns { count: 1, first, .. } if first == "s"),
+        "{owns}"
+    );
+    b.claim_at_last("s").await;
+    let before = incarnation(&etcd, "node/a").await;
+    forget(&b, "a").await.expect("nothing keeps it");
+    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    until("nobody sees it", async || standing(&b, "a").is_none()).await;
+    let again = forget(&b, "a").await.expect_err("it is forgotten");
+    assert!(matches!(again, ForgetError::Unknown { .. }), "{again}");
+
+    // What its shim holds still is nobody's.
+    let slot = Slot {
+        session: "s".into(),
+        generation: lost.get(),
+    };
+    let left = SlotView {
+        slot,
+        present: true,
+        frozen: true,
+        certified: false,
+    };
+    let a = Node::in_dir(dir, vec![left], |dir| {
+        options(&etcd.url(), "a", short(), dir)
+    });
+    a.live().await;
+    let (id, generation) = a.next_condemned().await;
+    assert_eq!((id.as_str(), generation), ("s", lost));
+    assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
+    until("all of it is back", async || {
+        keys_of(&etcd, "a") == ["hb/a", "holder/a", "node/a", "peer/a"]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_was_forgotten_while_it_was_cut_off_joins_anew_with_a_greater_incarnation() {
+    let Some(etcd) = Etcd::start() else { return };
+    let proxy = Proxy::to(etcd.address()).await;
+    let a = Node::join(&proxy.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    proxy.set(Way::Cut);
+    is_fenced(&b, "a").await;
+    let before = incarnation(&etcd, "node/a").await;
+    forget(&b, "a").await.expect("it owns nothing");
+    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    a.stands("not ready", |standing| !standing.is_ready()).await;
+    proxy.set(Way::Open);
+    a.live().await;
+    assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
+    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    a.claim_at_last("s").await;
+}
