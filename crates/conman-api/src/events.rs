@@ -14,6 +14,7 @@
 mod cursor;
 mod local;
 mod merge;
+mod places;
 mod remote;
 
 use conman_proto::{Event, EventKind, SessionId};
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use cursor::{Cursor, Position};
 pub(crate) use local::frames;
 pub(crate) use merge::{Merged, OnlyOf};
+pub use places::StreamPlaces;
 
 /// A piece of one node's journal on its way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

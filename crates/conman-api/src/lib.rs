@@ -54,6 +54,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use events::StreamPlaces;
 pub use node_errors::route_problem;
 pub use routes::peers::Ready;
 pub use server::{Peer, ServeOptions, serve_node, serve_tcp, serve_unix};
@@ -73,6 +74,8 @@ pub struct ApiState {
     pub images: ImageKeeper,
     /// Renders `/metrics`; whoever installed the recorder runs its upkeep.
     pub metrics: PrometheusHandle,
+    /// The places for streams of the fleet's events.
+    pub streams: StreamPlaces,
     /// Cancelled when the daemon stops: ends event and log streams and interactive commands,
     /// which would otherwise outlast every patience.
     pub closing: CancellationToken,

@@ -133,6 +133,7 @@ kinds! {
     MOVES = passing("session-moves", "The session changes its node", SERVICE_UNAVAILABLE);
     NO_NODE = passing("no-node", "No node takes the session", SERVICE_UNAVAILABLE);
     TOO_MANY_STREAMS = passing("too-many-streams", "Too many streams of events are open", SERVICE_UNAVAILABLE);
+    MANY_OWN_STREAMS = passing("too-many-own-streams", "The caller has too many streams of events open", TOO_MANY_REQUESTS);
     NODE_UNREACHABLE = passing("node-unreachable", "The session's node cannot be reached", SERVICE_UNAVAILABLE);
     NODE_SILENT = lasting("node-silent", "The session's node did not answer", BAD_GATEWAY);
     NODE_REFUSES = lasting("node-refuses", "The session's node does not know this one", BAD_GATEWAY);

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use conman_auth::MAX_SKEW_MS;
+
 use super::From;
 
 /// Largest sequence number that JSON readers keep exact.
@@ -57,9 +59,10 @@ impl Cursor {
                 after: Some(seq),
                 since_ms: 0,
             },
+            // By the clock of that node, which may be behind.
             None => From {
                 after: Some(0),
-                since_ms: self.since_ms,
+                since_ms: self.since_ms.saturating_sub(MAX_SKEW_MS),
             },
         }
     }
@@ -156,7 +159,8 @@ mod tests {
         assert_eq!(text.parse(), Ok(Position::Fleet(cursor.clone())));
         assert_eq!(cursor.of("n2").after, Some(17));
         let new = cursor.of("n4");
-        assert_eq!((new.after, new.since_ms), (Some(0), 1_780_000_000_000));
+        let since_ms = 1_780_000_000_000 - MAX_SKEW_MS;
+        assert_eq!((new.after, new.since_ms), (Some(0), since_ms));
         assert_eq!("42".parse(), Ok(Position::Own(42)));
     }
 

@@ -12,12 +12,12 @@ use conman_registry::{Journal, JournalError};
 use futures_util::future::poll_fn;
 use futures_util::stream::{BoxStream, StreamExt as _};
 use jiff::Timestamp;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
+use super::places::{StreamPlace, StreamPlaces};
 use super::remote::{self, Asked, Told};
 use super::{Cursor, Frame, From, Position, local};
-use crate::problem::{ApiError, Kind};
+use crate::problem::ApiError;
 
 /// Between two looks at which nodes there are.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -32,12 +32,6 @@ const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest time for a page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Streams of this node that merge others' events at a time: each takes a connection to every
-/// other node.
-const MAX_MERGED: usize = 100;
-
-static PLACES: Semaphore = Semaphore::const_new(MAX_MERGED);
 
 /// Whose events are told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +52,7 @@ pub(crate) struct Merged {
     sources: BTreeMap<String, Source>,
     look_at: Instant,
     truncated: bool,
-    _place: SemaphorePermit<'static>,
+    _place: StreamPlace,
 }
 
 /// A node whose events are told.
@@ -84,18 +78,13 @@ pub(crate) struct MergedPage {
 impl Merged {
     /// Begins where the client asks for, or with what happens next.
     pub(crate) async fn open(
-        map: &Arc<FleetMap>,
+        (map, places): (&Arc<FleetMap>, &StreamPlaces),
         journal: &Journal,
         (position, session): (Option<Position>, Option<SessionId>),
         only: OnlyOf,
         caller: Caller,
     ) -> Result<Self, ApiError> {
-        let place = PLACES.try_acquire().map_err(|_| {
-            Kind::TOO_MANY_STREAMS.because(format!(
-                "{MAX_MERGED} streams of the fleet's events are open on this node; end one, ask \
-                 another node, or ask for this one's events alone with `local=true`"
-            ))
-        })?;
+        let place = places.take(&caller)?;
         let now_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
         let cursor = match &position {
             None => Cursor::since(now_ms),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use conman_auth::Caller;
+use conman_auth::{Caller, MAX_SKEW_MS};
 use conman_peer::FleetMap;
 use conman_proto::{Problem, SessionId};
 use conman_registry::PeerStanding;
@@ -147,12 +147,13 @@ impl Remote {
         Ok(Told::Frame(frame))
     }
 
-    /// Who asks for what happens from now on is told what has happened until it is asked for.
+    /// Who asks for what happens from now on is told what has happened until it is asked for, by
+    /// the clock of that node, which may be behind.
     fn miss_nothing(&mut self) {
         if self.asked.from.after.is_none() {
             self.asked.from = From {
                 after: Some(0),
-                since_ms: self.asked.opened_ms,
+                since_ms: self.asked.opened_ms.saturating_sub(MAX_SKEW_MS),
             };
         }
     }

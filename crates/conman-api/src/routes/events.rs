@@ -38,7 +38,8 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 /// message has an id alone, so that this works before the first event as well. Without a position
 /// the stream begins with what happens next; `?after=0` begins with the oldest events kept.
 ///
-/// Nodes that join meanwhile are told of from then on. An event of kind `events_lost` stands where
+/// Nodes that join meanwhile are told of from then on; where a node had no position yet, that
+/// begins up to 30 s earlier, since its clock may be as much behind. An event of kind `events_lost` stands where
 /// events are missing for good, `node_unreachable` where those of a node are missing because it
 /// cannot be asked, and why; they follow when it can (`node_reached`). A position that a journal
 /// never had begins with its oldest event.
@@ -70,6 +71,7 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
             (EventPage = "application/json"),
         )),
         (status = 404, description = "no-such-node"),
+        (status = 429, description = "too-many-own-streams"),
         (status = 503, description = "registry-failed or too-many-streams"),
     )
 )]
@@ -115,7 +117,14 @@ pub(crate) async fn events(
     let journal = state.node.journal();
     // A page without a position begins with the oldest.
     let after = after.or((!follow).then_some(Position::Own(0)));
-    let merged = Merged::open(map, journal, (after, session), only, caller).await?;
+    let merged = Merged::open(
+        (map, &state.streams),
+        journal,
+        (after, session),
+        only,
+        caller,
+    )
+    .await?;
     if follow {
         return Ok(merged_stream(&state, merged).into_response());
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use conman_api::{ApiState, Listener, Peer};
+use conman_api::{ApiState, Listener, Peer, StreamPlaces};
 use conman_auth::{ApiGuard, ConnectTokens, HostRules, OriginRules, Scope, TokenFile};
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_core::{Instance, SpecPolicy, Template};
@@ -125,6 +125,7 @@ impl Stage {
             fleet,
             images: ImageKeeper::new(self.images.clone(), self.pulls.clone()),
             metrics: PrometheusBuilder::new().build_recorder().handle(),
+            streams: StreamPlaces::default(),
             closing: closing.clone(),
         };
         Api {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use conman_api::{ApiState, Listener, ServeOptions, serve_tcp, serve_unix};
+use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serve_unix};
 use conman_auth::{
     ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
 };
@@ -235,6 +235,7 @@ async fn serve(
         connect_tokens,
         images,
         metrics,
+        streams: StreamPlaces::default(),
         closing: closing.clone(),
     };
     let options = ServeOptions {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 
-use conman_api::{ApiState, Listener, ServeOptions};
+use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces};
 use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, HostRules, OriginRules};
 use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
@@ -241,6 +241,7 @@ fn api(
         connect_tokens: Arc::new(ConnectTokens::of_fleet(secret)),
         images: ImageKeeper::new(images, PullConfig::default()),
         metrics: PrometheusBuilder::new().build_recorder().handle(),
+        streams: StreamPlaces::default(),
         closing,
     }
 }
