@@ -60,7 +60,7 @@ impl From<AccessError> for ApiError {
     fn from(error: AccessError) -> Self {
         let kind = match &error {
             AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
-            AccessError::NotRunning { .. } => Kind::NOT_RUNNING,
+            AccessError::NotRunning { .. } | AccessError::Fenced { .. } => Kind::NOT_RUNNING,
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,

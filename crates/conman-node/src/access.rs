@@ -9,7 +9,7 @@ use conman_runtime::{
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::attached::{Attached, Presence};
 use crate::context::Context;
@@ -84,11 +84,22 @@ async fn hold(
         let view = handle.view();
         match view.state {
             SessionState::Running | SessionState::Frozen => {
+                let mut standing = context.options.standing.clone();
+                let fenced = standing.borrow_and_update().is_frozen();
                 if let Some(route) = to_running(context, &handle)? {
                     return Ok(route);
                 }
-                // Killed, and not yet shown as ending.
-                handle.wait_for(|present| present.state != view.state).await;
+                // Cancel safe: both only look.
+                tokio::select! {
+                    // Killed, and not yet shown as ending.
+                    _ = handle.wait_for(|present| present.state != view.state) => {}
+                    // Where nobody can change it any more, the daemon ends.
+                    Ok(()) = standing.changed() => {
+                        if fenced && !is_fenced(context) {
+                            ended_if_lost(context, &handle).await;
+                        }
+                    }
+                }
             }
             SessionState::Starting => {
                 // Why a start failed is known in full, its program's exit code included, only
@@ -134,6 +145,24 @@ async fn hold(
     }
 }
 
+fn is_fenced(context: &Context) -> bool {
+    context.options.standing.borrow().is_frozen()
+}
+
+/// Of what a node lost while it was fenced the end is ordered once it is live again, and may not
+/// have been carried out yet: waits for it.
+async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
+    let read = timeout(
+        context.options.bounds.registry,
+        context.registry.get(&handle.id),
+    );
+    if let Ok(Ok(record)) = read.await
+        && record.map(|record| record.generation) != handle.generation()
+    {
+        handle.wait_for(|view| view.state.is_ended()).await;
+    }
+}
+
 fn stuck(id: &SessionId, view: &View) -> RouteError {
     let reason = view.reason.clone().unwrap_or_default();
     RouteError::Stuck {
@@ -152,7 +181,8 @@ pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&st
         .is_some_and(|template| template.start_on_connect)
 }
 
-/// The route to a session that runs; `None` for one that does not.
+/// The route to a session that runs; `None` for one that does not, or is frozen: its kernel would
+/// take the connection, and its program never answer it.
 fn to_running(
     context: &Context,
     handle: &SessionHandle,
@@ -162,6 +192,9 @@ fn to_running(
             id: handle.id.clone(),
         });
     };
+    if is_fenced(context) {
+        return Ok(None);
+    }
     let (generation, process) = {
         let view = handle.view.borrow();
         if view.state != SessionState::Running || handle.is_ending() {
@@ -265,6 +298,9 @@ struct Running<'a> {
 fn running<'a>(context: &'a Context, id: &SessionId) -> Result<Running<'a>, AccessError> {
     let (handle, generation) = shown(context, id)?;
     let state = handle.state();
+    if state == SessionState::Running && is_fenced(context) {
+        return Err(AccessError::Fenced { id: id.clone() });
+    }
     if state != SessionState::Running {
         return Err(AccessError::NotRunning {
             id: id.clone(),

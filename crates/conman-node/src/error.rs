@@ -297,6 +297,11 @@ pub enum AccessError {
     #[error("session {id} is {state}, not running")]
     NotRunning { id: SessionId, state: SessionState },
     #[error(
+        "session {id} is frozen, since its node could not renew that it owns it; ask again once it \
+         has, or another node has started the session: `conman why {id}` tells"
+    )]
+    Fenced { id: SessionId },
+    #[error(
         "session {id} has no terminal; start it with `tty`, or keep a command's terminal in it"
     )]
     NoTerminal { id: SessionId },

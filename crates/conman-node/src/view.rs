@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use conman_proto::{NodeState, Session, SessionState};
-use conman_registry::{Ending, Phases, RecordState, SessionRecord, Standing};
+use conman_registry::{Ending, Phases, RecordState, SessionRecord};
 use jiff::Timestamp;
 
 use crate::context::Context;
@@ -14,10 +14,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
     let spec = &*handle.spec;
     let phases_ms = phases_ms(&view.phases);
-    let fenced = match *context.options.standing.borrow() {
-        Standing::Joining { .. } | Standing::Fenced => true,
-        Standing::Alone | Standing::Live | Standing::Late => false,
-    };
+    let fenced = context.options.standing.borrow().is_frozen();
     let state = match view.state {
         // Nothing of this node runs before its ownership is renewed.
         SessionState::Starting | SessionState::Running if fenced => SessionState::Frozen,

@@ -43,8 +43,6 @@ pub enum Whereabouts {
 pub struct Owner {
     pub node: Node,
     pub generation: Generation,
-    /// Not heard of for a while.
-    pub silent: bool,
 }
 
 /// Another node, and how it is reached.
@@ -117,13 +115,12 @@ impl FleetMap {
             return Ok(Whereabouts::Here { generation });
         }
         let peer = self.peer(&node);
-        let standing = peer.as_ref().map(|peer| peer.standing);
-        Ok(match standing {
+        Ok(match peer.as_ref().map(|peer| peer.standing) {
             Some(PeerStanding::Fenced) => Whereabouts::Lost { node, generation },
+            // One that is not heard of may own it still: it says itself whether it does.
             Some(PeerStanding::Live | PeerStanding::Silent) | None => Whereabouts::There(Owner {
                 node: way_to(&node, peer.as_ref()),
                 generation,
-                silent: standing != Some(PeerStanding::Live),
             }),
         })
     }

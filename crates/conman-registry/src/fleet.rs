@@ -167,6 +167,15 @@ impl Standing {
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Alone | Self::Live)
     }
+
+    /// Whether all that the node runs is frozen, or about to be: it may be another node's by now.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        match self {
+            Self::Joining { .. } | Self::Fenced => true,
+            Self::Alone | Self::Live | Self::Late => false,
+        }
+    }
 }
 
 /// A node whose registry nobody shares.

@@ -235,7 +235,11 @@ impl Seeker {
         if let Poll::Ready(route) = first {
             return route;
         }
-        let _held = Held::new(Cause::Starting);
+        let fenced = self.map.fleet().standing().borrow().is_frozen();
+        let _held = Held::new(match fenced {
+            true => Cause::Fenced,
+            false => Cause::Starting,
+        });
         route.await
     }
 
@@ -355,7 +359,11 @@ impl Seeker {
     async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
         match need {
             Need::Start { may_start, lost } => self.start(id, *may_start, *lost).await,
-            Need::Ready { node, may_start } => self.ready(id, node, *may_start).await,
+            // Cancel safe: what is asked of the node is asked anew, and a look is only a look.
+            Need::Ready { node, may_start } => tokio::select! {
+                outcome = self.ready(id, node, *may_start) => outcome,
+                () = self.lost(id, node) => Ok(()),
+            },
             Need::Reach { node } => {
                 self.reach(id, node).await;
                 Ok(())
@@ -498,6 +506,25 @@ impl Seeker {
                     }
                     _ => Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Returns when a node that answers, and yet is not heard of, is not the session's any more: its
+    /// ownership lapses, and what it has is frozen.
+    async fn lost(&self, id: &SessionId, name: &str) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let peers = self.map.fleet().peers();
+            let peer = peers.iter().find(|peer| peer.name == name);
+            if peer.is_some_and(|peer| peer.standing == PeerStanding::Live) {
+                continue;
+            }
+            match self.map.whereabouts(id, true).await {
+                Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {}
+                Ok(_) => return,
+                // While the registry does not answer, nothing has changed.
+                Err(_) => {}
             }
         }
     }

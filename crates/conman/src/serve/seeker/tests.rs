@@ -14,13 +14,13 @@ use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::NodeOptions;
 use conman_peer::PeerClient;
-use conman_peer::model::ModelFleet;
+use conman_peer::model::{ModelFleet, ModelNode};
 use conman_proto::{
     DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, PreemptRequest, RuntimeKind,
     Session, SessionRequest, SessionState,
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
-use conman_registry::{Announcement, Fleet, Journal};
+use conman_registry::{Announcement, Fleet, Journal, Standing};
 use conman_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -39,6 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Member {
     node: Arc<Node>,
+    fleet: Arc<ModelNode>,
     faults: Faults,
     clients: Proxy,
     peers: Option<Proxy>,
@@ -107,7 +108,8 @@ impl Member {
             ..SpecPolicy::default()
         };
         let path = state.path().to_owned();
-        let options = NodeOptions::new(name.to_owned(), instance.clone(), path, policy);
+        let mut options = NodeOptions::new(name.to_owned(), instance.clone(), path, policy);
+        options.standing = seen.standing();
         let journal = Journal::open(&state.path().join("journal"), name, 10_000);
         let journal = Arc::new(journal.expect("a journal"));
         let node = Node::start(options, registry, journal, vec![runtime])
@@ -160,6 +162,7 @@ impl Member {
         let clients = Proxy::start(listener, proxied, Arc::new(directory), Arc::new(Anybody));
         Self {
             node,
+            fleet: seen,
             faults,
             clients: clients.expect("a proxy"),
             peers: Some(peers.expect("a proxy")),
@@ -195,6 +198,17 @@ impl Member {
         };
         let ran = tokio::time::timeout(PATIENCE, running).await;
         ran.expect("it runs in time")
+    }
+
+    /// Returns once its proxy holds a request.
+    async fn holds(&self) {
+        let held = async {
+            while self.clients.stats().held == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let held = tokio::time::timeout(PATIENCE, held).await;
+        held.expect("it is held");
     }
 
     async fn preempt(&self) {
@@ -337,20 +351,69 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     let peers = b.peers.take().expect("it listens");
     peers.shutdown(Duration::ZERO).await;
     let waiting = tokio::spawn(a.fetch(&id));
-    let held = async {
-        while a.clients.stats().held == 0 {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, held)
-        .await
-        .expect("it is held");
+    a.holds().await;
     assert!(!waiting.is_finished() && !a.node.is_live(&id));
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let answer = waiting.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
     assert!(a.node.is_live(&id));
     assert_eq!(a.clients.stats().held, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_of_a_fenced_node_is_held_there_and_elsewhere_until_it_owns_again() {
+    let (_fleet, a, b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    b.fleet.stand(Standing::Fenced);
+    let waiting = [tokio::spawn(a.fetch(&id)), tokio::spawn(b.fetch(&id))];
+    a.holds().await;
+    b.holds().await;
+    let refused = b.node.kept_execs(&id).await.expect_err("it is frozen");
+    assert!(refused.to_string().contains("frozen"), "{refused}");
+    b.fleet.stand(Standing::Live);
+    for answer in waiting {
+        let answer = answer.await.expect("no panic");
+        assert!(is_served(&answer, &id), "{answer}");
+    }
+    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_silent_node_has_frozen_is_served_by_its_new_owner_though_the_old_one_answers() {
+    let (fleet, a, b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    let old = b.node.get(&id).expect("it runs").generation;
+    b.fleet.stand(Standing::Fenced);
+    fleet.change("b", |b| b.standing = PeerStanding::Silent);
+    let waiting = [tokio::spawn(a.fetch(&id)), tokio::spawn(b.fetch(&id))];
+    a.holds().await;
+    b.holds().await;
+    let [elsewhere, there] = waiting;
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let answer = elsewhere.await.expect("no panic");
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(a.node.is_live(&id) && !there.is_finished());
+    // Back from the dead, it may know that it owns again before it has ended what it lost.
+    fleet.change("b", |b| b.standing = PeerStanding::Live);
+    b.fleet.stand(Standing::Live);
+    b.node.condemn(&id, old, "it was lost");
+    let answer = there.await.expect("no panic");
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(a.node.is_live(&id) && !b.node.is_live(&id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() {
+    let (fleet, a, b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    b.fleet.stand(Standing::Late);
+    fleet.change("b", |b| b.standing = PeerStanding::Silent);
+    let answer = a.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
