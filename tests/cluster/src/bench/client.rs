@@ -8,10 +8,9 @@ use futures_util::StreamExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::{WebSocketStream, client_async};
+use tokio_tungstenite::WebSocketStream;
 
-use crate::overlap::Line;
+use crate::overlap::{Line, visit};
 
 /// A node holds a request for longer; whoever waits loads the page anew at last.
 const ATTEMPT: Duration = Duration::from_secs(30);
@@ -40,7 +39,7 @@ pub(super) struct Served {
 impl Client {
     /// Connects to a session that runs.
     pub(super) async fn connect(through: SocketAddr, id: String, reloads: bool) -> Result<Self> {
-        let opened = timeout(ATTEMPT, open(through, &id)).await;
+        let opened = timeout(ATTEMPT, visit(through, &id)).await;
         let (socket, greeting) = opened
             .with_context(|| format!("{id} does not answer"))?
             .with_context(|| format!("cannot connect to {id}"))?;
@@ -71,7 +70,7 @@ impl Client {
         drop(self.socket);
         let mut refusals = Vec::new();
         loop {
-            match timeout(ATTEMPT, open(self.through, &self.id)).await {
+            match timeout(ATTEMPT, visit(self.through, &self.id)).await {
                 Ok(Ok((_socket, line))) if line.generation > self.greeting.generation => {
                     let again = Instant::now();
                     return Served {
@@ -86,18 +85,5 @@ impl Client {
             }
             sleep(PAUSE).await;
         }
-    }
-}
-
-async fn open(through: SocketAddr, id: &str) -> Result<(WebSocketStream<TcpStream>, Line)> {
-    let stream = TcpStream::connect(through).await?;
-    stream.set_nodelay(true)?;
-    let (mut socket, _) = client_async(format!("ws://{through}/s/{id}/"), stream).await?;
-    match socket.next().await.context("closed without a greeting")?? {
-        Message::Text(text) => {
-            let line = serde_json::from_str(text.as_str()).context("a strange greeting")?;
-            Ok((socket, line))
-        }
-        other => anyhow::bail!("a strange greeting: {other:?}"),
     }
 }

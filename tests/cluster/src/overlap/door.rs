@@ -1,11 +1,19 @@
-//! WebSockets to a witness: each is told at once who answers, and kept.
+//! Who comes to a witness: a WebSocket is told at once who answers, and kept; any other request is
+//! answered with the same.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
 
 use tokio_tungstenite::tungstenite::{self, Message};
 
 use super::Line;
+
+/// More than what tests and the proxy say together.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+const END_OF_HEAD: &str = "\r\n\r\n";
+/// Between two looks at a head that comes in parts.
+const PEEK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Answers on a port from now on, by threads of its own: a witness has nothing else that could wait.
 ///
@@ -24,9 +32,23 @@ pub fn answer(port: u16, line: &Line) -> io::Result<()> {
     std::thread::Builder::new().spawn(accept).map(drop)
 }
 
-fn greet(stream: TcpStream, text: String) {
+fn greet(mut stream: TcpStream, text: String) {
     let _ = stream.set_nodelay(true);
     // A look at whether anybody listens ends here.
+    let Ok(Some(head)) = peek_head(&stream) else {
+        return;
+    };
+    let asks = head.to_ascii_lowercase();
+    if !asks.contains("\r\nupgrade: websocket\r\n") {
+        let length = text.len();
+        // Read, so that closing does not reset the connection before the answer has arrived.
+        let read = stream.read_exact(&mut vec![0; head.len()]);
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
+        );
+        let _ = read.and_then(|()| stream.write_all(answer.as_bytes()));
+        return;
+    }
     let Ok(mut socket) = tungstenite::accept(stream) else {
         return;
     };
@@ -34,4 +56,22 @@ fn greet(stream: TcpStream, text: String) {
         return;
     }
     while socket.read().is_ok() {}
+}
+
+/// The head of a request, left to be read; `None` where none comes.
+#[expect(clippy::disallowed_methods, reason = "a thread of its own")]
+fn peek_head(stream: &TcpStream) -> io::Result<Option<String>> {
+    let mut bytes = [0; MAX_HEAD_BYTES];
+    loop {
+        let length = stream.peek(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes[..length]);
+        if let Some(end) = text.find(END_OF_HEAD) {
+            return Ok(Some(text[..end + END_OF_HEAD.len()].to_owned()));
+        }
+        if length == 0 || length == bytes.len() {
+            return Ok(None);
+        }
+        // A part of it has come: what is there already wakes nobody.
+        std::thread::sleep(PEEK_PAUSE);
+    }
 }

@@ -10,6 +10,7 @@ mod drive;
 mod faults;
 mod line;
 mod tail;
+mod visit;
 mod witness;
 
 pub use checker::{Checker, Life, Report, Violation};
@@ -18,4 +19,5 @@ pub use drive::Drive;
 pub use faults::{Event, Fault, Scale, draw};
 pub use line::Line;
 pub use tail::Tail;
+pub use visit::visit;
 pub use witness::{SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write};

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use conman_cluster::overlap::{Life, TEMPLATE, Tail, journal, monotonic_ns};
+use conman_cluster::overlap::{Life, SERVING, TEMPLATE, Tail, journal, monotonic_ns};
 use conman_cluster::{Builder, Cluster, Cut, Node, requirements};
 use conman_core::ownership::Timing;
 use conman_e2e::{Answer, eventually, eventually_some};
-use conman_proto::{EnsureResponse, Session};
+use conman_proto::{EnsureResponse, NodeList, Session};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -119,6 +119,57 @@ impl Fleet {
             Some(response.session)
         })
         .await
+    }
+
+    /// Has a witness that answers its clients run on that very node, as one that any other may have
+    /// next: its generation. The others have no sessions, for they drain meanwhile.
+    pub(crate) async fn serve_on(&mut self, node: usize, id: &str) -> u64 {
+        self.others_drain(node, true).await;
+        let path = format!("/v1/sessions/{id}");
+        let body = json!({"template": SERVING});
+        let what = format!("{id} serves");
+        let session = eventually_some(&what, PATIENCE, async || {
+            let answer = self.ask(node, Method::PUT, &path, Some(&body)).await?;
+            if !answer.status.is_success() {
+                return None;
+            }
+            let response: EnsureResponse = answer.expect(answer.status);
+            Some(response.session)
+        })
+        .await;
+        assert_eq!(session.node, self.node(node).name());
+        self.others_drain(node, false).await;
+        let generation = session.generation.get();
+        self.goes_on(id, generation).await;
+        generation
+    }
+
+    /// Has all nodes but one drain, or not any more, and waits until each knows that of each.
+    async fn others_drain(&self, node: usize, drain: bool) {
+        let nodes = self.cluster.nodes();
+        let others = || {
+            nodes
+                .iter()
+                .filter(|other| other.name() != nodes[node].name())
+        };
+        let path = match drain {
+            true => "/v1/nodes/self/drain",
+            false => "/v1/nodes/self/undrain",
+        };
+        for other in others() {
+            let answer = other.admin().post(path, &json!({})).await;
+            assert!(answer.status.is_success(), "{}", answer.text());
+        }
+        for asked in nodes {
+            eventually("they know who drains", PATIENCE, async || {
+                let list: NodeList = asked.admin().get("/v1/nodes").await.expect(StatusCode::OK);
+                others().all(|other| {
+                    let mut found = list.nodes.iter().filter(|one| one.name == other.name());
+                    found.any(|one| one.fleet.as_ref().is_some_and(|one| one.draining == drain))
+                })
+            })
+            .await;
+        }
     }
 
     /// Asks once for one on that very node.

@@ -9,6 +9,7 @@ use conman_linux::Signal;
 use http::StatusCode;
 use tokio::time::sleep;
 
+use crate::client::Client;
 use crate::fleet::{Fleet, PATIENCE, measured};
 
 #[tokio::test]
@@ -22,8 +23,17 @@ async fn row_19_no_notice_has_every_session_taken_over() {
         fleet.goes_on(id, generation).await;
         old.push((id, generation));
     }
+    let served = fleet.serve_on(0, "served").await;
+    let mut client = Client::connect(&fleet, 1, "served").await;
     let begun = monotonic_ns();
     fleet.node(0).lose().expect("lost");
+    let next = client.comes_back().await;
+    measured(
+        "from a machine's end to the next one's greeting",
+        begun,
+        monotonic_ns(),
+    );
+    assert!(next > served, "generation {next} after {served}");
     for (number, (id, generation)) in old.iter().enumerate() {
         let new = fleet
             .ensure_after(1 + number % 2, id, 0)
@@ -59,8 +69,14 @@ async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
     };
     let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
+    let served = fleet.serve_on(0, "served").await;
+    let mut there = Client::connect(&fleet, 0, "served").await;
+    let mut elsewhere = Client::connect(&fleet, 1, "served").await;
     fleet.preempt(0).await;
     fleet.preempt(0).await;
+    let next = elsewhere.comes_back().await;
+    assert!(next > served, "generation {next} after {served}");
+    assert_eq!(there.comes_back().await, next);
     assert_eq!(fleet.node(0).session_processes(), []);
     let last = fleet.life("s", old).expect("it wrote").last_ns;
     let new = fleet.ensure_after(1, "s", old).await.generation.get();

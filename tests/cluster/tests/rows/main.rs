@@ -3,6 +3,7 @@
 //!
 //! Bad input is among them. A number that is missing here is tried where no fleet is needed.
 
+mod client;
 mod fleet;
 mod hop;
 mod machine;

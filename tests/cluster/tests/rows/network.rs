@@ -6,6 +6,7 @@ use conman_cluster::overlap::monotonic_ns;
 use conman_cluster::{Cluster, Cut};
 use http::Method;
 
+use crate::client::Client;
 use crate::fleet::{Fleet, measured};
 
 /// A session on the first node.
@@ -23,6 +24,9 @@ fn host_of(fleet: &mut Fleet, id: &str, generation: u64) -> usize {
     let found = hosts.iter().position(|host| host.name == life.host);
     found.expect("it is one of the nodes")
 }
+
+/// A witness that has not written for so long stands still.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Any node but this one.
 fn another(fleet: &Fleet, node: usize) -> usize {
@@ -109,6 +113,37 @@ async fn row_15_one_way_partition_of_what_a_node_hears_has_it_taken_over() {
     .await;
 }
 
+/// Its peers reach it still, and so do its clients: whoever asks in the pause waits.
+#[tokio::test]
+async fn row_15_clients_of_an_owner_cut_off_etcd_alone_are_held_and_served_by_the_next_one() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let old = fleet.serve_on(0, "s").await;
+    let mut there = Client::connect(&fleet, 0, "s").await;
+    let mut elsewhere = Client::connect(&fleet, 1, "s").await;
+    fleet.all_ready().await;
+    let begun = monotonic_ns();
+    fleet.cluster.cut_from_etcd(0).expect("cut");
+    fleet.stands_still("s", old, QUIET).await;
+    let (held_there, held) = (there.ask(), elsewhere.ask());
+    let new = elsewhere.answered(held).await;
+    measured(
+        "from a cut to the answer of the next owner",
+        begun,
+        monotonic_ns(),
+    );
+    assert!(new > old, "generation {new} is not a later one than {old}");
+    assert_eq!(elsewhere.comes_back().await, new);
+    fleet.judge();
+    // The cut one cannot know whose it is by now.
+    assert!(!held_there.is_answered(), "its own is frozen");
+    fleet.cluster.heal().expect("healed");
+    assert_eq!(there.answered(held_there).await, new);
+    assert_eq!(there.comes_back().await, new);
+    fleet.judge();
+}
+
 #[tokio::test]
 async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keeps_the_rest() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
@@ -120,13 +155,24 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     let same = host_of(&mut fleet, "taken", taken);
     assert_eq!(same, owner, "both on one node");
     let other = another(&fleet, owner);
+    let served = fleet.serve_on(owner, "served").await;
+    let mut there = Client::connect(&fleet, owner, "served").await;
+    let mut elsewhere = Client::connect(&fleet, other, "served").await;
     fleet.cut_off(owner);
+    fleet.stands_still("served", served, QUIET).await;
+    let held = there.ask();
+    let next = elsewhere.comes_back().await;
+    assert!(next > served, "generation {next} after {served}");
     // Nobody asks for the other one, which its owner may therefore keep.
     let new = fleet.ensure_after(other, "taken", taken).await;
     let new = new.generation.get();
     fleet.goes_on("taken", new).await;
     let last = fleet.life("taken", taken).expect("it wrote").last_ns;
+    assert!(!held.is_answered(), "its own is frozen");
     fleet.cluster.heal().expect("healed");
+    // Nothing of what is no longer its own answers there.
+    assert_eq!(there.answered(held).await, next);
+    assert_eq!(there.comes_back().await, next);
     fleet.all_ready().await;
     fleet.goes_on("kept", kept).await;
     fleet.goes_on("taken", new).await;
@@ -143,6 +189,8 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     let generation = placed(&mut fleet, "s").await;
     let owner = host_of(&mut fleet, "s", generation);
     let other = another(&fleet, owner);
+    let served = fleet.serve_on(owner, "served").await;
+    let mut client = Client::connect(&fleet, other, "served").await;
     let cut = Cut::Between(
         fleet.node(owner).host().clone(),
         fleet.node(other).host().clone(),
@@ -163,6 +211,7 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
         "{}",
         answer.text()
     );
+    let held = client.ask_until_known();
     let begun = tokio::time::Instant::now();
     let takeover = Duration::from_millis(fleet.timing().takeover_ms);
     while begun.elapsed() < takeover * 2 {
@@ -177,7 +226,12 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     }
     fleet.goes_on("s", generation).await;
     assert_eq!(fleet.lives("s").len(), 1);
+    assert!(!held.is_answered(), "by whom, across a cut?");
     fleet.cluster.heal().expect("healed");
+    assert_eq!(client.answered(held).await, served);
+    let again = client.ask();
+    assert_eq!(client.answered(again).await, served);
+    assert_eq!(fleet.lives("served").len(), 1);
     fleet.is_one(other, "s", generation).await;
     fleet.judge();
 }

@@ -1,0 +1,26 @@
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, bail};
+use futures_util::StreamExt as _;
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{WebSocketStream, client_async};
+
+use super::Line;
+
+/// Connects to a witness through a node's sessions' listener: the WebSocket, and who greeted on it.
+///
+/// # Errors
+/// It was not opened, or the greeting is not one.
+pub async fn visit(through: SocketAddr, id: &str) -> Result<(WebSocketStream<TcpStream>, Line)> {
+    let stream = TcpStream::connect(through).await?;
+    stream.set_nodelay(true)?;
+    let (mut socket, _) = client_async(format!("ws://{through}/s/{id}/"), stream).await?;
+    match socket.next().await.context("closed without a greeting")?? {
+        Message::Text(text) => {
+            let line = serde_json::from_str(text.as_str()).context("a strange greeting")?;
+            Ok((socket, line))
+        }
+        other => bail!("a strange greeting: {other:?}"),
+    }
+}
