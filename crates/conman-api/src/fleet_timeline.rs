@@ -10,6 +10,7 @@ use conman_peer::{FleetMap, Whereabouts, Wish};
 use conman_proto::{
     NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
 };
+use conman_registry::{Peer, PeerStanding};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -41,8 +42,12 @@ pub(crate) async fn gather(
 ) -> Timeline {
     let id = own.id.clone();
     let peers = map.fleet().peers();
-    let mut others: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
-    others.retain(|name| name != map.me());
+    // What was declared dead is long gone, or has to say itself that it is back.
+    let (gone, others): (Vec<&Peer>, Vec<&Peer>) = peers
+        .iter()
+        .filter(|peer| peer.name != map.me())
+        .partition(|peer| peer.standing == PeerStanding::Fenced);
+    let others: Vec<String> = others.iter().map(|peer| peer.name.clone()).collect();
     let asked = stream::iter(others.into_iter().map(|name| {
         let (map, id, caller) = (Arc::clone(map), id.clone(), caller.clone());
         async move {
@@ -59,6 +64,15 @@ pub(crate) async fn gather(
             Ok(timeline) => add(&mut all, timeline),
             Err(why) => fleet.unasked.push(NodeReason { node: name, why }),
         }
+    }
+    let owner = gone
+        .iter()
+        .find(|peer| fleet.node.as_deref() == Some(&*peer.name));
+    if let Some(owner) = owner {
+        fleet.unasked.push(NodeReason {
+            node: owner.name.clone(),
+            why: "it was declared dead".to_owned(),
+        });
     }
     let key = |event: &conman_proto::Event| (event.at, event.node.clone(), event.seq);
     all.events.sort_by_cached_key(key);
@@ -113,7 +127,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         unasked: Vec::new(),
         registry_error: None,
     };
-    let located = match timeout(PATIENCE, map.whereabouts(id, true)).await {
+    let located = match timeout(PATIENCE, map.whereabouts(id)).await {
         Ok(Ok(located)) => located,
         Ok(Err(error)) => {
             fleet.registry_error = Some(chain(&error));
@@ -153,8 +167,8 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     {
         let wish = Wish {
             template: record.spec.template.clone(),
+            labels: record.spec.node_labels.clone(),
             memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
-            ..Wish::default()
         };
         let placement = map.place(id, &wish);
         fleet.takers = placement.candidates;

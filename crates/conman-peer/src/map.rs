@@ -5,9 +5,15 @@ use conman_core::placement::{
     self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
 };
 use conman_proto::{Generation, SessionId};
-use conman_registry::{Fleet, Peer, PeerStanding, RegistryError, Standing};
+use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::holding::{Cause, Held};
 use crate::{PeerAddress, PeerClient};
+
+/// Requests that wait for a node, where nobody says otherwise: half of the API's connections.
+const MAX_WAITING: usize = 512;
 
 /// The nodes of the fleet and their sessions, as one of them sees them.
 #[derive(Debug)]
@@ -15,6 +21,15 @@ pub struct FleetMap {
     fleet: Arc<dyn Fleet>,
     client: PeerClient,
     limits: PlacementLimits,
+    /// Of requests that wait for a node.
+    places: Semaphore,
+}
+
+/// A request's place among those that wait for a node.
+#[derive(Debug)]
+pub struct Waiting<'map> {
+    _held: Held,
+    _place: SemaphorePermit<'map>,
 }
 
 /// Where a session is.
@@ -70,7 +85,26 @@ impl FleetMap {
             fleet,
             client,
             limits,
+            places: Semaphore::new(MAX_WAITING),
         }
+    }
+
+    /// With as many places for requests that wait for a node.
+    #[must_use]
+    pub fn waiting(mut self, places: usize) -> Self {
+        self.places = Semaphore::new(places.min(Semaphore::MAX_PERMITS));
+        self
+    }
+
+    /// A place to wait for a node that cannot be reached; `None` while all are taken.
+    #[must_use]
+    pub fn wait_for(&self, node: &str) -> Option<Waiting<'_>> {
+        let place = self.places.try_acquire().ok()?;
+        let peer = self.peer(node);
+        Some(Waiting {
+            _held: Held::new(Cause::of(peer.as_ref(), Cause::Silent)),
+            _place: place,
+        })
     }
 
     /// This node.
@@ -95,34 +129,50 @@ impl FleetMap {
         &self.client
     }
 
-    /// Where a session is: as last known, or with `fresh` by asking the registry.
+    /// Where a session is, by asking the registry.
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn whereabouts(
+    pub async fn whereabouts(&self, id: &SessionId) -> Result<Whereabouts, RegistryError> {
+        let sighting = self.fleet.locate(id, true).await?;
+        Ok(self.place_of(sighting.located))
+    }
+
+    /// Where a session is as far as is known, unless `fresh` is set; where nothing is known, the
+    /// registry is asked as well. Sets `fresh` where it was.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub async fn look(
         &self,
         id: &SessionId,
-        fresh: bool,
+        fresh: &mut bool,
     ) -> Result<Whereabouts, RegistryError> {
-        let Some(located) = self.fleet.locate(id, fresh).await? else {
-            return Ok(Whereabouts::Nobody);
+        let sighting = self.fleet.locate(id, *fresh).await?;
+        *fresh = sighting.fresh;
+        Ok(self.place_of(sighting.located))
+    }
+
+    fn place_of(&self, located: Option<Located>) -> Whereabouts {
+        let Some(located) = located else {
+            return Whereabouts::Nobody;
         };
         let (node, generation) = (located.node, located.generation);
         if located.released {
-            return Ok(Whereabouts::Released { node, generation });
+            return Whereabouts::Released { node, generation };
         }
         if node == self.fleet.me() {
-            return Ok(Whereabouts::Here { generation });
+            return Whereabouts::Here { generation };
         }
         let peer = self.peer(&node);
-        Ok(match peer.as_ref().map(|peer| peer.standing) {
+        match peer.as_ref().map(|peer| peer.standing) {
             Some(PeerStanding::Fenced) => Whereabouts::Lost { node, generation },
             // One that is not heard of may own it still: it says itself whether it does.
             Some(PeerStanding::Live | PeerStanding::Silent) | None => Whereabouts::There(Owner {
                 node: way_to(&node, peer.as_ref()),
                 generation,
             }),
-        })
+        }
     }
 
     /// Another node by its name.

@@ -2,6 +2,7 @@
 //! [`Fleet`]. Nothing in it renews, and a node is fenced when the test says so.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_registry::{
     Announcement, ContainerIdentity, Ending, Fleet, FleetSession, ForgetError, Located,
     ModelRegistry, Peer, PeerStanding, Phases, RecordState, Registry, RegistryError, Release,
-    SessionRecord, Standing,
+    SessionRecord, Sighting, Standing,
 };
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -44,6 +45,7 @@ impl ModelFleet {
             me: name.to_owned(),
             standing: watch::Sender::new(Standing::Live),
             stale: Mutex::default(),
+            asked: AtomicU64::new(0),
         };
         let peer = Peer {
             name: name.to_owned(),
@@ -194,6 +196,7 @@ pub struct ModelNode {
     standing: watch::Sender<Standing>,
     /// What was known once, and is not true any more.
     stale: Mutex<HashMap<SessionId, Located>>,
+    asked: AtomicU64,
 }
 
 impl ModelNode {
@@ -206,6 +209,12 @@ impl ModelNode {
     #[must_use]
     pub fn is_mistaken(&self) -> bool {
         !lock(&self.stale).is_empty()
+    }
+
+    /// How often it has asked the registry where a session is.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
     }
 
     /// Changes how the node stands.
@@ -225,20 +234,26 @@ impl Fleet for ModelNode {
         peers.values().cloned().collect()
     }
 
-    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
         let stale = lock(&self.stale).get(id).cloned();
         if let Some(stale) = stale.filter(|_| !fresh) {
-            return Ok(Some(stale));
+            return Ok(Sighting {
+                located: Some(stale),
+                fresh: false,
+            });
         }
-        let Some(record) = self.world.records.get(id).await? else {
-            return Ok(None);
-        };
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let record = self.world.records.get(id).await?;
         let owner = lock(&self.world.owners).get(id).cloned();
-        Ok(owner.map(|node| Located {
+        let located = record.zip(owner).map(|(record, node)| Located {
             node,
             generation: record.generation,
             released: record.state.is_ended(),
-        }))
+        });
+        Ok(Sighting {
+            located,
+            fresh: true,
+        })
     }
 
     fn forget_location(&self, id: &SessionId, _: Generation) {

@@ -29,7 +29,7 @@ use crate::rules::Change;
 use crate::state_lock::StateLock;
 use crate::{
     Announcement, ContainerIdentity, Fleet, FleetSession, ForgetError, Located, Peer, RecordState,
-    Registry, RegistryError, Release, SessionRecord, Standing,
+    Registry, RegistryError, Release, SessionRecord, Sighting, Standing,
 };
 
 mod client;
@@ -371,15 +371,21 @@ impl Fleet for EtcdRegistry {
         self.membership.peers(me, self.shared.timing.fence_ms)
     }
 
-    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError> {
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
         if !fresh && let Some(located) = self.shared.location(id) {
-            return Ok(Some(located));
+            return Ok(Sighting {
+                located: Some(located),
+                fresh: false,
+            });
         }
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
         self.run(async move {
             let located = locate(&shared, &id).await?;
             shared.note_location(&id, located.clone());
-            Ok(located)
+            Ok(Sighting {
+                located,
+                fresh: true,
+            })
         })
         .await
     }
@@ -398,6 +404,10 @@ impl Fleet for EtcdRegistry {
 
     fn forget_location(&self, id: &SessionId, generation: Generation) {
         self.shared.forget_location(id, generation);
+    }
+
+    fn takeover(&self) -> Duration {
+        Duration::from_millis(self.shared.timing.takeover_ms)
     }
 
     fn standing(&self) -> watch::Receiver<Standing> {

@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use conman_core::ownership::Timing;
 use conman_proto::{Generation, SessionId};
 use tokio::sync::watch;
 
@@ -21,11 +23,17 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// The nodes that are known, this one included, ordered by name.
     fn peers(&self) -> Arc<[Peer]>;
 
-    /// Who owns a session: what was last known, or with `fresh` one linearizable read.
-    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Option<Located>, RegistryError>;
+    /// Who owns a session: what was last known, or where nothing is, or with `fresh`, one
+    /// linearizable read.
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError>;
 
     /// Whoever was said to own that generation says that it does not.
     fn forget_location(&self, id: &SessionId, generation: Generation);
+
+    /// How long a node is not heard of before it is declared dead.
+    fn takeover(&self) -> Duration {
+        Duration::from_millis(Timing::default().takeover_ms)
+    }
 
     /// Whether this node owns what it owns.
     fn standing(&self) -> watch::Receiver<Standing>;
@@ -138,6 +146,15 @@ pub struct Located {
     pub released: bool,
 }
 
+/// What a look for a session came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sighting {
+    /// `None` for one that nobody has ever owned, or that was forgotten.
+    pub located: Option<Located>,
+    /// Whether the registry was asked just now.
+    pub fresh: bool,
+}
+
 /// A session as its record tells of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetSession {
@@ -205,12 +222,8 @@ impl Fleet for SoloFleet {
         Arc::new([])
     }
 
-    async fn locate(
-        &self,
-        _id: &SessionId,
-        _fresh: bool,
-    ) -> Result<Option<Located>, RegistryError> {
-        Ok(None)
+    async fn locate(&self, _id: &SessionId, _fresh: bool) -> Result<Sighting, RegistryError> {
+        Ok(Sighting::default())
     }
 
     fn forget_location(&self, _id: &SessionId, _generation: Generation) {}

@@ -45,7 +45,7 @@ pub use etcd::{
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, NodeLoad, Peer, PeerStanding,
-    SoloFleet, Standing,
+    Sighting, SoloFleet, Standing,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;

@@ -21,9 +21,9 @@ use crate::problem::{ApiError, Kind};
 /// How often a request that its node turned away is brought to the next, while the session moves.
 const MAX_TRIES: u32 = 6;
 
-/// How long a PUT waits for the session of a node that is not to be reached: until after it is
-/// declared dead with the default times, and its sessions may be claimed.
-const HOLD: Duration = Duration::from_secs(30);
+/// How much longer than it takes to declare a node dead a PUT waits for the session of one that is
+/// not to be reached: those who watch it may have begun to count later, and then it is claimed.
+const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 
 /// Between two tries while a node is not to be reached, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -84,6 +84,8 @@ impl Visit {
         let mut pause = PAUSE;
         let (mut fresh, mut tries) = (false, 0);
         let mut unreached = None;
+        let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
+        let mut waiting = None;
         loop {
             let step = self.step(fresh, unreached.take()).await?;
             fresh = true;
@@ -108,8 +110,11 @@ impl Visit {
                 // The registry was not asked yet whether it is another node's by now.
                 Step::Unreachable(node) if tries == 1 => unreached = Some(node),
                 // What starts a session waits for its node to be given up.
-                Step::Unreachable(_) if self.is_put() && began.elapsed() < HOLD => {
-                    let _held = Held::new();
+                Step::Unreachable(node) if self.is_put() && began.elapsed() < patience => {
+                    if waiting.is_none() {
+                        let place = self.hop.map.wait_for(&node.node);
+                        waiting = Some(place.ok_or_else(|| crowded(&node))?);
+                    }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     tries = 2;
@@ -127,11 +132,11 @@ impl Visit {
     }
 
     /// One try; not again with a node that just could not be reached.
-    async fn step(&self, fresh: bool, unreached: Option<Unreached>) -> Result<Step, ApiError> {
+    async fn step(&self, mut fresh: bool, unreached: Option<Unreached>) -> Result<Step, ApiError> {
         if self.hop.node.is_live(&self.id) {
             return Ok(self.here().await);
         }
-        let whereabouts = self.hop.map.whereabouts(&self.id, fresh).await;
+        let whereabouts = self.hop.map.look(&self.id, &mut fresh).await;
         let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         match whereabouts {
             Whereabouts::There(owner) => match unreached {
@@ -339,18 +344,10 @@ fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError
     }
 }
 
-/// A request that waits for a node, in the metrics.
-struct Held;
-
-impl Held {
-    fn new() -> Self {
-        metrics::gauge!("conman_api_held").increment(1.0);
-        Self
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        metrics::gauge!("conman_api_held").decrement(1.0);
-    }
+fn crowded(node: &Unreached) -> ApiError {
+    Kind::CROWDED.because(format!(
+        "{}. As many requests as may wait for nodes that cannot be reached do so already; try \
+         again in a moment",
+        node.why
+    ))
 }

@@ -96,6 +96,16 @@ impl Node {
 
     /// As one that knows the others by a secret of its own.
     async fn join_with(world: &Arc<World>, name: &str, secret: &Arc<ClusterSecret>) -> Self {
+        Self::join_waiting(world, name, secret, 100).await
+    }
+
+    /// With room for as many requests that wait for a node.
+    async fn join_waiting(
+        world: &Arc<World>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+        places: usize,
+    ) -> Self {
         let stage = Stage::new();
         let (registry, seen) = world.fleet.join(name);
         let dialer = Dialer::new(name, Some(Arc::clone(secret)), None);
@@ -105,7 +115,8 @@ impl Node {
             max_cpu_pressure_percent: 1_000.0,
             ..PlacementLimits::default()
         };
-        let map = Arc::new(FleetMap::new(fleet, PeerClient::new(dialer), limits));
+        let map = FleetMap::new(fleet, PeerClient::new(dialer), limits);
+        let map = Arc::new(map.waiting(places));
         let api = stage
             .boot_among(registry, Some(map), |options| {
                 options.name = name.to_owned();
@@ -638,6 +649,59 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_requests_wait_for_a_node_than_there_are_places() {
+    let world = World::new();
+    let a = Node::join_waiting(&world, "a", &world.secret, 1).await;
+    let b = Node::join(&world, "b").await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    b.ensure("bob").await;
+    world.announced("a", |a| a.draining = false);
+    world.announced("b", |b| b.peer_url = Some(nowhere()));
+    let put = |id: &str| {
+        let (a, uri) = (&a, session(id));
+        async move {
+            let body = r#"{"template": "idle"}"#;
+            a.api.call(Method::PUT, &uri, body).await
+        }
+    };
+    let (alice, bob) = (std::pin::pin!(put("alice")), std::pin::pin!(put("bob")));
+    let either = futures_util::future::select(alice, bob).await;
+    let (refused, waiting) = either.factor_first();
+    let problem = refused.problem();
+    assert_eq!((problem.slug(), problem.status), ("too-many-waiting", 503));
+    assert!(problem.detail.contains("node `b`"), "{}", problem.detail);
+    world.change("b", |b| b.standing = PeerStanding::Fenced);
+    let started: EnsureResponse = waiting.await.json();
+    assert_eq!(started.session.node, "a");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timeline_names_as_takers_the_nodes_alone_that_have_the_sessions_labels() {
+    let (world, a, b) = two().await;
+    world.announced("b", |b| {
+        b.labels.insert("pool".to_owned(), "gpu".to_owned());
+    });
+    let body = r#"{"template": "idle", "node_labels": {"pool": "gpu"}}"#;
+    let answer = a.api.call(Method::PUT, &session("alice"), body).await;
+    assert_eq!(answer.json::<EnsureResponse>().session.node, "b");
+    b.api.call(Method::DELETE, &session("alice"), "").await;
+    let uri = format!("{}/timeline", session("alice"));
+    let timeline: Timeline = a.api.get(&uri).await.json();
+    let fleet = timeline.fleet.expect("of a fleet");
+    assert_eq!(fleet.ownership, SessionOwnership::Released);
+    assert_eq!(fleet.takers, ["b"]);
+    assert_eq!(fleet.refused.len(), 1);
+    assert_eq!(fleet.refused[0].node, "a");
+}
+
+/// Where nobody listens.
+fn nowhere() -> String {
+    let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
+    format!("http://{}", nobody.local_addr().expect("bound"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
     let (world, a, b) = two().await;
     world.announced("a", |a| a.draining = true);
@@ -729,16 +793,29 @@ async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_ask
     let address = nobody.local_addr().expect("bound");
     drop(nobody);
     world.announced("a", |a| a.peer_url = Some(format!("http://{address}")));
-    world.change("a", |a| a.standing = PeerStanding::Fenced);
+    for (standing, ownership, part) in [
+        (
+            PeerStanding::Silent,
+            SessionOwnership::Owned,
+            address.to_string(),
+        ),
+        // Nobody asks a node that is gone.
+        (
+            PeerStanding::Fenced,
+            SessionOwnership::Lost,
+            "declared dead".to_owned(),
+        ),
+    ] {
+        world.change("a", |a| a.standing = standing);
+        let timeline: Timeline = b.api.get(&uri).await.json();
+        assert!(timeline.events.iter().all(|event| event.node == "b"));
+        let fleet = timeline.fleet.expect("of a fleet");
+        assert_eq!(fleet.ownership, ownership);
+        assert_eq!(fleet.unasked.len(), 1);
+        assert!(fleet.unasked[0].why.contains(&part), "{fleet:?}");
+    }
     let timeline: Timeline = b.api.get(&uri).await.json();
-    assert!(timeline.events.iter().all(|event| event.node == "b"));
     let fleet = timeline.fleet.expect("of a fleet");
-    assert_eq!(fleet.ownership, SessionOwnership::Lost);
-    assert_eq!(fleet.unasked.len(), 1);
-    assert!(
-        fleet.unasked[0].why.contains(&address.to_string()),
-        "{fleet:?}"
-    );
     let why: Vec<_> = fleet
         .refused
         .iter()

@@ -25,13 +25,15 @@ async fn a_claim_whose_answer_is_lost_is_one_generation_and_known_in_the_end() {
     // Its look may be lost as well, and then it is asked for again once the way is open.
     until("the claim has reached etcd, or was given up", async || {
         let located = b.registry.locate(&id("s"), true).await;
-        let arrived = matches!(located, Ok(Some(one)) if one.generation > before);
+        let arrived = located
+            .is_ok_and(|sighting| sighting.located.is_some_and(|one| one.generation > before));
         arrived || claim.is_finished()
     })
     .await;
     proxy.set(Way::Open);
     let claimed = claim.await.expect("no panic");
-    let located = b.registry.locate(&id("s"), true).await.expect("located");
+    let sighting = b.registry.locate(&id("s"), true).await.expect("located");
+    let located = sighting.located;
     let located = located.expect("a record");
     match claimed {
         Ok(generation) => {

@@ -34,7 +34,8 @@ async fn whoever_asks_for_a_session_of_another_node_is_told_which_one() {
         matches!(&refused, RegistryError::Elsewhere { node, .. } if node == "a"),
         "{refused}"
     );
-    let located = b.registry.locate(&id("s"), false).await.expect("located");
+    let sighting = b.registry.locate(&id("s"), false).await.expect("located");
+    let located = sighting.located;
     let expected = Located {
         node: "a".to_owned(),
         generation,

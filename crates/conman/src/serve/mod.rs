@@ -13,7 +13,6 @@ mod announce;
 mod directory;
 mod fleet;
 mod gate;
-mod holding;
 mod host_room;
 mod images;
 mod listeners;
@@ -203,7 +202,11 @@ async fn serve(
     let map = listeners.peers.is_some().then(|| {
         let fleet = Arc::clone(fleet);
         let client = PeerClient::new(credentials.dialer(&config.name));
-        Arc::new(FleetMap::new(fleet, client, PlacementLimits::default()))
+        // Whatever waits for one node, half of the connections are left for the others.
+        let limits = &config.limits;
+        let waiting = limits.node.max_held.min(limits.max_api_connections / 2);
+        let map = FleetMap::new(fleet, client, PlacementLimits::default());
+        Arc::new(map.waiting(waiting.max(1)))
     });
     let seeker = map.as_ref().map(|map| {
         let dialer = credentials.dialer(&config.name);

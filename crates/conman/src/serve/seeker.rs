@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use conman_core::Closing;
 use conman_node::{EnsureError, Node, RestartError, RouteError, SessionRoute};
+use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{
     AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
 };
@@ -28,7 +29,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{own_route, refusal};
-use super::holding::{self, Cause, Held};
 
 /// Sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
@@ -146,7 +146,7 @@ impl Seeker {
                     Err(error) => return Err(refusal(&error)),
                 }
             }
-            let whereabouts = self.map.whereabouts(id, fresh).await.map_err(no_registry)?;
+            let whereabouts = self.map.look(id, &mut fresh).await.map_err(no_registry)?;
             match whereabouts {
                 Whereabouts::There(owner) => {
                     let address = owner.node.address.clone().map_err(unreachable)?;
@@ -201,7 +201,7 @@ impl Seeker {
             }
             Turned::Refused => {
                 self.map.fleet().forget_location(id, from.generation);
-                let now = self.map.whereabouts(id, true).await.map_err(no_registry)?;
+                let now = self.map.whereabouts(id).await.map_err(no_registry)?;
                 if matches!(now, Whereabouts::There(owner) if owner.node.name == node) {
                     return Err(refused(&self.map.client().refused_by(&node)));
                 }
@@ -449,7 +449,7 @@ impl Seeker {
 
     /// The node that owns a session by now.
     pub(super) async fn whose(&self, id: &SessionId) -> Result<String, String> {
-        match self.map.whereabouts(id, true).await {
+        match self.map.whereabouts(id).await {
             Ok(Whereabouts::There(owner)) => Ok(owner.node.name.to_string()),
             Ok(Whereabouts::Here { .. }) => Ok(self.map.me().to_owned()),
             Ok(_) => Err("it is not to be restarted any more".to_owned()),
@@ -499,7 +499,7 @@ impl Seeker {
             }
             Said::Problem(problem) => {
                 // What a node says of a session that it has lost meanwhile is of no interest.
-                let now = self.map.whereabouts(id, true).await.map_err(no_registry)?;
+                let now = self.map.whereabouts(id).await.map_err(no_registry)?;
                 match now {
                     Whereabouts::There(owner) if *owner.node.name == *name => {
                         Err(with_retry(problem))
@@ -520,7 +520,7 @@ impl Seeker {
             if peer.is_some_and(|peer| peer.standing == PeerStanding::Live) {
                 continue;
             }
-            match self.map.whereabouts(id, true).await {
+            match self.map.whereabouts(id).await {
                 Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {}
                 Ok(_) => return,
                 // While the registry does not answer, nothing has changed.
@@ -534,7 +534,7 @@ impl Seeker {
         for times in 1.. {
             tokio::time::sleep(pause(times)).await;
             // While the registry does not answer, nothing has changed.
-            let Ok(now) = self.map.whereabouts(id, true).await else {
+            let Ok(now) = self.map.whereabouts(id).await else {
                 continue;
             };
             match now {

@@ -449,8 +449,24 @@ async fn a_session_is_started_anew_only_where_the_labels_are_that_it_was_asked_f
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_node_has_is_not_waited_for() {
     let (_fleet, a, _b) = two().await;
-    let answer = a.fetch(&"nobody".parse().expect("an id")).await;
+    let answer = a.fetch(&id("nobody")).await;
     assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    assert_eq!(a.fleet.asked(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn that_a_session_has_ended_is_asked_of_the_registry_once() {
+    let (_fleet, a, b) = two().await;
+    let (elsewhere, own) = (id("alice"), id("bob"));
+    b.start(&elsewhere).await;
+    a.start(&own).await;
+    for (node, id) in [(&b, &elsewhere), (&a, &own)] {
+        node.node.stop(id, "a test").await.expect("stopped");
+        let before = a.fleet.asked();
+        let answer = a.fetch(id).await;
+        assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
+        assert_eq!(a.fleet.asked() - before, 1, "{id}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

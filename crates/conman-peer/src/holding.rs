@@ -1,4 +1,4 @@
-//! Why connections are held at this node, in the metrics.
+//! Why requests are held at this node, in the metrics.
 
 use conman_proto::NodeState;
 use conman_registry::{Peer, PeerStanding};
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 const HELD: &str = "conman_held";
 const SECONDS: &str = "conman_held_seconds";
 
-/// What a connection waits for.
+/// What a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
+pub enum Cause {
     /// Its session starts, or is not ready yet.
     Starting,
     /// Its session has ended, and is started anew.
@@ -27,7 +27,8 @@ pub(super) enum Cause {
 impl Cause {
     /// Why a session has to be waited for that is on this node, or was; by what is known of the
     /// node, or else as it looks to whoever waits.
-    pub(super) fn of(node: Option<&Peer>, otherwise: Self) -> Self {
+    #[must_use]
+    pub fn of(node: Option<&Peer>, otherwise: Self) -> Self {
         let Some(node) = node else {
             return otherwise;
         };
@@ -54,14 +55,16 @@ impl Cause {
     }
 }
 
-/// A connection that waits, until dropped.
-pub(super) struct Held {
+/// A request that waits, until dropped.
+#[derive(Debug)]
+pub struct Held {
     cause: Cause,
     began: Instant,
 }
 
 impl Held {
-    pub(super) fn new(cause: Cause) -> Self {
+    #[must_use]
+    pub fn new(cause: Cause) -> Self {
         metrics::gauge!(HELD, "cause" => cause.as_str()).increment(1.0);
         Self {
             cause,
@@ -80,7 +83,7 @@ impl Drop for Held {
 }
 
 /// Says what the figures mean, and begins them all at nothing.
-pub(super) fn describe() {
+pub fn describe() {
     metrics::describe_gauge!(
         HELD,
         "Requests that wait at this node for a session, by why"
