@@ -127,11 +127,12 @@ pub fn judge(
     let Some((because, from)) = lost else {
         return Verdict::No;
     };
-    // Clocks of nodes may differ: that lengthens or shortens a limit that is generous.
-    let earlier = spec
-        .restarted
-        .as_ref()
-        .filter(|restarted| created_at.duration_since(restarted.since).as_secs() <= WINDOW_S);
+    // Clocks of nodes may differ a little: that lengthens or shortens a limit that is generous. A
+    // clock that was far off, either way, gives no ground to count on.
+    let earlier = spec.restarted.as_ref().filter(|restarted| {
+        let apart = created_at.duration_since(restarted.since);
+        apart.as_secs().abs() <= WINDOW_S
+    });
     let count = earlier.map_or(0, |restarted| restarted.count);
     if count >= MAX_RESTARTS {
         return Verdict::GivenUp { count };

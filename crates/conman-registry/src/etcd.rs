@@ -189,14 +189,17 @@ impl EtcdRegistry {
         let peers = shared.store.keys.peers();
         let helpers = Arc::clone(&shared);
         let members = Arc::clone(&membership);
+        let hears = Arc::clone(&membership);
         std::thread::Builder::new()
             .name("fleet".to_owned())
             .spawn(move || {
                 runtime.block_on(async {
                     let looking = membership::run(Arc::clone(&helpers), members, watched, pulse);
                     tokio::spawn(essential(MEMBERSHIP, looking));
-                    tokio::spawn(membership::watch(Arc::clone(&helpers), nodes));
-                    tokio::spawn(membership::watch(Arc::clone(&helpers), peers));
+                    tokio::spawn(membership::watch(Arc::clone(&helpers), nodes, |_, _| true));
+                    let parent = peers.clone();
+                    let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
+                    tokio::spawn(membership::watch(Arc::clone(&helpers), peers, news));
                     tokio::spawn(keep_seen(Arc::clone(&helpers)));
                     essential(driver::NAME, Box::pin(driver.run())).await;
                 });

@@ -72,6 +72,8 @@ pub(crate) type Container = (usize, Slot);
 #[derive(Debug, Default)]
 struct Node {
     boot: u64,
+    /// F of its present daemon.
+    fence_ms: u64,
     record: Option<NodeRecord>,
     /// When the heartbeat in the store got there, in true time.
     renewed_at: u64,
@@ -93,8 +95,8 @@ pub(crate) struct Checker {
     /// Asked to end.
     ending: BTreeSet<SessionName>,
     nodes: Vec<Node>,
-    /// (boot, the node's clock) at which a heartbeat was sent.
-    sent: BTreeMap<(usize, u64, u64), (u64, u64)>,
+    /// (boot, the node's clock) at which a heartbeat was sent, and F.
+    sent: BTreeMap<(usize, u64, u64), (u64, u64, u64)>,
     sessions: BTreeMap<SessionName, Ownership>,
     highest: BTreeMap<SessionName, u64>,
     runnable: BTreeSet<Container>,
@@ -136,6 +138,11 @@ impl Checker {
         }
     }
 
+    /// A daemon begins whose F is this.
+    pub(crate) fn times(&mut self, node: usize, fence_ms: u64) {
+        self.nodes[node].fence_ms = fence_ms;
+    }
+
     pub(crate) fn booted(&mut self, node: usize, boot: u64) {
         self.nodes[node].boot = boot;
         self.nodes[node].until = None;
@@ -166,8 +173,9 @@ impl Checker {
                     incarnation,
                     attempt,
                 })) => {
+                    let fence_ms = self.nodes[node].fence_ms;
                     self.sent
-                        .insert((node, *incarnation, *attempt), (boot, clock));
+                        .insert((node, *incarnation, *attempt), (boot, clock, fence_ms));
                 }
                 Some(Value::Session(record)) if record.state == OwnedState::Owned => {
                     self.past_deadline(node, clock, || format!("claims {key:?}"));
@@ -298,14 +306,15 @@ impl Checker {
     fn renewed(&mut self, node: usize, now: u64, heartbeat: Heartbeat) {
         let sent = (node, heartbeat.incarnation, heartbeat.attempt);
         let sent = self.sent.get(&sent).copied();
-        let fence_ms = self.timing.fence_ms;
         let node = &mut self.nodes[node];
         node.renewed_at = now;
         node.paused_ms = 0;
-        // What an earlier boot sent gives this one nothing.
+        // What an earlier boot sent gives this one nothing. What a daemon of longer times was given
+        // before stays given.
         node.until = sent
-            .filter(|(boot, _)| *boot == node.boot)
-            .map(|(_, clock)| clock + fence_ms);
+            .filter(|(boot, _, _)| *boot == node.boot)
+            .map(|(_, clock, fence_ms)| clock + fence_ms)
+            .max(node.until);
     }
 
     fn node_written(&mut self, node: usize, now: u64, record: NodeRecord) {

@@ -15,6 +15,10 @@ use crate::world::{Ev, HEAL_MS, World};
 /// Each node watches the next two, if there are so many.
 const WATCHED: usize = 2;
 
+/// Safe by themselves, and too long for a node that knows of the usual times alone.
+const LONG_FENCE_MS: u64 = 25_000;
+const LONG_TAKEOVER_MS: u64 = 34_000;
+
 /// CLOCK_BOOTTIME, running wrong.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
@@ -317,12 +321,25 @@ impl World {
         }
     }
 
+    /// The times of a node's next daemon: in some fleets every other node's change again and again.
+    fn next_times(&self, node: usize) -> Timing {
+        let changes = self.changes_times && node.is_multiple_of(2);
+        if changes && self.machines[node].daemon_epoch % 3 != 1 {
+            return Timing {
+                fence_ms: LONG_FENCE_MS,
+                takeover_ms: LONG_TAKEOVER_MS,
+                ..self.timing
+            };
+        }
+        self.timing
+    }
+
     /// A daemon begins once its shim has told what it holds.
     pub(crate) fn daemon_up(&mut self, node: usize) {
         let now = self.clock(node);
         let observed = self.watched(node);
         let name = self.names[node].clone();
-        let timing = self.timing;
+        let timing = self.next_times(node);
         let machine = &mut self.machines[node];
         if machine.daemon.is_some() || !machine.up {
             return;
@@ -332,9 +349,15 @@ impl World {
         };
         machine.daemon_epoch += 1;
         let first_attempt = machine.daemon_epoch << 32;
-        let view = fence.view();
+        let mut view = fence.view();
+        // A shim tells them in the order of their names.
+        if machine.daemon_epoch % 2 == 1 {
+            view.reverse();
+        }
         let daemon = NodeProtocol::new(name, &observed, timing, now, first_attempt, view);
         machine.daemon = Some(daemon);
+        self.checker.times(node, timing.fence_ms);
+        let machine = &mut self.machines[node];
         machine.began = Some(self.now);
         self.note(|| format!("n{node} daemon begins"));
         self.stir_rejoin(node);

@@ -28,6 +28,9 @@ const SHIM_RESTART_MS: u64 = 900;
 /// while nodes come, go and fall silent.
 const RESTLESS: [u64; 4] = [7, 10, 11, 14];
 
+/// Of sixteen seeds, those in which the times of every other node are changed.
+const CHANGES_TIMES: [u64; 5] = [7, 8, 10, 11, 14];
+
 #[derive(Debug, Clone)]
 pub(crate) enum Ev {
     DaemonTick(usize),
@@ -80,6 +83,8 @@ pub(crate) struct World {
     pub(crate) lossy: u64,
     /// Nothing but outages of the store goes wrong: nothing may be lost.
     pub(crate) only_outages: bool,
+    /// Every other node's daemons have longer times now and then..
+    pub(crate) changes_times: bool,
     /// Nothing but deaths of machines goes wrong: each is noticed in time.
     only_deaths: bool,
     pauses: Pauses,
@@ -144,6 +149,7 @@ impl World {
             store_down_until: 0,
             lossy,
             only_outages,
+            changes_times: pauses == Pauses::Assumed && CHANGES_TIMES.contains(&(seed % 16)),
             only_deaths,
             pauses,
             checker: Checker::new(count, timing, only_outages),

@@ -254,10 +254,15 @@ impl TokenScope {
     }
 }
 
+/// Highest floor of generations: no fleet ever starts as many sessions as are left above.
+const MAX_FLOOR: u64 = 1 << 62;
+
 fn parse_generation(text: &str) -> Result<Generation, String> {
-    text.parse().ok().and_then(Generation::new).ok_or_else(|| {
+    let number = text.parse().ok().filter(|number| *number <= MAX_FLOOR);
+    number.and_then(Generation::new).ok_or_else(|| {
         format!(
-            "`{}` is not a generation: a whole number from 1",
+            "`{}` is not a generation: a whole number from 1 to {MAX_FLOOR}, above which some are \
+             left for new sessions",
             text.escape_default()
         )
     })

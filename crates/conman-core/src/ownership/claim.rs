@@ -13,6 +13,8 @@ use super::{Transaction, Value};
 pub enum Refusal {
     /// Its owner, perhaps myself, is not known to be fenced.
     Owned(NodeName),
+    /// There is none above those that were used, or that the floor rules out.
+    NoGenerationLeft,
 }
 
 fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
@@ -27,7 +29,7 @@ fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
 /// on its owner's still being fenced, on its release, or on its absence above the floor.
 ///
 /// # Errors
-/// When a node may own it.
+/// When a node may own it, or no generation is left for it.
 pub fn claim(
     me: &NodeName,
     incarnation: u64,
@@ -61,10 +63,11 @@ pub fn claim(
             record.generation.max(floor.unwrap_or(0))
         }
     };
+    let generation = below.checked_add(1).ok_or(Refusal::NoGenerationLeft)?;
     let mine = Ownership {
         owner: me.clone(),
         incarnation,
-        generation: below + 1,
+        generation,
         state: OwnedState::Owned,
     };
     let write = vec![(key, Some(Value::Session(mine.clone())))];

@@ -7,7 +7,8 @@
 //!
 //! ```text
 //!  renewal ── deadline = send instant of the attempt read back + F ──▶ fence (shim): freeze, kill
-//!  observer ─ T since the first answer with this heartbeat ─▶ CAS fenced ─▶ claim ─▶ start
+//!  observer ─ T, or what the node needs if that is more, since the first answer with this heartbeat
+//!             ─▶ CAS fenced ─▶ claim ─▶ start
 //!  rejoin ─── frozen ─▶ CAS live, new incarnation ─▶ read all records ─▶ kill lost, thaw the rest
 //! ```
 //!
@@ -123,6 +124,7 @@ pub enum Key {
     Session(SessionName),
     /// No session starts at or below this generation once its record was deleted.
     Floor,
+    Silence(NodeName),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +133,9 @@ pub enum Value {
     Heartbeat(Heartbeat),
     Session(Ownership),
     Floor(u64),
+    /// `silence/<id>`: how many true milliseconds its heartbeat has to stand before that node may be
+    /// taken for dead. Nodes' times may differ, so that who observes one has to know.
+    Silence(u64),
 }
 
 /// Writes all or nothing, and only if every key holds just what was expected (`None`: absent).
@@ -186,5 +191,14 @@ impl Answer {
             _ => None,
         };
         (record, heartbeat)
+    }
+
+    /// What a read found of how long the node's silence has to last; older versions do not say.
+    #[must_use]
+    pub fn silence_ms(&self, name: &NodeName) -> Option<u64> {
+        match self.value(&Key::Silence(name.clone())) {
+            Some(Value::Silence(silence_ms)) => Some(*silence_ms),
+            _ => None,
+        }
     }
 }

@@ -13,8 +13,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Answer, BootTime, Key, NodeName, Observer, OwnedState, Ownership, Rejoin, Renewal, Renewed,
-    Request, SessionName, Slot, SlotView, Step, Timing, Transaction, Value, Verdict,
+    Answer, BootTime, Key, NodeName, NodeRecord, NodeState, Observer, OwnedState, Ownership,
+    Rejoin, Renewal, Renewed, Request, SessionName, Slot, SlotView, Step, Timing, Transaction,
+    Value, Verdict,
 };
 
 mod sessions;
@@ -145,6 +146,7 @@ struct Local {
 enum Pending {
     Renew,
     Rejoin,
+    Silence,
     List,
     Observe(NodeName),
     Fencing(NodeName),
@@ -171,6 +173,8 @@ pub struct NodeProtocol {
     standing: Standing,
     incarnation: u64,
     deadline: BootTime,
+    /// When no deadline of an earlier daemon with longer times can be set any more.
+    lowers_silence: Option<BootTime>,
     fired: bool,
     admits: bool,
     peers: Vec<Peer>,
@@ -209,6 +213,7 @@ impl NodeProtocol {
             timing,
             incarnation: 0,
             deadline: BootTime(0),
+            lowers_silence: None,
             fired: true,
             admits: true,
             peers,
@@ -353,7 +358,9 @@ impl NodeProtocol {
     /// Whatever time alone makes due.
     fn work(&mut self, now: BootTime) {
         let due = match &mut self.standing {
-            Standing::Rejoining(rejoin) => rejoin.due(now).map(|r| (Pending::Rejoin, r)),
+            Standing::Rejoining(rejoin) => {
+                rejoin.due(now, &self.timing).map(|r| (Pending::Rejoin, r))
+            }
             Standing::Listing { renewal, .. } | Standing::Live(renewal) => {
                 renewal.due(now).map(|r| (Pending::Renew, r))
             }
@@ -367,6 +374,13 @@ impl NodeProtocol {
             *due = None;
             self.send(Pending::List, Request::ReadSessions);
         }
+        if !matches!(self.standing, Standing::Rejoining(_))
+            && self.lowers_silence.is_some_and(|due| now >= due)
+        {
+            self.lowers_silence = None;
+            let transaction = self.own_silence();
+            self.send(Pending::Silence, Request::Commit(transaction));
+        }
         let due = |peer: &&mut Peer| peer.due.is_some_and(|due| now >= due);
         let observed: Vec<NodeName> = self
             .peers
@@ -378,7 +392,11 @@ impl NodeProtocol {
             })
             .collect();
         for name in observed {
-            let keys = vec![Key::Node(name.clone()), Key::Heartbeat(name.clone())];
+            let keys = vec![
+                Key::Node(name.clone()),
+                Key::Heartbeat(name.clone()),
+                Key::Silence(name.clone()),
+            ];
             self.send(Pending::Observe(name), Request::Read(keys));
         }
         while self.due.first().is_some_and(|(at, _)| now >= *at)
@@ -392,6 +410,11 @@ impl NodeProtocol {
         match pending {
             Pending::Renew => self.renewed(now, answer),
             Pending::Rejoin => self.rejoined(now, answer),
+            Pending::Silence => {
+                if *answer != Answer::Committed {
+                    self.lowers_silence = Some(now.plus(self.timing.retry_ms));
+                }
+            }
             Pending::List => self.listed(now, answer),
             Pending::Observe(name) => self.observed(now, &name, answer),
             Pending::Fencing(name) => {
@@ -416,7 +439,12 @@ impl NodeProtocol {
         let Standing::Rejoining(rejoin) = &mut self.standing else {
             return;
         };
-        if let Step::Live { heartbeat, sent_at } = rejoin.answered(now, answer, &self.timing) {
+        if let Step::Live {
+            heartbeat,
+            sent_at,
+            silence_ms,
+        } = rejoin.answered(now, answer, &self.timing)
+        {
             let next = rejoin.next_attempt();
             let mut renewal = Renewal::new(self.me.clone(), heartbeat, sent_at, &self.timing);
             renewal.skip_to(next);
@@ -426,6 +454,25 @@ impl NodeProtocol {
                 due: Some(now),
             };
             self.deadline = sent_at.plus(self.timing.fence_ms);
+            let own = self.timing.silence_ms();
+            self.lowers_silence = silence_ms
+                .filter(|said| *said != own)
+                .map(|said| sent_at.plus(said));
+        }
+    }
+
+    /// Says how long this node's silence has to last, while it is live as it is.
+    fn own_silence(&self) -> Transaction {
+        let live = NodeRecord {
+            incarnation: self.incarnation,
+            state: NodeState::Live,
+        };
+        Transaction {
+            compare: vec![(Key::Node(self.me.clone()), Some(Value::Node(live)))],
+            write: vec![(
+                Key::Silence(self.me.clone()),
+                Some(Value::Silence(self.timing.silence_ms())),
+            )],
         }
     }
 

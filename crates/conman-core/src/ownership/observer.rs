@@ -5,7 +5,8 @@
 //!    ▲                   └──another heartbeat──▶ Seen
 //!    └── any outage of the store that this observer saw
 //! ```
-//! A watch may only cause an earlier read; it never changes the state here.
+//! A watch may only cause an earlier read; it never changes the state here. Where the node says that
+//! its silence has to last longer than T, that is what is waited for.
 
 use super::{
     Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Timing, Transaction, Value,
@@ -59,7 +60,8 @@ impl Observer {
         };
         match self.seen {
             Some((seen, since)) if seen == heartbeat => {
-                if record.state == NodeState::Live && now.since(since) >= timing.takeover_ms {
+                let patience_ms = timing.patience_ms(answer.silence_ms(&self.node));
+                if record.state == NodeState::Live && now.since(since) >= patience_ms {
                     return Verdict::Fence(self.fencing(record, heartbeat));
                 }
             }
@@ -120,6 +122,25 @@ mod tests {
             panic!("not fenced");
         };
         assert_eq!(fencing.compare.len(), 2, "record and that very heartbeat");
+    }
+
+    #[test]
+    fn a_node_that_says_so_is_waited_for_longer_than_t() {
+        let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
+        let read = |silence_ms| {
+            let Answer::Values(mut values) = read(1) else {
+                unreachable!("it is a read")
+            };
+            values.push((Key::Silence("x".into()), Some(Value::Silence(silence_ms))));
+            Answer::Values(values)
+        };
+        observer.answered(BootTime(0), &read(24_240), &timing);
+        for now in [12_000, 24_484] {
+            let verdict = observer.answered(BootTime(now), &read(24_240), &timing);
+            assert_eq!(verdict, Verdict::Wait);
+        }
+        let verdict = observer.answered(BootTime(24_485), &read(24_240), &timing);
+        assert!(matches!(verdict, Verdict::Fence(_)));
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //!                └────────────┘
 //! ```
 //! Once the CAS to live is in, nobody can claim our sessions; so only records read after it tell
-//! what is ours.
+//! what is ours. It also says how long our silence has to last. What an earlier daemon said stays
+//! while a deadline of that one's may still be set, if it was longer: the record is live then. Of a
+//! node that was fenced, nothing runs.
 
 use super::{
     Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Request, Timing,
@@ -20,14 +22,22 @@ pub enum Step {
     Live {
         heartbeat: Heartbeat,
         sent_at: BootTime,
+        /// What the registry says of how long our silence has to last.
+        silence_ms: Option<u64>,
     },
 }
 
 #[derive(Debug, Clone)]
 enum State {
-    Idle { due: BootTime },
+    Idle {
+        due: BootTime,
+    },
     Asking,
-    Committing { mine: Heartbeat, sent_at: BootTime },
+    Committing {
+        mine: Heartbeat,
+        sent_at: BootTime,
+        silence_ms: u64,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -36,7 +46,7 @@ pub struct Rejoin {
     next_attempt: u64,
     /// Sent and not known to have failed.
     unresolved: Vec<(Heartbeat, BootTime)>,
-    read: Option<(Option<NodeRecord>, Option<Heartbeat>)>,
+    read: Option<(Option<NodeRecord>, Option<Heartbeat>, Option<u64>)>,
     state: State,
 }
 
@@ -57,16 +67,17 @@ impl Rejoin {
         }
     }
 
-    pub fn due(&mut self, now: BootTime) -> Option<Request> {
+    pub fn due(&mut self, now: BootTime, timing: &Timing) -> Option<Request> {
         match self.state {
             State::Idle { due } if now >= due => {}
             _ => return None,
         }
-        let Some((record, heartbeat)) = self.read.take() else {
+        let Some((record, heartbeat, said)) = self.read.take() else {
             self.state = State::Asking;
             return Some(Request::Read(vec![
                 Key::Node(self.me.clone()),
                 Key::Heartbeat(self.me.clone()),
+                Key::Silence(self.me.clone()),
             ]));
         };
         let mine = Heartbeat {
@@ -78,7 +89,16 @@ impl Rejoin {
         if self.unresolved.len() > MAX_UNRESOLVED {
             self.unresolved.remove(0);
         }
-        self.state = State::Committing { mine, sent_at: now };
+        let own = timing.silence_ms();
+        let live_before = record.is_some_and(|record| record.state == NodeState::Live);
+        let silence_ms = said
+            .filter(|_| live_before)
+            .map_or(own, |said| own.max(said));
+        self.state = State::Committing {
+            mine,
+            sent_at: now,
+            silence_ms,
+        };
         let live = NodeRecord {
             incarnation: mine.incarnation,
             state: NodeState::Live,
@@ -92,15 +112,27 @@ impl Rejoin {
             write: vec![
                 (node, Some(Value::Node(live))),
                 (hb, Some(Value::Heartbeat(mine))),
+                (
+                    Key::Silence(self.me.clone()),
+                    Some(Value::Silence(silence_ms)),
+                ),
             ],
         }))
     }
 
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Step {
         match (&self.state, answer) {
-            (State::Committing { mine, sent_at }, Answer::Committed) => Step::Live {
+            (
+                State::Committing {
+                    mine,
+                    sent_at,
+                    silence_ms,
+                },
+                Answer::Committed,
+            ) => Step::Live {
                 heartbeat: *mine,
                 sent_at: *sent_at,
+                silence_ms: Some(*silence_ms),
             },
             (State::Asking, Answer::Values(_)) => {
                 let (record, heartbeat) = answer.node(&self.me);
@@ -114,9 +146,13 @@ impl Rejoin {
                             })
                 });
                 if let Some(&(heartbeat, sent_at)) = ours {
-                    return Step::Live { heartbeat, sent_at };
+                    return Step::Live {
+                        heartbeat,
+                        sent_at,
+                        silence_ms: answer.silence_ms(&self.me),
+                    };
                 }
-                self.read = Some((record, heartbeat));
+                self.read = Some((record, heartbeat, answer.silence_ms(&self.me)));
                 Step::Wait
             }
             _ => {

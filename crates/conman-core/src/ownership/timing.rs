@@ -2,9 +2,14 @@
 //!
 //! A node's fence ends at most `B` after its last effective renewal was *sent*, on its own clock;
 //! an observer waits `T` on its own since it *received* proof of that renewal. Clocks run wrong by
-//! at most ρ, so the fence ends first iff `B(1+ρ) < T(1−ρ)`.
+//! at most ρ, so the fence ends first iff `B(1+ρ) < T(1−ρ)`. B is the node's and T the observer's:
+//! where their times differ, as they do while a fleet's are changed, a node says what T its own times
+//! were found safe for, and who observes it waits for that where it is longer.
 
 use thiserror::Error;
+
+/// What ρ is counted in.
+const MILLION: u128 = 1_000_000;
 
 /// All in milliseconds, but ρ in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,18 +73,33 @@ impl Timing {
             .fold(self.fence_ms, u64::saturating_add)
     }
 
+    /// T(1−ρ): in true time, how long its silence has lasted at least before a node of these times
+    /// may be taken for dead. It says so of itself.
+    #[must_use]
+    pub fn silence_ms(&self) -> u64 {
+        let rate = MILLION.saturating_sub(u128::from(self.drift_ppm));
+        let silence = u128::from(self.takeover_ms) * rate / MILLION;
+        u64::try_from(silence).unwrap_or(u64::MAX)
+    }
+
+    /// How long a node is observed that says what its silence has to last.
+    #[must_use]
+    pub fn patience_ms(&self, silence_ms: Option<u64>) -> u64 {
+        let rate = MILLION.saturating_sub(u128::from(self.drift_ppm)).max(1);
+        let needed = u128::from(silence_ms.unwrap_or(0)) * MILLION;
+        let needed = u64::try_from(needed.div_ceil(rate)).unwrap_or(u64::MAX);
+        self.takeover_ms.max(needed)
+    }
+
     /// How long a pause of the whole machine may be: T(1−ρ) − B(1+ρ).
     ///
     /// # Errors
     /// When nothing is left, with how much is missing.
     pub fn slack_ms(&self) -> Result<u64, UnsafeTiming> {
-        const MILLION: u128 = 1_000_000;
         let drift = u128::from(self.drift_ppm);
         let bound = u128::from(self.bound_ms()).saturating_mul(MILLION + drift);
-        let bound = bound.div_ceil(MILLION);
-        let bound = u64::try_from(bound).unwrap_or(u64::MAX);
-        let patience = u128::from(self.takeover_ms) * MILLION.saturating_sub(drift) / MILLION;
-        let patience = u64::try_from(patience).unwrap_or(u64::MAX);
+        let bound = u64::try_from(bound.div_ceil(MILLION)).unwrap_or(u64::MAX);
+        let patience = self.silence_ms();
         if bound < patience {
             return Ok(patience - bound);
         }
@@ -99,6 +119,30 @@ mod tests {
     #[test]
     fn the_defaults_are_safe_and_leave_room_for_a_pause() {
         assert_eq!(Timing::default().slack_ms(), Ok(11_880 - 9_090));
+    }
+
+    #[test]
+    fn a_node_of_longer_times_is_waited_for_by_one_of_shorter_ones() {
+        let (short, long) = (
+            Timing::default(),
+            Timing {
+                fence_ms: 20_000,
+                takeover_ms: 30_000,
+                ..Timing::default()
+            },
+        );
+        let (short_said, long_said) = (Some(short.silence_ms()), Some(long.silence_ms()));
+        assert_eq!(short.patience_ms(None), 12_000);
+        assert_eq!(short.patience_ms(short_said), 12_000);
+        assert_eq!(short.patience_ms(long_said), 30_000);
+        assert_eq!(long.patience_ms(short_said), 30_000);
+        let wrong = Timing {
+            drift_ppm: 100_000,
+            ..short
+        };
+        let patience = wrong.patience_ms(long_said);
+        assert_eq!(patience, 33_000, "a clock that may run faster waits longer");
+        assert_eq!(short.patience_ms(Some(u64::MAX)), u64::MAX);
     }
 
     #[test]

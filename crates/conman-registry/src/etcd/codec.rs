@@ -4,7 +4,7 @@
 //! | key, below the prefix | value | |
 //! |---|---|---|
 //! | `schema` | the format of all others | |
-//! | `node/NAME`, `hb/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
+//! | `node/NAME`, `hb/NAME`, `silence/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
 //! | `gone/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
 //! | `holder/NAME` | which installation may act by that name | decides who may rejoin |
 //! | `session/ID` | the session's record and its owner | tells |
@@ -70,6 +70,12 @@ struct FloorText {
     generation: u64,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SilenceText {
+    silence_ms: u64,
+}
+
 /// Who may act by a node's name: another state directory, or the same one after a boot, is
 /// somebody else until it is proven to be alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +130,7 @@ impl Keys {
             Key::Heartbeat(name) => self.below("hb/", name),
             Key::Session(session) => self.below("own/", session),
             Key::Floor => self.below("floor", ""),
+            Key::Silence(name) => self.below("silence/", name),
         }
     }
 
@@ -138,6 +145,10 @@ impl Keys {
 
     pub(super) fn heartbeats(&self) -> Vec<u8> {
         self.below("hb/", "")
+    }
+
+    pub(super) fn silences(&self) -> Vec<u8> {
+        self.below("silence/", "")
     }
 
     pub(super) fn peers(&self) -> Vec<u8> {
@@ -204,6 +215,9 @@ pub(super) fn encode(value: &Value) -> Vec<u8> {
         Value::Floor(generation) => text(&FloorText {
             generation: *generation,
         }),
+        Value::Silence(silence_ms) => text(&SilenceText {
+            silence_ms: *silence_ms,
+        }),
     }
 }
 
@@ -255,6 +269,10 @@ pub(super) fn decode(kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadV
             let read: FloorText = parse(key, bytes)?;
             Value::Floor(read.generation)
         }
+        Key::Silence(_) => {
+            let read: SilenceText = parse(key, bytes)?;
+            Value::Silence(read.silence_ms)
+        }
     };
     // Another text of the same value would never compare equal.
     if encode(&value) != bytes {
@@ -296,6 +314,7 @@ mod tests {
             (Key::Session("s".into()), session(OwnedState::Owned)),
             (Key::Session("s".into()), session(OwnedState::Released)),
             (Key::Floor, Value::Floor(7)),
+            (Key::Silence("a".into()), Value::Silence(9_090)),
         ]
     }
 
@@ -323,6 +342,7 @@ mod tests {
                 r#"{"owner":"a","incarnation":18446744073709551615,"generation":9,"state":"owned"}"#,
                 r#"{"owner":"a","incarnation":18446744073709551615,"generation":9,"state":"released"}"#,
                 r#"{"generation":7}"#,
+                r#"{"silence_ms":9090}"#,
             ],
             "a change of these is another format"
         );

@@ -28,6 +28,7 @@ pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetErro
         keys.of(&heartbeat),
         keys.holder(node),
         keys.peer(node),
+        keys.of(&Key::Silence(node.into())),
     ];
     let failed = |reason: String| ForgetError::Registry(unavailable(&reason));
     let read = shared.store.get(&names).await;

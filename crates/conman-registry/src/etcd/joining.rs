@@ -153,7 +153,8 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
             reason: format!(
                 "node `{}` was last held by another conman (installation {other}); waiting {} ms \
                  in which it does not renew",
-                shared.me, shared.timing.takeover_ms
+                shared.me,
+                shared.timing.patience_ms(answer.silence_ms(&shared.me))
             ),
         });
         sleep(Duration::from_millis(shared.timing.renew_ms)).await;
@@ -163,17 +164,19 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
 /// Who holds this node's name, and its record and heartbeat, of one moment.
 async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadError> {
     let keys = &shared.store.keys;
-    let (node, heartbeat) = (
+    let protocol = [
         Key::Node(shared.me.clone()),
         Key::Heartbeat(shared.me.clone()),
-    );
-    let names = [keys.holder(&shared.me), keys.of(&node), keys.of(&heartbeat)];
+        Key::Silence(shared.me.clone()),
+    ];
+    let mut names = vec![keys.holder(&shared.me)];
+    names.extend(protocol.iter().map(|key| keys.of(key)));
     let (entries, _) = shared.store.get(&names).await?;
     let mut entries = entries.into_iter();
     let holder = entries.next().flatten();
     let holder = holder.map(|(_, bytes, revision)| (bytes, revision));
     let mut values = Vec::new();
-    for (key, entry) in [node, heartbeat].into_iter().zip(entries) {
+    for (key, entry) in protocol.into_iter().zip(entries) {
         let value = match entry {
             Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
             None => None,

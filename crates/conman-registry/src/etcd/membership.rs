@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_core::Sparing;
 use conman_core::ownership::{BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Value};
 use conman_vitals::Pulse;
 use tokio::sync::watch;
@@ -18,7 +19,7 @@ use super::shared::{Shared, boot_time};
 use super::store::{Entry, ReadError};
 use super::wire::{self, TxnRequest};
 use super::{figures, forgetting};
-use crate::{Announcement, Peer, PeerStanding};
+use crate::{Announcement, NodeLoad, Peer, PeerStanding};
 
 /// What has not changed is announced again after this long.
 const ANNOUNCE_AGAIN_MS: u64 = 5_000;
@@ -35,6 +36,9 @@ const FORGOTTEN_AFTER_MS: u64 = 24 * 3_600_000;
 
 /// Between two tries to forget, each of which reads who owns what.
 const FORGET_INTERVAL_MS: u64 = 3_600_000;
+
+/// Between two warnings of the same thing in the registry.
+const SAY_AGAIN_MS: u64 = 600_000;
 
 /// Before a watch that broke is begun anew.
 const REWATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -95,13 +99,14 @@ impl Membership {
         peers.into()
     }
 
-    /// Whether it says something new.
+    /// Whether it says something new that the others should hear of at once. How loaded the node is
+    /// changes all the time, and is told and looked at once in each renewal interval.
     pub(super) fn announce(&self, announcement: Announcement) -> bool {
         let mut now = self
             .announcement
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let changed = now.as_ref() != Some(&announcement);
+        let changed = now.as_ref().is_none_or(|now| is_news(now, &announcement));
         *now = Some(announcement);
         changed
     }
@@ -109,6 +114,19 @@ impl Membership {
     fn told(&self) -> Option<Announcement> {
         let now = self.announcement.lock();
         now.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a change below `peer/` is worth a look before the next one is due.
+    pub(super) fn is_news(&self, parent: &[u8], key: &[u8], value: &[u8]) -> bool {
+        let Some(name) = Keys::name_in(parent, key) else {
+            return false;
+        };
+        let Ok(text) = codec::parse::<PeerText>(key, value) else {
+            return true;
+        };
+        let known = self.known();
+        let before = known.get(&name).and_then(|known| known.text.as_ref());
+        before.is_none_or(|before| is_news(&before.announcement, &text.announcement))
     }
 
     fn announcement(&self) -> Announcement {
@@ -186,6 +204,16 @@ impl Membership {
     }
 }
 
+/// Whether they differ in more than how loaded the node is.
+fn is_news(before: &Announcement, after: &Announcement) -> bool {
+    let settled = |one: &Announcement| Announcement {
+        load: NodeLoad::default(),
+        view: None,
+        ..one.clone()
+    };
+    settled(before) != settled(after)
+}
+
 fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
     match known.record.state {
         NodeState::Fenced => PeerStanding::Fenced,
@@ -204,13 +232,19 @@ pub(super) async fn run(
     pulse: Pulse,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
+    let mut said = Sparing::new(SAY_AGAIN_MS);
     let mut announced: Option<(BootTime, PeerText)> = None;
     let mut forgot_at: Option<BootTime> = None;
     loop {
         pulse.beat().await;
         match pulse.wait(CALL_BOUND, look(&shared)).await {
-            Ok(read) => {
+            Ok((read, oddities)) => {
                 let now = boot_time();
+                for (key, what) in &oddities {
+                    if said.say(key, now.0).is_some() {
+                        tracing::warn!("{what}");
+                    }
+                }
                 membership.take(now, read);
                 let fence_ms = shared.timing.fence_ms;
                 // Each time: the recorder may be installed after this has begun.
@@ -232,7 +266,11 @@ pub(super) async fn run(
                     changed
                 });
             }
-            Err(error) => tracing::debug!(%error, "the other nodes cannot be looked at"),
+            Err(error) => {
+                if said.say("", boot_time().0).is_some() {
+                    tracing::warn!(%error, "the other nodes cannot be looked at");
+                }
+            }
         }
         let telling = tell(&shared, &membership, &mut announced);
         pulse.wait(CALL_BOUND, telling).await;
@@ -245,24 +283,40 @@ pub(super) async fn run(
     }
 }
 
-async fn look(shared: &Shared) -> Result<Read, ReadError> {
+/// Also what is odd, by key: one value that cannot be read must not hide all the others.
+async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadError> {
     let keys = &shared.store.keys;
-    let parents = [keys.nodes(), keys.heartbeats(), keys.peers()];
+    let parents = [
+        keys.nodes(),
+        keys.heartbeats(),
+        keys.peers(),
+        keys.silences(),
+    ];
     let entries = shared.store.get_below(&parents).await?;
-    let [nodes, heartbeats, peers] =
-        <[Vec<Entry>; 3]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
+    let [nodes, heartbeats, peers, silences] =
+        <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
+    let (mut oddities, mut longer) = (Vec::new(), Vec::new());
+    let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
+        let decoded = codec::decode(kind, key, bytes);
+        decoded
+            .map_err(|error| {
+                let what = format!("{error} Nothing is done about that node until it is mended");
+                oddities.push((error.key, what));
+            })
+            .ok()
+    };
     for (key, bytes, _) in nodes {
         if let Some(name) = Keys::name_in(&parents[0], &key)
-            && let Value::Node(record) = codec::decode(&Key::Node("".into()), &key, &bytes)?
+            && let Some(Value::Node(record)) = decode(&Key::Node("".into()), &key, &bytes)
         {
             read.insert(name, (record, None, None));
         }
     }
     for (key, bytes, _) in heartbeats {
         if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name))
-            && let Value::Heartbeat(heartbeat) =
-                codec::decode(&Key::Heartbeat("".into()), &key, &bytes)?
+            && let Some(Value::Heartbeat(heartbeat)) =
+                decode(&Key::Heartbeat("".into()), &key, &bytes)
         {
             one.1 = Some(heartbeat);
         }
@@ -275,7 +329,30 @@ async fn look(shared: &Shared) -> Result<Read, ReadError> {
             one.2 = Some((text, revision));
         }
     }
-    Ok(read)
+    for (key, bytes, _) in silences {
+        let Some(name) = Keys::name_in(&parents[3], &key).filter(|name| read.contains_key(name))
+        else {
+            continue;
+        };
+        let Some(Value::Silence(silence_ms)) = decode(&Key::Silence("".into()), &key, &bytes)
+        else {
+            continue;
+        };
+        let patience_ms = shared.timing.patience_ms(Some(silence_ms));
+        if patience_ms > shared.timing.takeover_ms {
+            longer.push((name, patience_ms));
+        }
+    }
+    let longer = longer.into_iter().map(|(name, patience_ms)| {
+        let what = format!(
+            "node `{name}` has a longer `fleet.takeover_ms` than this one: should it vanish, its \
+             sessions are taken over after {patience_ms} ms, not {} ms; give all nodes the same",
+            shared.timing.takeover_ms
+        );
+        (name, what)
+    });
+    oddities.extend(longer);
+    Ok((read, oddities))
 }
 
 async fn tell(
@@ -309,15 +386,20 @@ async fn tell(
     }
 }
 
-/// Causes an earlier look whenever something changes below a key.
-pub(super) async fn watch(shared: Arc<Shared>, parent: Vec<u8>) {
+/// Causes an earlier look whenever something changes below a key that is news, by its key and value.
+pub(super) async fn watch(
+    shared: Arc<Shared>,
+    parent: Vec<u8>,
+    is_news: impl Fn(&[u8], &[u8]) -> bool,
+) {
     loop {
         let end = wire::behind(&parent);
         match shared.store.client.watch(parent.clone(), end).await {
             Ok(mut stream) => loop {
                 match stream.message().await {
                     Ok(Some(hint)) if !hint.canceled => {
-                        if !hint.events.is_empty() {
+                        let mut changed = hint.events.iter().filter_map(|event| event.kv.as_ref());
+                        if changed.any(|kv| is_news(&kv.key, &kv.value)) {
                             shared.hurry.notify_one();
                         }
                     }

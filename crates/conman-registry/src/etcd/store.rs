@@ -151,7 +151,7 @@ impl Store {
             .iter()
             .map(|key| match key {
                 Key::Heartbeat(node) => seen.heartbeat(node),
-                Key::Node(_) | Key::Session(_) | Key::Floor => 0,
+                Key::Node(_) | Key::Session(_) | Key::Floor | Key::Silence(_) => 0,
             })
             .collect();
         let (entries, revision) = self.get(&names).await?;
@@ -223,8 +223,16 @@ impl Store {
         for (name, bytes, _) in self.all_below(&parent).await? {
             if let Some(session) = Keys::name_in(&parent, &name) {
                 let key = Key::Session(session.into());
-                let value = codec::decode(&key, &name, &bytes)?;
-                values.push((key, Some(value)));
+                match codec::decode(&key, &name, &bytes) {
+                    Ok(value) => values.push((key, Some(value))),
+                    // All the others go on. Whatever runs of this one is ended here as lost, and
+                    // nobody claims it, as who would has to read it first.
+                    Err(error) => tracing::error!(
+                        %error,
+                        "a session's ownership cannot be read: nobody serves it until the key is \
+                         deleted, and then as a new session"
+                    ),
+                }
             }
         }
         Ok((Answer::Values(values), 0))

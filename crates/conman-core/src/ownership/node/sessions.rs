@@ -64,7 +64,9 @@ impl NodeProtocol {
     }
 
     /// What the shim holds when this daemon begins: listing decides what becomes of it.
-    pub(super) fn adopt(&mut self, slots: Vec<SlotView>) {
+    pub(super) fn adopt(&mut self, mut slots: Vec<SlotView>) {
+        // Of two of one session the later one stands, in whatever order a shim tells them.
+        slots.sort_by(|a, b| a.slot.cmp(&b.slot));
         for view in slots {
             let mut record = self.unclaimed();
             record.generation = view.slot.generation;
@@ -75,7 +77,6 @@ impl NodeProtocol {
             };
             local.slot = view.slot.generation;
             local.sent = true;
-            // Slots come in the order of their generations: an earlier one is superseded.
             if let Some(older) = self.sessions.insert(view.slot.session.clone(), local) {
                 self.actions
                     .push(Action::Kill(older.slot_of(&view.slot.session)));
@@ -306,6 +307,7 @@ impl NodeProtocol {
                 self.give_up(now, &session);
                 self.actions.push(Action::Forward { session, owner });
             }
+            Err(Refusal::NoGenerationLeft) => self.give_up(now, &session),
         }
     }
 
@@ -446,5 +448,38 @@ impl NodeProtocol {
 
     pub(super) fn collected(&mut self, session: &SessionName) {
         self.sessions.remove(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ownership::Timing;
+
+    #[test]
+    fn a_later_life_stands_over_one_that_has_ended_in_whatever_order_the_shim_tells_them() {
+        let view = |generation, certified: bool| SlotView {
+            slot: Slot {
+                session: "s".into(),
+                generation,
+            },
+            present: !certified,
+            frozen: false,
+            certified,
+        };
+        // As names are ordered, and as numbers are.
+        for slots in [[(10, false), (9, true)], [(9, true), (10, false)]] {
+            let slots = slots.map(|(generation, certified)| view(generation, certified));
+            let now = BootTime(0);
+            let timing = Timing::default();
+            let node = NodeProtocol::new("n".into(), &[], timing, now, 1, slots.to_vec());
+            let held = Some(crate::ownership::Stake::Held { generation: 10 });
+            assert_eq!(node.stake(&"s".into()), held);
+            let killed = node.actions.iter().filter_map(|action| match action {
+                Action::Kill(slot) => Some(slot.generation),
+                _ => None,
+            });
+            assert_eq!(killed.collect::<Vec<_>>(), [9]);
+        }
     }
 }
