@@ -1,6 +1,8 @@
 //! Who owns what among several nodes.
 
-use conman_core::ownership::{BootTime, Slot, SlotView};
+use std::time::{Duration, Instant};
+
+use conman_core::ownership::{BootTime, Slot, SlotView, Timing};
 use conman_registry::{Fleet, Located, Order, RecordState, Registry, RegistryError, Standing};
 
 use crate::etcd::Etcd;
@@ -269,4 +271,54 @@ fn boot_time() -> BootTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let millis = now.tv_sec * 1_000 + now.tv_nsec / 1_000_000;
     BootTime(u64::try_from(millis).expect("after boot"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_longer_times_is_taken_over_from_no_sooner_than_its_own_allow() {
+    let Some(etcd) = Etcd::start() else { return };
+    let short = short();
+    let long = Timing {
+        fence_ms: 7_000,
+        takeover_ms: 2 * short.takeover_ms,
+        ..short
+    };
+    let a = Node::join(&etcd.url(), "a", long).await;
+    a.claim_at_last("s").await;
+    let b = Node::join(&etcd.url(), "b", short).await;
+    let renewed_at_the_earliest = Instant::now();
+    until("renewed once more", async || heartbeat(&etcd) != "").await;
+    let last = heartbeat(&etcd);
+    until("renewed once more", async || heartbeat(&etcd) != last).await;
+    drop(a);
+    b.claim_at_last("s").await;
+    // A slow machine only makes it longer.
+    assert!(renewed_at_the_earliest.elapsed() >= Duration::from_millis(long.silence_ms()));
+}
+
+fn heartbeat(etcd: &Etcd) -> String {
+    etcd.ctl(&["get", "/conman/hb/a", "--print-value-only"])
+        .expect("read")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_of_one_node_or_session_hides_no_other() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    for key in ["node/x", "hb/a2", "own/broken"] {
+        etcd.ctl(&["put", &format!("/conman/{key}"), "garbage"])
+            .expect("put");
+    }
+    let generation = a.claim_at_last("s").await;
+    let refused = a
+        .claim("broken")
+        .await
+        .expect_err("nobody knows whose it is");
+    assert!(
+        matches!(refused, RegistryError::Unavailable { .. }),
+        "{refused}"
+    );
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    until("seen", async || b.registry.peers().len() == 2).await;
+    drop(a);
+    assert!(b.claim_at_last("s").await > generation);
 }
