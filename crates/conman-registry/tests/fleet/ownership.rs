@@ -286,7 +286,7 @@ async fn a_node_of_longer_times_is_taken_over_from_no_sooner_than_its_own_allow(
     a.claim_at_last("s").await;
     let b = Node::join(&etcd.url(), "b", short).await;
     let renewed_at_the_earliest = Instant::now();
-    until("renewed once more", async || heartbeat(&etcd) != "").await;
+    until("renewed once more", async || !heartbeat(&etcd).is_empty()).await;
     let last = heartbeat(&etcd);
     until("renewed once more", async || heartbeat(&etcd) != last).await;
     drop(a);
