@@ -87,10 +87,30 @@ impl Member {
     /// # Errors
     /// When it does not answer.
     pub fn save_snapshot(&self, file: &Path) -> Result<()> {
-        let mut save = inside(&self.layout.namespace_path(&self.host.name), "etcdctl");
-        save.env("ETCDCTL_API", "3");
-        save.args(["--endpoints", &format!("http://{}", self.host.etcd())]);
-        run(save.args(["snapshot", "save"]).arg(file)).map(drop)
+        run(self.etcdctl().args(["snapshot", "save"]).arg(file)).map(drop)
+    }
+
+    /// What it holds under a key.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn value(&self, key: &str) -> Result<String> {
+        run(self.etcdctl().args(["get", "--print-value-only", key]))
+    }
+
+    /// Has it hold something else there.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn set_value(&self, key: &str, value: &str) -> Result<()> {
+        run(self.etcdctl().args(["put", "--", key, value])).map(drop)
+    }
+
+    fn etcdctl(&self) -> Command {
+        let mut command = inside(&self.layout.namespace_path(&self.host.name), "etcdctl");
+        command.env("ETCDCTL_API", "3");
+        command.args(["--endpoints", &format!("http://{}", self.host.etcd())]);
+        command
     }
 
     /// Ends it and has it hold what such a file holds; all members must, before any is started.

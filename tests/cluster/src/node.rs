@@ -15,6 +15,7 @@ use http::{Method, StatusCode};
 use crate::builder::log_tail;
 use crate::etcd::{detached, log_file};
 use crate::forward::Forward;
+use crate::holdings::Holdings;
 use crate::layout::{Host, Layout};
 use crate::{leftovers, process};
 
@@ -248,6 +249,14 @@ impl Node {
     pub fn session_processes(&self) -> Vec<ProcEntry> {
         let below = |cgroup: String| alive_below(&cgroup);
         self.cgroup().map(below).unwrap_or_default()
+    }
+
+    /// What it has of the kernel's now.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn holdings(&self) -> Result<Holdings> {
+        Holdings::of(&self.layout, &self.host.name)
     }
 
     /// What the node's daemons have logged.

@@ -27,10 +27,16 @@ async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     for node in cluster.nodes() {
+        let before = node.holdings().expect("what it has");
         let id = format!("on-{}", node.name());
         ensured(node, &id, "web").await;
         let page = node.sessions().get(&format!("/s/{id}/")).await;
         assert_eq!(page.text(), "hello\n");
+        let beyond = node.holdings().expect("what it has").beyond(&before);
+        for of_a_session in ["cgroup", "pidfd", "net"] {
+            let is_seen = beyond.iter().any(|one| one.contains(of_a_session));
+            assert!(is_seen, "{of_a_session}: {beyond:?}");
+        }
     }
     let leader = cluster.leader().await.expect("one leads");
     cluster.members()[leader].kill().expect("killed");

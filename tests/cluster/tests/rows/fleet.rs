@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use conman_cluster::overlap::{Life, SERVING, TEMPLATE, Tail, journal, monotonic_ns};
-use conman_cluster::{Builder, Cluster, Cut, Node, requirements};
+use conman_cluster::{Builder, Cluster, Cut, Holdings, Node, requirements};
 use conman_core::ownership::Timing;
 use conman_e2e::{Answer, eventually, eventually_some};
-use conman_proto::{EnsureResponse, NodeList, Session};
+use conman_proto::{EnsureResponse, NodeList, Session, SessionList, SessionState};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
 
@@ -18,11 +18,15 @@ const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// A client's patience with a node that may stand still.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Between two looks at what is left.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Lines that show that a witness goes on.
 const SOME_LINES: u64 = 5;
 
 pub(crate) struct Fleet {
     pub(crate) cluster: Cluster,
+    /// What each node had before there was a session.
+    before: Vec<Holdings>,
     timing: Timing,
     tail: Tail,
 }
@@ -35,7 +39,10 @@ impl Fleet {
         let cluster = cluster.expect("a cluster");
         let tail = Tail::open(&journal(cluster.layout())).expect("the journal");
         let timing = *builder.timing();
+        let before = cluster.nodes().iter().map(Node::holdings);
+        let before = before.collect::<Result<_, _>>().expect("what nodes have");
         Some(Self {
+            before,
             cluster,
             timing,
             tail,
@@ -276,6 +283,83 @@ impl Fleet {
         let violations: Vec<String> = report.violations.iter().map(ToString::to_string).collect();
         assert_eq!(violations, Vec::<String>::new(), "{report}");
         assert!(report.lines > 0, "nothing was witnessed");
+    }
+
+    /// A row's last word: has every session end, and waits until nothing of any is left where a
+    /// daemon runs, or anything runs at all.
+    pub(crate) async fn leaves_nothing(mut self) {
+        self.judge();
+        self.cluster.heal().expect("healed");
+        let runs = |node: &Node| node.daemon_pid().is_some() && matches!(node.ended(), Ok(None));
+        let nodes = 0..self.cluster.nodes().len();
+        let running: Vec<usize> = nodes
+            .clone()
+            .filter(|&node| runs(self.node(node)))
+            .collect();
+        if let Some(&asked) = running.first() {
+            self.end_all(asked).await;
+        }
+        for &node in &running {
+            // A preempted one leaves it to its machine's end, unless that does not come.
+            let admin = self.node(node).admin();
+            let path = "/v1/nodes/self/readmit";
+            let _ = admin.send(Method::POST, path, None).await;
+        }
+        let begun = monotonic_ns();
+        for node in nodes {
+            let mut beyond = Vec::new();
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline {
+                beyond = self.beyond(node, running.contains(&node));
+                if beyond.is_empty() {
+                    break;
+                }
+                sleep(LOOK_EVERY).await;
+            }
+            assert_eq!(beyond, Vec::<String>::new(), "{}", self.node(node).name());
+        }
+        measured(
+            "from the last session's end until nothing is left",
+            begun,
+            monotonic_ns(),
+        );
+        self.judge();
+    }
+
+    async fn end_all(&self, asked: usize) {
+        eventually("every session has ended", PATIENCE, async || {
+            let list = self
+                .ask(asked, Method::GET, "/v1/sessions?limit=1000", None)
+                .await;
+            let Some(list) = list.filter(|answer| answer.status == StatusCode::OK) else {
+                return false;
+            };
+            let list: SessionList = list.expect(StatusCode::OK);
+            let ended = [SessionState::Stopped, SessionState::Failed];
+            let live = list
+                .sessions
+                .iter()
+                .filter(|one| !ended.contains(&one.state));
+            let mut any = false;
+            for one in live {
+                any = true;
+                let path = format!("/v1/sessions/{}", one.id);
+                let _ = self.ask(asked, Method::DELETE, &path, None).await;
+            }
+            !any
+        })
+        .await;
+    }
+
+    /// What a node has that it did not have before there was a session.
+    fn beyond(&self, node: usize, runs: bool) -> Vec<String> {
+        let processes = self.node(node).session_processes().into_iter();
+        let mut found: Vec<String> = processes.map(|one| format!("process {one:?}")).collect();
+        if runs {
+            let now = self.node(node).holdings().expect("what it has");
+            found.extend(now.beyond(&self.before[node]));
+        }
+        found
     }
 
     /// Waits until all nodes are ready.

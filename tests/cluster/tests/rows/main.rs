@@ -4,11 +4,14 @@
 //! Bad input is among them. A number that is missing here is tried where no fleet is needed.
 
 mod client;
+mod events;
 mod fleet;
 mod hop;
+mod load;
 mod machine;
 mod network;
 mod node;
 mod restart;
 mod store;
 mod trouble;
+mod versions;

@@ -93,6 +93,7 @@ async fn row_15_one_way_partition_of_what_a_node_sends_has_it_taken_over() {
             .collect()
     })
     .await;
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -111,6 +112,7 @@ async fn row_15_one_way_partition_of_what_a_node_hears_has_it_taken_over() {
             .collect()
     })
     .await;
+    fleet.leaves_nothing().await;
 }
 
 /// Its peers reach it still, and so do its clients: whoever asks in the pause waits.
@@ -178,7 +180,7 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     fleet.goes_on("taken", new).await;
     assert_eq!(fleet.life("taken", taken).expect("it wrote").last_ns, last);
     assert_eq!(fleet.lives("kept").len(), 1);
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -233,5 +235,5 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     assert_eq!(client.answered(again).await, served);
     assert_eq!(fleet.lives("served").len(), 1);
     fleet.is_one(other, "s", generation).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }

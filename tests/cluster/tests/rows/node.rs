@@ -60,6 +60,7 @@ async fn row_01_daemon_crash_at_any_moment_restarts_no_session() {
         monotonic_ns(),
     );
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -84,6 +85,7 @@ async fn row_04_two_daemons_on_one_state_directory_are_one() {
     assert!(!status.success(), "{status}");
     fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 /// All of the daemon stands still, and the test is the service manager.
@@ -114,6 +116,7 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
     fleet.all_ready().await;
     assert!(alive(&socket, PATIENCE).await, "the next one lives");
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 /// The tasks that a daemon of a fleet cannot do without.
@@ -198,6 +201,7 @@ async fn row_03_each_task_that_hangs_ends_the_signs_of_life_until_it_goes_on() {
     }
     assert!(alive(&socket, PATIENCE).await, "all go on");
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 #[cfg(debug_assertions)]
@@ -234,6 +238,7 @@ async fn row_03_a_task_that_panics_ends_the_daemon_and_the_next_one_adopts_all()
     failpoint.start(fleet.node(0), None);
     fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 /// The next line that the daemon tells.
@@ -298,7 +303,7 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
         fleet.stop(0, id).await;
     }
     assert_eq!(fleet.node(0).session_processes(), []);
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -313,6 +318,7 @@ async fn row_25_shim_and_daemon_killed_together_leave_their_containers_to_the_ne
     fleet.node(0).start().expect("started");
     fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     assert_eq!(fleet.lives("stopped").len(), 1, "it was stopped");
     let next = fleet.ensure_after(1, "waits", waits).await;
     fleet.goes_on("waits", next.generation.get()).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 /// Whoever would have been the first to restart some of them may be the second one lost.
@@ -83,6 +83,7 @@ async fn row_21_sessions_of_two_nodes_lost_at_once_come_back_by_the_third() {
         fleet.node(node).lose().expect("lost");
     }
     come_back(&mut fleet, &before).await;
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -99,6 +100,7 @@ async fn row_20_sessions_of_a_preempted_node_come_back_unasked() {
         begun,
         last_first(&lives),
     );
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -138,5 +140,5 @@ async fn sessions_of_a_drained_node_are_moved_and_the_report_says_where() {
     assert_eq!(fleet.lives("waits").len(), 1, "nobody has asked for it");
     let next = fleet.ensure_after(0, "waits", waits).await;
     fleet.goes_on("waits", next.generation.get()).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use conman_cluster::overlap::monotonic_ns;
-use conman_cluster::{Cluster, Cut};
+use conman_cluster::{Builder, Cluster, Cut, Member};
 use conman_e2e::{eventually, eventually_some};
 use conman_linux::Signal;
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::events::{has_seen_the_end, kill_sessions_of, was_killed};
 use crate::fleet::{Fleet, PATIENCE, measured};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -57,6 +58,7 @@ async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
     let more = fleet.ensure(1, "more").await.generation.get();
     fleet.goes_on("more", more).await;
     fleet.cluster.members()[leader].start().expect("started");
+    fleet.leaves_nothing().await;
 }
 
 /// Tells of pauses; a loaded machine makes some by itself.
@@ -79,6 +81,7 @@ async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
     fleet.cluster.heal().expect("healed");
     none_lost(&mut fleet, &running).await;
     longest_pause(&mut fleet, &running);
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -122,6 +125,7 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
     });
     let last = ends.max().unwrap_or(healed);
     measured("from healing until all sessions run again", healed, last);
+    fleet.leaves_nothing().await;
 }
 
 fn isolate_members(fleet: &Fleet) {
@@ -169,18 +173,18 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
     }
     fleet.cluster.heal().expect("healed");
     none_lost(&mut fleet, &running).await;
+    fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
-async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is_some() {
+/// An etcd that holds a fleet's records and little more, so that it can be full.
+fn small() -> Builder {
     let builder = Cluster::builder().nodes(2).members(1).short();
-    // The least that holds a fleet's records and a little of heartbeats.
-    let builder = builder.etcd_arguments(&["--quota-backend-bytes", "2097152"]);
-    let Some(mut fleet) = Fleet::shared(builder).await else {
-        return;
-    };
-    let running = spread(&mut fleet).await;
-    let member = &fleet.cluster.members()[0];
+    // The least that holds the records and a little of heartbeats.
+    builder.etcd_arguments(&["--quota-backend-bytes", "2097152"])
+}
+
+/// From here on it answers reads alone.
+async fn fill(member: &Member) {
     // "junk", and 64 KiB of it, in base64.
     let junk = json!({"key": "anVuaw==", "value": "QUFB".repeat(21_845)});
     let quiet = eventually_some("there is no space", PATIENCE, async || {
@@ -191,8 +195,10 @@ async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is
             .then_some(())
     });
     quiet.await;
-    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
-    // What an operator does.
+}
+
+/// What an operator does.
+async fn make_room(member: &Member) {
     let status = member.post("/v3/maintenance/status", &json!({})).await;
     let status = status.expect("it answers");
     let revision = status["header"]["revision"]
@@ -214,11 +220,40 @@ async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is
         .post("/v3/maintenance/alarm", &disarm)
         .await
         .expect("disarmed");
+}
+
+#[tokio::test]
+async fn row_13_an_ending_while_etcd_has_no_space_is_recorded_as_what_it_was() {
+    let Some(mut fleet) = Fleet::shared(small()).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "s").await.generation.get();
+    fleet.goes_on("s", generation).await;
+    fill(&fleet.cluster.members()[0]).await;
+    // Its daemon can read the record and not write it, and is not the owner for now.
+    fleet.stands_still("s", generation, QUIET).await;
+    kill_sessions_of(&fleet, 0);
+    has_seen_the_end(&fleet, 0, "s").await;
+    make_room(&fleet.cluster.members()[0]).await;
+    was_killed(&fleet, "s").await;
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is_some() {
+    let Some(mut fleet) = Fleet::shared(small()).await else {
+        return;
+    };
+    let running = spread(&mut fleet).await;
+    let member = &fleet.cluster.members()[0];
+    fill(member).await;
+    sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
+    make_room(member).await;
     none_lost(&mut fleet, &running).await;
     fleet.all_ready().await;
     let more = fleet.ensure(0, "more").await.generation.get();
     fleet.goes_on("more", more).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -249,7 +284,7 @@ async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     fleet.cluster.heal().expect("healed");
     fleet.all_ready().await;
     fleet.is_one(1, "s", new).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -276,6 +311,7 @@ async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
         fleet.is_one(1, &id, generation).await;
         fleet.judge();
     }
+    fleet.leaves_nothing().await;
 }
 
 /// Killing the shim's and the store's answers together is what no other row does.
@@ -312,7 +348,7 @@ async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     .await;
     let new = fleet.ensure_after(1, "s", old).await.generation.get();
     fleet.goes_on("s", new).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -375,5 +411,5 @@ async fn row_14_old_etcd_snapshot_restored_is_refused_by_nodes_that_saw_more() {
         let generation = fleet.ensure_after(1, id, FLOOR).await.generation.get();
         fleet.goes_on(id, generation).await;
     }
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }

@@ -1,0 +1,171 @@
+//! A steady load of calls to the API beside a fault, and how long they take.
+//!
+//! Calls begin at fixed times, whether or not earlier ones are answered, and their times count from
+//! then: a node that hangs delays what comes after, too. None of them starts a container.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use conman_cluster::overlap::TEMPLATE;
+use conman_e2e::Api;
+use http::Method;
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::fleet::Fleet;
+
+/// Between two calls: twenty a second.
+const PACE: Duration = Duration::from_millis(50);
+/// A caller's patience: an answer that has not come by then counts as one that took so long.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Whom to ask, and for what.
+pub(crate) struct Asked {
+    pub(crate) nodes: Vec<usize>,
+    /// Sessions that are looked at.
+    pub(crate) sessions: Vec<String>,
+    /// Sessions that are ensured, which run all the time.
+    pub(crate) running: Vec<String>,
+}
+
+/// Calls under way.
+pub(crate) struct Load {
+    stop: oneshot::Sender<()>,
+    calls: JoinHandle<Vec<Call>>,
+}
+
+/// A call that has ended.
+struct Call {
+    kind: &'static str,
+    took: Duration,
+    /// `no answer`, or the answer's status.
+    answer: String,
+}
+
+/// How long calls took.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) calls: usize,
+    pub(crate) p50: Duration,
+    pub(crate) p99: Duration,
+    pub(crate) max: Duration,
+}
+
+impl Load {
+    pub(crate) fn begin(fleet: &Fleet, asked: Asked) -> Self {
+        let nodes = asked.nodes.iter().map(|&node| fleet.node(node).api());
+        let apis: Vec<Api> = nodes.collect();
+        let (stop, mut stopped) = oneshot::channel();
+        let calls = tokio::spawn(async move {
+            let mut tick = interval(PACE);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            let mut under_way = JoinSet::new();
+            let mut number = 0;
+            loop {
+                // Cancelling a tick loses none: it is due still.
+                let due = tokio::select! {
+                    due = tick.tick() => due,
+                    _ = &mut stopped => break,
+                };
+                let api = apis[number % apis.len()].clone();
+                let (kind, method, path) = call(&asked, number);
+                under_way.spawn(carry_out(api, due, kind, method, path));
+                number += 1;
+            }
+            under_way.join_all().await
+        });
+        Self { stop, calls }
+    }
+
+    /// No further ones: tells of each kind and of all, and answers all.
+    pub(crate) async fn end(self, what: &str) -> Taken {
+        let _ = self.stop.send(());
+        let calls = self.calls.await.expect("calls end");
+        let mut kinds: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+        let mut answers: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for call in &calls {
+            kinds.entry(call.kind).or_default().push(call.took);
+            *answers.entry((call.kind, &call.answer)).or_default() += 1;
+        }
+        for (kind, took) in kinds {
+            tell(&format!("{what}, {kind}"), &Taken::of(took));
+        }
+        let all = Taken::of(calls.iter().map(|call| call.took).collect());
+        tell(&format!("{what}, all calls"), &all);
+        for ((kind, answer), times) in answers {
+            say(&format!("{kind} was answered {times} times: {answer}"));
+        }
+        all
+    }
+}
+
+/// The calls in turn. Each kind comes to every node: there is one kind more than divides them.
+fn call(asked: &Asked, number: usize) -> (&'static str, Method, String) {
+    let turn = number / asked.nodes.len();
+    let one = |ids: &[String]| format!("/v1/sessions/{}", ids[turn % ids.len()]);
+    match (number + turn) % 4 {
+        0 => (
+            "list of sessions",
+            Method::GET,
+            "/v1/sessions?limit=100".to_owned(),
+        ),
+        1 => ("list of nodes", Method::GET, "/v1/nodes".to_owned()),
+        2 => ("look at a session", Method::GET, one(&asked.sessions)),
+        _ => ("ensure what runs", Method::PUT, one(&asked.running)),
+    }
+}
+
+async fn carry_out(
+    api: Api,
+    due: Instant,
+    kind: &'static str,
+    method: Method,
+    path: String,
+) -> Call {
+    let body = (method == Method::PUT).then(|| json!({"template": TEMPLATE}));
+    let answer = timeout(ANSWER, api.try_send(method, &path, body.as_ref())).await;
+    Call {
+        kind,
+        took: due.elapsed(),
+        answer: match answer {
+            Ok(Ok(answer)) => answer.status.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer".to_owned(),
+        },
+    }
+}
+
+impl Taken {
+    fn of(mut took: Vec<Duration>) -> Self {
+        took.sort_unstable();
+        // The nearest rank, so that few calls do not hide the slowest.
+        let at = |percent: usize| took[(took.len() * percent).div_ceil(100).max(1) - 1];
+        Self {
+            calls: took.len(),
+            p50: at(50),
+            p99: at(99),
+            max: at(100),
+        }
+    }
+}
+
+fn tell(what: &str, taken: &Taken) {
+    let Taken {
+        calls,
+        p50,
+        p99,
+        max,
+    } = taken;
+    let [p50, p99, max] = [p50, p99, max].map(Duration::as_millis);
+    say(&format!(
+        "{what}: {calls} calls, p50 {p50} ms, p99 {p99} ms, max {max} ms"
+    ));
+}
+
+fn say(what: &str) {
+    use std::io::Write as _;
+    // Not by `println!`, which the test harness keeps to itself where a test passes.
+    let _ = writeln!(std::io::stderr(), "measured: {what}");
+}
