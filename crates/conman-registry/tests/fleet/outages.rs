@@ -1,10 +1,10 @@
 //! Lost answers, restarts, compaction, and a store that has forgotten.
 
 use conman_proto::Generation;
-use conman_registry::{Fleet, Registry};
+use conman_registry::{Fleet, Registry, Release};
 
 use crate::etcd::Etcd;
-use crate::node::{Node, id, options, patient, short, until};
+use crate::node::{Node, ending, id, options, patient, short, until};
 use crate::proxy::{Proxy, Way};
 
 #[tokio::test]
@@ -86,6 +86,53 @@ async fn ownership_that_lapses_in_an_outage_comes_back_with_it() {
         thawed.len() == 1 && thawed[0].generation == generation.get()
     })
     .await;
+}
+
+/// Whoever told of it tells it once, as a preempted node does.
+#[tokio::test]
+async fn an_ending_that_is_told_while_its_node_may_not_write_is_what_is_recorded_later() {
+    // The least that holds a node's records and a little of heartbeats.
+    let Some(etcd) = Etcd::start_bounded(&["--quota-backend-bytes", "2097152"]) else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let generation = a.claim_at_last("s").await;
+    let junk = "x".repeat(65_536);
+    until("reads are answered alone", async || {
+        etcd.ctl(&["put", "junk", &junk]).is_err()
+    })
+    .await;
+    a.stands("fenced", |standing| {
+        matches!(standing, conman_registry::Standing::Fenced)
+    })
+    .await;
+    a.fence.fire();
+    let release = Release {
+        id: id("s"),
+        generation,
+        ending: ending(),
+    };
+    let refused = a.registry.release(vec![release]).await.remove(0);
+    let refused = refused.expect_err("nothing can be written");
+    assert!(refused.is_retryable(), "{refused}");
+    let status = etcd.ctl(&["get", "junk", "-w", "json", "--keys-only"]);
+    let status: serde_json::Value = serde_json::from_str(&status.expect("read")).expect("JSON");
+    let revision = status["header"]["revision"].as_i64().expect("a number");
+    for arguments in [
+        &["compact", &revision.to_string(), "--physical"] as &[&str],
+        &["defrag"],
+        &["alarm", "disarm"],
+    ] {
+        etcd.ctl(arguments).expect("there is space again");
+    }
+    until("it is released", async || {
+        let located = a.registry.locate(&id("s"), true).await;
+        matches!(located, Ok(Some(one)) if one.released)
+    })
+    .await;
+    let record = etcd.ctl(&["get", "/conman/session/s", "--print-value-only"]);
+    let record = record.expect("read");
+    assert!(record.contains(&ending().reason), "{record}");
 }
 
 #[tokio::test]
