@@ -127,7 +127,7 @@ async fn an_ending_that_is_told_while_its_node_may_not_write_is_what_is_recorded
     }
     until("it is released", async || {
         let located = a.registry.locate(&id("s"), true).await;
-        matches!(located, Ok(Some(one)) if one.released)
+        located.is_ok_and(|sighting| sighting.located.is_some_and(|one| one.released))
     })
     .await;
     let record = etcd.ctl(&["get", "/conman/session/s", "--print-value-only"]);
