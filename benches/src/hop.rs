@@ -18,6 +18,9 @@ use crate::{Chart, Report, rivals};
 /// Sizes of messages that are measured.
 const SIZES: [usize; 2] = [64, 4_096];
 
+/// Most that an echo by way of another node may take, of one by the session's own.
+const MAX_RATIO: f64 = 2.2;
+
 /// The paths, as the table names them.
 const LOCAL: &str = "the session's own node";
 const HOP: &str = "another node";
@@ -121,7 +124,7 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
         "p99",
         "p50 against its own node",
     ]);
-    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    let (mut rows, mut bars, mut missed) = (Vec::new(), Vec::new(), Vec::new());
     for bytes in SIZES {
         let of = |path: &str, value: fn(&Measurement) -> f64| {
             let sample: Vec<f64> = measurements
@@ -135,6 +138,12 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
         for path in [DIRECT, LOCAL, HOP] {
             let (p50, p99) = (of(path, |one| one.p50_us)?, of(path, |one| one.p99_us)?);
             let ratio = p50 / base;
+            if path == HOP && ratio > MAX_RATIO {
+                missed.push(format!(
+                    "{bytes} B by way of another node take {ratio:.2} times as long as by their \
+                     own, and may take {MAX_RATIO}"
+                ));
+            }
             table.add_row([
                 path.to_owned(),
                 format!("{bytes} B"),
@@ -151,6 +160,7 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
         }
     }
     Ok(Report {
+        missed: (!missed.is_empty()).then(|| missed.join("; ")),
         table: format!(
             "WebSocket echo, one connection, medians of {} rounds of {} s\n{table}",
             options.rounds,
@@ -167,4 +177,34 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
             plot: Plot::Bars(bars),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hop_that_takes_longer_than_it_may_is_told_of() {
+        let options = HopOptions {
+            binary: PathBuf::new(),
+            rounds: 1,
+            duration: Duration::from_secs(1),
+        };
+        let missed = |hop_us: f64| {
+            let sized = SIZES.map(|message_bytes| {
+                [(DIRECT, 50.0), (LOCAL, 100.0), (HOP, hop_us)].map(|(path, p50_us)| Measurement {
+                    path,
+                    message_bytes,
+                    p50_us,
+                    p99_us: p50_us,
+                })
+            });
+            let measured: Vec<_> = sized.into_iter().flatten().collect();
+            report(&options, &measured)
+                .expect("all was measured")
+                .missed
+        };
+        assert_eq!(missed(219.0), None);
+        assert!(missed(221.0).is_some_and(|why| why.contains("2.21")));
+    }
 }

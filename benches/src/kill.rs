@@ -273,6 +273,7 @@ fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report>
         .filter_map(|way| Some((way.name().to_owned(), dead(way)?)))
         .collect();
     Ok(Report {
+        missed: None,
         table: format!(
             "{} containers, medians of {} round(s), from the command or notice\n{table}",
             options.count, options.rounds

@@ -51,4 +51,6 @@ pub struct Report {
     pub json: serde_json::Value,
     /// For the eye.
     pub chart: Chart,
+    /// Which bound is not met, in words.
+    pub missed: Option<String>,
 }

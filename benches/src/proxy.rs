@@ -194,6 +194,7 @@ fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report
         }
     }
     Ok(Report {
+        missed: None,
         table: format!(
             "WebSocket echo, medians of {} rounds of {} s\n{table}",
             options.rounds,

@@ -105,6 +105,7 @@ fn report(options: &StartOptions, sessions: &[Session], elapsed_s: f64) -> Resul
     bars.push(("conman's own part".to_owned(), own.p50));
     let rate = sessions.len() as f64 / elapsed_s;
     Ok(Report {
+        missed: None,
         table: format!(
             "{} starts, {} at a time, {} starts a second\n{table}",
             options.count,

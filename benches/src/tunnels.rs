@@ -46,6 +46,7 @@ pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
     stopped?;
     let each = after.saturating_sub(before) as f64 / options.count as f64 / 1024.0;
     Ok(Report {
+        missed: None,
         table: format!(
             "{} idle tunnels: {} KiB of daemon memory each ({} MiB before, {} MiB with them)",
             options.count,

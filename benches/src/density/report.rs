@@ -36,6 +36,7 @@ pub(super) fn report(options: &DensityOptions, measured: &Measured) -> Result<Re
     table += &rivals(measured)?;
     table += &costs(options, measured);
     Ok(Report {
+        missed: None,
         table,
         json: json!({
             "benchmark": "density", "runtime": options.runtime, "count": options.count,

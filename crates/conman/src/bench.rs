@@ -119,8 +119,13 @@ fn show(report: &Report, svg: Option<PathBuf>, json: bool) -> Result<()> {
     } else {
         crate::tell(&report.table);
     }
-    let Some(path) = svg else { return Ok(()) };
-    write(&path, &report.chart.to_svg()?)
+    if let Some(path) = svg {
+        write(&path, &report.chart.to_svg()?)?;
+    }
+    match &report.missed {
+        Some(missed) => bail!("not within the bounds: {missed}"),
+        None => Ok(()),
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -179,8 +179,13 @@ impl Drop for Ground {
                 eprintln!("--- the log of {} ends with\n{tail}\n---", host.name);
             }
         }
-        if let Err(error) = leftovers::remove(&self.layout) {
-            eprintln!("a cluster was left behind: {error:#}");
+        match leftovers::remove(&self.layout) {
+            Err(error) if std::thread::panicking() => {
+                eprintln!("a cluster was left behind: {error:#}");
+            }
+            // A test that leaves something on the machine has failed.
+            Err(error) => panic!("a cluster was left behind: {error:#}"),
+            Ok(()) => {}
         }
     }
 }

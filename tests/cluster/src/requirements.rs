@@ -1,6 +1,5 @@
 //! What a machine must have.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// A machine that can hold clusters.
@@ -17,8 +16,7 @@ pub fn requirements() -> Option<Ready> {
     match missing() {
         None => Some(Ready { native }),
         Some(why) => {
-            // Not by `println!`, which the test harness keeps to itself where a test passes.
-            let _ = writeln!(std::io::stderr(), "skipped: {why}");
+            conman_e2e::lacks(&why);
             None
         }
     }

@@ -1,5 +1,4 @@
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -53,8 +52,7 @@ pub async fn chromium(domain: &str) -> Option<Chromium> {
         version.is_ok_and(|output| output.status.success())
     });
     let Some(program) = found else {
-        let why = "no chromium on this machine; run `cargo xtask setup`";
-        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        crate::lacks("chromium is missing (package chromium)");
         return None;
     };
     let permit = BROWSERS.acquire().await.expect("never closed");

@@ -1,4 +1,3 @@
-use std::io::Write as _;
 use std::process::{Command, Output};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,8 +41,7 @@ async fn docker(lock: fn() -> DockerLock) -> Option<Docker> {
     match usable.await.expect("taking the lock does not panic") {
         Ok(docker) => Some(docker),
         Err(why) => {
-            // Not by `println!`, which the test harness keeps to itself where a test passes.
-            let _ = writeln!(std::io::stderr(), "skipped: {why}");
+            crate::lacks(&why);
             None
         }
     }

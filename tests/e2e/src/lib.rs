@@ -28,6 +28,7 @@ mod native;
 mod port;
 mod raw_http;
 mod requests;
+mod skips;
 mod sse;
 mod wait;
 
@@ -44,5 +45,6 @@ pub use metadata_server::MetadataServer;
 pub use native::{NATIVE_TEMPLATES, Native, ROOT, native};
 pub use raw_http::{RawClient, raw_exchange};
 pub use requests::{WebSocket, answer, websocket, with};
+pub use skips::lacks;
 pub use sse::EventStream;
 pub use wait::{eventually, eventually_some};

@@ -1,5 +1,4 @@
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,8 +62,7 @@ pub fn native() -> Option<Native> {
     match missing {
         None => Some(Native(())),
         Some(why) => {
-            // Not by `println!`, which the test harness keeps to itself where a test passes.
-            let _ = writeln!(std::io::stderr(), "skipped: {why}");
+            crate::lacks(&why);
             None
         }
     }

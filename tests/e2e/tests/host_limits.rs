@@ -86,7 +86,7 @@ async fn native_sessions_beyond_the_limit_of_their_cgroup_are_refused_by_its_nam
         .start(&docker)
         .await;
     let Some(archive) = archive(conman.directory()) else {
-        skipped("busybox is not installed");
+        conman_e2e::lacks("busybox is missing (package busybox-static)");
         return;
     };
     let archive = archive.to_str().expect("text");

@@ -8,17 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use conman_e2e::{
-    BUSYBOX, Conman, Docker, docker_shared, eventually, peak_resident_bytes, resident_bytes,
+    BUSYBOX, Conman, Docker, docker_shared, eventually, lacks, peak_resident_bytes, resident_bytes,
 };
 use conman_proto::{Image, ImageList};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn skipped(why: &str) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
-}
 
 /// A root file system of the distribution's busybox, packed with gzip.
 fn busybox_archive(directory: &Path) -> Option<PathBuf> {
@@ -26,7 +21,7 @@ fn busybox_archive(directory: &Path) -> Option<PathBuf> {
         .into_iter()
         .find(|path| Path::new(path).exists());
     let Some(program) = program else {
-        skipped("busybox is not installed");
+        lacks("busybox is missing (package busybox-static)");
         return None;
     };
     let root = directory.join("root");
@@ -164,7 +159,7 @@ impl Registry {
             .stderr(log)
             .spawn();
         let Ok(process) = process else {
-            skipped("docker-registry is not installed");
+            lacks("docker-registry is missing (package docker-registry)");
             return None;
         };
         let registry = Self { process, address };

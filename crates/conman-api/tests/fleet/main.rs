@@ -10,6 +10,7 @@ use std::net::TcpListener as StdListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -217,14 +218,20 @@ async fn whatever_is_asked_of_one_node_the_sessions_own_node_answers() {
     );
     let again = a.ensure("alice").await;
     assert!(!again.created && again.session.generation == started.session.generation);
-    let log = a
-        .api
-        .send(
-            a.api
-                .request(Scope::Frontend, Method::GET, "/v1/sessions/alice/logs"),
-        )
-        .await;
-    assert_eq!(log.text(), "hello\n");
+    // It runs before it has written anything.
+    let log = async {
+        loop {
+            let path = "/v1/sessions/alice/logs";
+            let request = a.api.request(Scope::Frontend, Method::GET, path);
+            let log = a.api.send(request).await.text();
+            if !log.is_empty() {
+                return log;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let log = tokio::time::timeout(PATIENCE, log).await;
+    assert_eq!(log.expect("it writes"), "hello\n");
     let exec = a
         .api
         .call(

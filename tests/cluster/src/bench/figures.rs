@@ -156,13 +156,16 @@ impl Figures {
             served_ms,
         } = self.bounds;
         let slowest = [self.served_ms, self.served_who_reloaded_ms];
-        let mut slowest = slowest.into_iter().flatten().map(|one| one.max);
+        let slowest = slowest.into_iter().flatten();
+        let served: usize = slowest.clone().map(|one| one.count).sum();
         self.met = self.violations.is_empty()
             && (released_ms.is_none() || self.released == self.sessions as u64)
             && within(self.last_process_dead_ms, released_ms)
             && within(self.last_certificate_ms, released_ms)
             && within(self.last_release_ms, released_ms)
-            && slowest.all(|slowest| slowest <= served_ms);
+            && served == self.clients
+            && self.refusals.is_empty()
+            && slowest.map(|one| one.max).all(|max| max <= served_ms);
     }
 }
 
@@ -278,19 +281,28 @@ mod tests {
             handovers: 1,
             violations: Vec::new(),
         };
-        let judge = |release: f64, served: f64, released: u64| {
+        let judged = |release: f64, served: Option<f64>, released: u64, refused: bool| {
             let mut figures = Figures::of(&options, &Timing::default());
+            if refused {
+                figures.refusals.insert("HTTP error: 503".to_owned(), 1);
+            }
             figures.last_process_dead_ms = Some(10.0);
             figures.last_certificate_ms = Some(20.0);
             figures.last_release_ms = Some(release);
             figures.released = released;
-            figures.served_ms = quantiles([served].into_iter());
+            figures.served_ms = quantiles(served.into_iter());
             figures.judged(&good);
             figures.met
         };
+        let judge = |release, served, released| judged(release, Some(served), released, false);
         assert!(judge(499.0, 1_999.0, 2));
         assert!(!judge(501.0, 1_999.0, 2));
         assert!(!judge(499.0, 2_001.0, 2));
         assert!(!judge(499.0, 1_999.0, 1));
+        assert!(!judged(499.0, None, 2, false), "nobody was served");
+        assert!(
+            !judged(499.0, Some(1_999.0), 2, true),
+            "somebody was refused"
+        );
     }
 }

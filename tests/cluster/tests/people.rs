@@ -1,0 +1,82 @@
+//! The commands behind `cargo xtask cluster`, as people type them.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::process::Command;
+use std::time::Duration;
+
+use conman_cluster::{Layout, leftovers, people, requirements};
+use conman_e2e::eventually;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-cluster");
+/// Beside this program it finds this one.
+const _: &str = env!("CARGO_BIN_EXE_witness");
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn cluster(words: &[&str]) {
+    let mut command = Command::new(PROGRAM);
+    command.env("CONMAN_E2E_BINARY", conman_e2e::binary());
+    let done = command.args(words).output();
+    let done = done.expect("it can be run");
+    assert!(
+        done.status.success(),
+        "{words:?}: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
+/// What is up is removed, whatever becomes of the test.
+struct Up;
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = Command::new(PROGRAM).arg("down").output();
+    }
+}
+
+/// What a node answers, and how many processes its host has.
+fn seen(layout: &Layout, name: &str) -> (String, usize) {
+    let all = people::status(layout).into_iter();
+    let one = all.into_iter().find(|one| one.host.name == name);
+    let one = one.expect("it has this host");
+    (one.answer, one.processes.len())
+}
+
+#[tokio::test]
+async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing() {
+    let Some(_ready) = requirements() else { return };
+    // There is one of these on a machine, and other tests may want it, too.
+    let lock = std::env::temp_dir().join("conman-cluster.people");
+    let lock = File::create(lock).expect("a file");
+    lock.lock().expect("locked");
+    if people::current().is_ok() {
+        let _ = writeln!(std::io::stderr(), "skipped: somebody has a cluster up");
+        return;
+    }
+    let _up = Up;
+    cluster(&["up", "--nodes", "2", "--members", "1"]);
+    let layout = people::current().expect("it is up");
+    for name in ["n1", "n2"] {
+        assert_eq!(seen(&layout, name).0, "ready", "{name}");
+    }
+    cluster(&["cut", "n1"]);
+    eventually("the cut is felt", PATIENCE, async || {
+        seen(&layout, "n1").0 != "ready"
+    })
+    .await;
+    cluster(&["heal"]);
+    eventually("it is back", PATIENCE, async || {
+        seen(&layout, "n1").0 == "ready"
+    })
+    .await;
+    cluster(&["kill", "n2"]);
+    assert_eq!(seen(&layout, "n2").1, 0, "nothing runs there");
+    cluster(&["start", "n2"]);
+    eventually("it is started", PATIENCE, async || {
+        seen(&layout, "n2").0 == "ready"
+    })
+    .await;
+    cluster(&["down"]);
+    assert_eq!(leftovers(&layout), []);
+    assert!(people::current().is_err(), "none is up");
+}
