@@ -24,6 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::streaming::{counting, upload_at_constant_memory};
 use crate::support::{
     Client, RawBackend, TestSession, body, serve, serve_echo_head, soon, status, until,
 };
@@ -819,4 +820,13 @@ async fn what_a_node_asks_of_the_api_keeps_who_asks() {
     );
     let answer = exchange("nobody").await;
     assert_eq!(status(&answer), "401", "{answer}");
+}
+
+#[tokio::test]
+async fn a_large_upload_passes_by_way_of_another_node_at_constant_memory() {
+    let owner = Owner::new().await;
+    let alice = TestSession::new(serve(counting()).await);
+    owner.own("alice", &alice, true);
+    let entry = Entry::new(&Believed::new(owner.address));
+    upload_at_constant_memory(async || entry.connect().await).await;
 }
