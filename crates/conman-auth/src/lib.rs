@@ -49,6 +49,7 @@ pub use origin_rules::{OriginMistake, OriginRules};
 pub use peer::{
     ClusterSecret, ClusterSecretError, FleetTls, FleetTlsError, FleetTlsFiles, MAX_SKEW_MS,
     PeerConnection, PeerGuard, Sealer, X_CONMAN_HOP, X_CONMAN_PEER, X_CONMAN_SEAL,
+    certificates_expire_at,
 };
 pub use session_guard::{SessionGuard, SessionGuardOptions, SessionVerdict};
 pub use token_file::{TokenFile, TokenFileError};

@@ -135,6 +135,15 @@ pub struct EtcdRegistry {
 
 impl EtcdRegistry {
     /// Begins to join the fleet, which goes on until it succeeds: [`Fleet::standing`] tells. The
+    /// From now on etcd is reached with these certificates and credentials, at the endpoints it
+    /// began with.
+    ///
+    /// # Errors
+    /// When they cannot be used: then the former ones stay.
+    pub fn renew_access(&self, access: &EtcdAccess) -> Result<(), AccessError> {
+        self.shared.store.client.renew(access)
+    }
+
     /// node stays a member for as long as this value lives; without it, the fence closes in time.
     pub fn start(
         options: EtcdOptions,

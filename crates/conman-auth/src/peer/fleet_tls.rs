@@ -245,6 +245,14 @@ fn certificates(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
+/// When the first of the certificates in a PEM text ends, if they can be read.
+#[must_use]
+pub fn certificates_expire_at(pem: &[u8]) -> Option<Timestamp> {
+    let nowhere = Path::new("");
+    let chain = certificates(pem, nowhere).ok()?;
+    expiry(&chain, nowhere).ok()
+}
+
 fn expiry(chain: &[CertificateDer<'_>], path: &Path) -> Result<Timestamp, FleetTlsError> {
     let mut first = Timestamp::MAX;
     for certificate in chain {

@@ -1,5 +1,6 @@
 //! Who of the peers' listener's callers is a node of the fleet.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use conman_proto::Problem;
@@ -8,7 +9,9 @@ use http::request::Parts;
 
 use super::cluster_secret::ClusterSecret;
 use super::replay::{Nonce, NonceRefused, Nonces};
-use super::seal::{FIRST_NUMBER, MAX_SKEW_MS, Seal, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms};
+use super::seal::{
+    FIRST_NUMBER, MAX_SKEW_MS, Seal, SealFault, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms,
+};
 
 /// Longest name of a node.
 const MAX_NAME_BYTES: usize = 253;
@@ -21,7 +24,7 @@ pub struct PeerGuard {
     nonces: Mutex<Nonces>,
     /// What was sealed before may have been recorded by somebody, and used, before this daemon
     /// began to take note of it.
-    begun_ms: u64,
+    begun_ms: AtomicU64,
 }
 
 /// The guard's part of one connection.
@@ -46,7 +49,7 @@ impl PeerGuard {
             me: me.to_owned(),
             secret,
             nonces: Mutex::default(),
-            begun_ms,
+            begun_ms: AtomicU64::new(begun_ms),
         }
     }
 
@@ -96,12 +99,16 @@ impl PeerConnection {
         secret: &ClusterSecret,
         now_ms: u64,
     ) -> Result<(), Box<Problem>> {
-        let Some(Seal { stamp, mac }) = Seal::read(&parts.headers) else {
-            return Err(refused(
+        let Seal { stamp, mac } = Seal::read(&parts.headers).map_err(|fault| match fault {
+            SealFault::None => refused(
                 "the request has no seal: its sender has no `fleet.secret_file`, and this node \
                  has one",
-            ));
-        };
+            ),
+            SealFault::OtherVersion => refused(
+                "the request's seal is of another version: the sender's conman is too new or too \
+                 old for this node's; run the same on both",
+            ),
+        })?;
         let guard = &self.guard;
         if !secret.verify(&message(parts, &guard.me, &stamp, &self.binding), &mac) {
             return Err(refused(format!(
@@ -143,7 +150,13 @@ impl PeerConnection {
 impl PeerGuard {
     /// Takes note of the nonce of a connection's first request.
     fn begin(&self, nonce: &Nonce, at_ms: u64, now_ms: u64) -> Result<(), Box<Problem>> {
-        if at_ms < self.begun_ms {
+        // Set back, all nodes' clocks go on from there. What was recorded before could be used once
+        // when its time comes again; a fleet that minds has TLS between its nodes.
+        let begun_ms = self
+            .begun_ms
+            .fetch_min(now_ms, Ordering::Relaxed)
+            .min(now_ms);
+        if at_ms < begun_ms {
             // By a clock that is a little behind: it passes.
             return Err(Box::new(Problem {
                 retryable: true,
@@ -295,6 +308,17 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_keeps_no_node_out() {
+        const DAY_MS: u64 = 86_400_000;
+        let guard = guard();
+        for now in [NOW - DAY_MS, NOW + DAY_MS, NOW] {
+            let parts = sealed(&sealer("0123456789"), now);
+            let admitted = guard.connection(Vec::new()).admit_at(&parts, now);
+            assert_eq!(reason(admitted), "a");
+        }
+    }
+
+    #[test]
     fn clocks_may_differ_by_so_much_and_no_more() {
         for (at_ms, known) in [(NOW + MAX_SKEW_MS, true), (NOW + MAX_SKEW_MS + 1, false)] {
             let parts = sealed(&sealer("0123456789"), at_ms);
@@ -372,7 +396,11 @@ mod tests {
             let mut parts = sealed(&sealer("0123456789"), NOW);
             set(&mut parts, "x-conman-seal", seal);
             let told = reason(connection.admit_at(&parts, NOW));
-            assert!(told.contains("no seal"), "{told}");
+            let says = match seal.starts_with("v2") {
+                true => "another version",
+                false => "no seal",
+            };
+            assert!(told.contains(says), "{told}");
         }
     }
 }

@@ -21,6 +21,6 @@ mod replay;
 mod seal;
 
 pub use cluster_secret::{ClusterSecret, ClusterSecretError};
-pub use fleet_tls::{FleetTls, FleetTlsError, FleetTlsFiles};
+pub use fleet_tls::{FleetTls, FleetTlsError, FleetTlsFiles, certificates_expire_at};
 pub use guard::{PeerConnection, PeerGuard};
 pub use seal::{MAX_SKEW_MS, Sealer, X_CONMAN_HOP, X_CONMAN_PEER, X_CONMAN_SEAL};

@@ -119,14 +119,22 @@ pub(super) struct Seal {
 
 impl Seal {
     /// Reads the one seal of a request.
-    pub(super) fn read(headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn read(headers: &HeaderMap) -> Result<Self, SealFault> {
         let mut values = headers.get_all(X_CONMAN_SEAL).iter();
-        let (value, None) = (values.next()?, values.next()) else {
-            return None;
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return Err(SealFault::None);
         };
-        let mut words = value.to_str().ok()?.split(' ');
+        let text = value.to_str().map_err(|_| SealFault::None)?;
+        match text.split_once(' ') {
+            Some((VERSION, words)) => Self::parse(words).ok_or(SealFault::None),
+            Some((version, _)) if is_version(version) => Err(SealFault::OtherVersion),
+            _ => Err(SealFault::None),
+        }
+    }
+
+    fn parse(words: &str) -> Option<Self> {
+        let mut words = words.split(' ');
         let mut next = || words.next();
-        let version = next()?;
         let seal = Self {
             stamp: Stamp {
                 at_ms: next()?.parse().ok()?,
@@ -135,8 +143,20 @@ impl Seal {
             },
             mac: unhex(next()?)?,
         };
-        (version == VERSION && next().is_none()).then_some(seal)
+        next().is_none().then_some(seal)
     }
+}
+
+/// Why a request has no seal that can be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SealFault {
+    None,
+    OtherVersion,
+}
+
+fn is_version(word: &str) -> bool {
+    let digits = word.strip_prefix('v').unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// What a seal signs: every part with its length, so that no two requests sign the same.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -42,7 +42,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How etcd is reached.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct EtcdAccess {
     /// `http://HOST:PORT` or `https://HOST:PORT`, at least one.
     pub endpoints: Vec<String>,
@@ -62,7 +62,7 @@ impl fmt::Debug for EtcdAccess {
 }
 
 /// What etcd knows this node by.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct EtcdCredentials {
     pub user: String,
     pub password: String,
@@ -75,7 +75,7 @@ impl fmt::Debug for EtcdCredentials {
 }
 
 /// PEM texts.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct EtcdTls {
     /// Whoever signed etcd's certificates.
     pub ca: Vec<u8>,
@@ -151,15 +151,22 @@ impl Headed for TxnResponse {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Client {
+#[derive(Debug, Default)]
+struct Way {
     endpoints: Vec<Endpoint>,
     /// One connection an endpoint, made when it is first used, replaced when it hangs.
-    lines: Mutex<Vec<Channel>>,
+    lines: Vec<Channel>,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    /// What the endpoints are called in messages.
+    names: Vec<String>,
+    way: Mutex<Way>,
     /// The endpoint that is used.
     current: AtomicUsize,
     patience: Duration,
-    credentials: Option<EtcdCredentials>,
+    credentials: Mutex<Option<EtcdCredentials>>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
     signing_in: tokio::sync::Mutex<()>,
     seen: Arc<Seen>,
@@ -172,24 +179,48 @@ impl Client {
         patience: Duration,
         seen: Arc<Seen>,
     ) -> Result<Self, AccessError> {
-        let endpoints: Vec<Endpoint> = access
-            .endpoints
-            .iter()
-            .map(|text| endpoint(text, access.tls.as_ref(), patience))
-            .collect::<Result<_, _>>()?;
-        if endpoints.is_empty() {
-            return Err(AccessError::NoEndpoint);
-        }
+        let endpoints = endpoints(access, patience)?;
+        let name = |endpoint: &Endpoint| format!("etcd at {}", endpoint.uri());
         Ok(Self {
-            lines: Mutex::default(),
-            endpoints,
+            names: endpoints.iter().map(name).collect(),
+            way: Mutex::new(Way {
+                endpoints,
+                lines: Vec::new(),
+            }),
             current: AtomicUsize::new(0),
             patience,
-            credentials: access.credentials.clone(),
+            credentials: Mutex::new(access.credentials.clone()),
             token: Mutex::default(),
             signing_in: tokio::sync::Mutex::default(),
             seen,
         })
+    }
+
+    /// From now on the same endpoints with these certificates and credentials. Calls under way go on
+    /// as they began.
+    pub(super) fn renew(&self, access: &EtcdAccess) -> Result<(), AccessError> {
+        let endpoints = endpoints(access, self.patience)?;
+        *self.way() = Way {
+            endpoints,
+            lines: Vec::new(),
+        };
+        let credentials = access.credentials.clone();
+        *self
+            .credentials
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = credentials;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+
+    /// A panic while the lock is held cannot leave half a change.
+    fn way(&self) -> MutexGuard<'_, Way> {
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn credentials(&self) -> Option<EtcdCredentials> {
+        let credentials = self.credentials.lock();
+        credentials.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn seen(&self) -> &Seen {
@@ -225,7 +256,7 @@ impl Client {
             // The token has expired, or etcd has forgotten it: a new one, and then the same again,
             // as a refusal has no effect.
             Err(CallError::Refused { reason })
-                if self.credentials.is_some() && is_about_sign_in(&reason) =>
+                if self.credentials().is_some() && is_about_sign_in(&reason) =>
             {
                 self.sign_in().await?;
                 self.once(path, request).await?
@@ -255,12 +286,12 @@ impl Client {
         Q: Message + Clone + Send + Sync + 'static,
         R: Message + Default + Send + Sync + 'static,
     {
-        if self.credentials.is_some() && self.token().is_none() && path != AUTHENTICATE {
+        if self.credentials().is_some() && self.token().is_none() && path != AUTHENTICATE {
             self.sign_in().await?;
         }
         let deadline = Instant::now() + self.patience;
         let mut failure = None;
-        for _ in 0..self.endpoints.len() {
+        for _ in 0..self.names.len() {
             let (index, channel) = self.line();
             let token = (path != AUTHENTICATE).then(|| self.token()).flatten();
             let call = send(channel, path, request.clone(), token);
@@ -298,7 +329,7 @@ impl Client {
         key: Vec<u8>,
         range_end: Vec<u8>,
     ) -> Result<Streaming<WatchResponse>, CallError> {
-        if self.credentials.is_some() && self.token().is_none() {
+        if self.credentials().is_some() && self.token().is_none() {
             self.sign_in().await?;
         }
         let (index, channel) = self.line();
@@ -336,7 +367,7 @@ impl Client {
     }
 
     async fn signed_in(&self) -> Result<(), CallError> {
-        let Some(credentials) = &self.credentials else {
+        let Some(credentials) = self.credentials() else {
             return Ok(());
         };
         let before = self.token();
@@ -376,30 +407,43 @@ impl Client {
 
     /// The endpoint in use and the connection to it.
     fn line(&self) -> (usize, Channel) {
-        let index = self.current.load(Ordering::Relaxed) % self.endpoints.len();
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.is_empty() {
-            *lines = self.endpoints.iter().map(Endpoint::connect_lazy).collect();
+        let index = self.current.load(Ordering::Relaxed) % self.names.len();
+        let mut way = self.way();
+        if way.lines.is_empty() {
+            way.lines = way.endpoints.iter().map(Endpoint::connect_lazy).collect();
         }
-        (index, lines[index].clone())
+        (index, way.lines[index].clone())
     }
 
     /// The next endpoint from now on, unless somebody else has turned already.
     fn turn(&self, from: usize, hangs: bool) {
-        let next = (from + 1) % self.endpoints.len();
+        let next = (from + 1) % self.names.len();
         let _ = self
             .current
             .compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
         if hangs {
-            let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(line) = lines.get_mut(from) {
-                *line = self.endpoints[from].connect_lazy();
+            let way = &mut *self.way();
+            if let (Some(line), Some(endpoint)) = (way.lines.get_mut(from), way.endpoints.get(from))
+            {
+                *line = endpoint.connect_lazy();
             }
         }
     }
 
     fn name(&self, index: usize) -> String {
-        format!("etcd at {}", self.endpoints[index].uri())
+        self.names[index].clone()
+    }
+}
+
+fn endpoints(access: &EtcdAccess, patience: Duration) -> Result<Vec<Endpoint>, AccessError> {
+    let endpoints: Vec<Endpoint> = access
+        .endpoints
+        .iter()
+        .map(|text| endpoint(text, access.tls.as_ref(), patience))
+        .collect::<Result<_, _>>()?;
+    match endpoints.is_empty() {
+        true => Err(AccessError::NoEndpoint),
+        false => Ok(endpoints),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use conman_registry::{EtcdCredentials, EtcdTls, Registry};
+use conman_registry::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls, Registry};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use crate::etcd::{Etcd, Files};
@@ -152,4 +152,31 @@ async fn files_that_hold_no_certificates_are_refused_at_once() {
     let refused = conman_registry::EtcdRegistry::start(options, fence);
     let error = refused.expect_err("there is nothing to trust").to_string();
     assert!(error.contains("registry.ca_file"), "{error}");
+}
+
+#[tokio::test]
+async fn a_certificate_is_replaced_while_the_node_runs() {
+    let authority = Authority::new("one");
+    let Some(etcd) = authority.etcd() else { return };
+    let tls = |until| EtcdTls {
+        ca: authority.pem.clone().into_bytes(),
+        identity: Some(authority.signs("node", until)),
+    };
+    let node = node(&etcd, Some(tls(2020)), None);
+    node.waits_since("registry.cert_file").await;
+    let access = |tls| EtcdAccess {
+        endpoints: vec![etcd.url()],
+        credentials: None,
+        tls: Some(tls),
+    };
+    let unusable = EtcdTls {
+        ca: b"no certificate".to_vec(),
+        identity: None,
+    };
+    let refused = node.registry.renew_access(&access(unusable));
+    assert!(matches!(refused, Err(AccessError::NoAuthority)));
+    let renewed = node.registry.renew_access(&access(tls(2090)));
+    renewed.expect("usable");
+    node.live().await;
+    node.claim("s").await.expect("free");
 }

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use conman_api::{ServeOptions, serve_tcp, serve_unix};
+use conman_auth::certificates_expire_at;
 use conman_core::Instance;
 use conman_node::Node;
 use conman_proto::Generation;
@@ -31,6 +32,11 @@ use crate::shim::{self, ShimPlace};
 /// How often the service manager hears that a start goes on that waits for others.
 const JOINING_SIGN: Duration = Duration::from_secs(10);
 
+const EXPIRY: &str = "conman_etcd_certificate_expiry_seconds";
+
+/// Between two looks at the files by which etcd knows this node.
+const ACCESS_LOOK: Duration = Duration::from_secs(10);
+
 /// Between two looks at whether what was killed is dead.
 const KILL_LOOK: Duration = Duration::from_millis(20);
 
@@ -48,23 +54,13 @@ pub(super) fn registry(
         .with_context(|| format!("cannot read {BOOT_ID}"))?
         .trim()
         .to_owned();
-    let credentials = match &fleet.login {
-        Some((user, file)) => Some(EtcdCredentials {
-            user: user.clone(),
-            password: secret(file, "registry.password_file")?,
-        }),
-        None => None,
-    };
+    let access = access(fleet)?;
     let options = EtcdOptions {
         node: config.name.clone(),
         instance: instance.to_string(),
         boot_id,
         state_dir: config.state_dir.clone(),
-        access: EtcdAccess {
-            endpoints: fleet.endpoints.clone(),
-            credentials,
-            tls: tls(fleet)?,
-        },
+        access: access.clone(),
         prefix: fleet.prefix.clone(),
         timing: fleet.timing,
         accept_above: generation_floor,
@@ -73,7 +69,82 @@ pub(super) fn registry(
     let command = shim::command(config)?;
     let socket = ShimPlace::of(instance).socket();
     let fence = ShimFence::new(socket, Some(command), Some(fleet.timing.freeze_ms));
-    EtcdRegistry::start(options, Arc::new(Link(fence))).context("cannot begin to join the fleet")
+    let registry = EtcdRegistry::start(options, Arc::new(Link(fence)))
+        .context("cannot begin to join the fleet")?;
+    tokio::spawn(renew_access(
+        fleet.clone(),
+        access,
+        Arc::downgrade(&registry),
+    ));
+    Ok(registry)
+}
+
+fn access(fleet: &SharedRegistry) -> Result<EtcdAccess> {
+    let credentials = match &fleet.login {
+        Some((user, file)) => Some(EtcdCredentials {
+            user: user.clone(),
+            password: secret(file, "registry.password_file")?,
+        }),
+        None => None,
+    };
+    Ok(EtcdAccess {
+        endpoints: fleet.endpoints.clone(),
+        credentials,
+        tls: tls(fleet)?,
+    })
+}
+
+fn tell_expiry(access: &EtcdAccess) {
+    let tls = access.tls.as_ref();
+    let certificate = tls.and_then(|tls| tls.identity.as_ref());
+    if let Some(at) = certificate.and_then(|(pem, _)| certificates_expire_at(pem)) {
+        metrics::gauge!(EXPIRY).set(at.as_second() as f64);
+    }
+}
+
+/// Takes what is in the files once it has changed: certificates are short-lived, and a node whose
+/// own has expired loses its ownership with the next connection to etcd.
+async fn renew_access(
+    fleet: SharedRegistry,
+    mut present: EtcdAccess,
+    registry: Weak<EtcdRegistry>,
+) {
+    metrics::describe_gauge!(
+        EXPIRY,
+        "When this node's certificate for etcd ends, in seconds since 1970"
+    );
+    let mut failed = None;
+    loop {
+        tell_expiry(&present);
+        // Cancelled with the daemon alone.
+        sleep(ACCESS_LOOK).await;
+        let Some(registry) = registry.upgrade() else {
+            return;
+        };
+        let files = fleet.clone();
+        let read = tokio::task::spawn_blocking(move || access(&files)).await;
+        let renewed = match read {
+            Ok(Ok(read)) if read == present => continue,
+            Ok(Ok(read)) => registry
+                .renew_access(&read)
+                .map(|()| present = read)
+                .map_err(|error| super::chain(&error)),
+            Ok(Err(error)) => Err(format!("{error:#}")),
+            Err(error) => Err(error.to_string()),
+        };
+        match renewed {
+            Ok(()) => {
+                tracing::info!("read again what etcd knows this node by");
+                failed = None;
+            }
+            // A pair of files may be half written; what stays wrong is told once.
+            Err(why) if failed.as_ref() != Some(&why) => {
+                tracing::error!("kept what etcd knew this node by: {why}");
+                failed = Some(why);
+            }
+            Err(_) => {}
+        }
+    }
 }
 
 fn secret(path: &Path, field: &str) -> Result<String> {
