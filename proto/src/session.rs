@@ -146,6 +146,9 @@ pub struct SessionList {
     pub sessions: Vec<Session>,
     /// Pass as `?cursor=` for the next page; null on the last one.
     pub next: Option<String>,
+    /// What is missing from the list, why, and what to do: records that cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Answer to `DELETE /v1/sessions/{id}`.

@@ -15,6 +15,9 @@ use crate::problem::{ApiError, Kind};
 /// Records read at a time.
 const PAGE: usize = 500;
 
+/// Records that cannot be read, of those that one answer names.
+const MAX_WARNINGS: usize = 20;
+
 /// Most records that one request looks through, for filters that hardly any session fits: then
 /// the page ends early, with a cursor to go on from.
 const MAX_SCANNED: usize = 20_000;
@@ -27,14 +30,21 @@ pub(crate) async fn sessions(
 ) -> Result<SessionList, ApiError> {
     let mut after = query.after.clone();
     let mut found: Vec<Session> = Vec::new();
-    let mut scanned = 0;
+    let (mut scanned, mut warnings) = (0, Vec::new());
     loop {
         let page = map.fleet().sessions(after.as_ref(), PAGE).await;
         let page = page.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
-        let is_last = page.len() < PAGE;
-        scanned += page.len();
-        after = page.last().map(|session| session.record.id.clone());
-        let shown = page.into_iter().map(|session| show(node, map, &session));
+        scanned += page.sessions.len();
+        after = page.next;
+        for unreadable in page.unreadable {
+            if warnings.len() < MAX_WARNINGS && !warnings.contains(&unreadable) {
+                warnings.push(unreadable);
+            }
+        }
+        let shown = page
+            .sessions
+            .into_iter()
+            .map(|session| show(node, map, &session));
         found.extend(shown.filter(|session| query.matches(session)));
         if found.len() > query.limit {
             found.truncate(query.limit);
@@ -42,12 +52,14 @@ pub(crate) async fn sessions(
             return Ok(SessionList {
                 sessions: found,
                 next,
+                warnings,
             });
         }
-        if is_last || scanned >= MAX_SCANNED {
+        if after.is_none() || scanned >= MAX_SCANNED {
             return Ok(SessionList {
                 sessions: found,
-                next: after.filter(|_| !is_last).map(|id| id.to_string()),
+                next: after.map(|id| id.to_string()),
+                warnings,
             });
         }
     }

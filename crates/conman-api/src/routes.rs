@@ -9,7 +9,7 @@ mod logs;
 mod nodes;
 pub(crate) mod peers;
 mod probes;
-mod sessions;
+pub(crate) mod sessions;
 mod templates;
 mod tokens;
 

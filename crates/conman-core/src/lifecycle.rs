@@ -25,6 +25,8 @@
 
 use conman_proto::{Generation, SessionState};
 
+use crate::EndCause;
+
 mod ending;
 
 pub use ending::{Cause, Outcome, Remains, Stop};
@@ -116,8 +118,8 @@ pub enum Event {
     /// Answers to [`Action::Probe`]. The bound on readiness is the machine's.
     Ready,
     ReadyFailed(String),
-    /// Somebody wants it gone; in words.
-    StopAsked(String),
+    /// It is to end: what wants that, and why in words.
+    StopAsked(EndCause, String),
     /// The death certificate of the held process.
     Exited,
     /// Answers to [`Action::Release`]. `Superseded`: another generation is current, so there is
@@ -126,7 +128,7 @@ pub enum Event {
     ReleaseFailed(String),
     Superseded,
     /// Somebody else, the preemption thread, has certified and released it.
-    ReleasedElsewhere(String),
+    ReleasedElsewhere(EndCause, String),
     /// Time went on; due at [`Lifecycle::deadline_ms`].
     Tick,
 }
@@ -214,14 +216,21 @@ impl Lifecycle {
 
     /// A life that an earlier daemon left in mid-start: what it started, if anything, must end.
     #[must_use]
-    pub fn recover(now_ms: u64, timing: Timing, generation: Generation) -> (Self, Vec<Action>) {
-        let mut life = Self {
-            state: State::Starting(Step::Launching { generation }),
+    pub fn recover(
+        now_ms: u64,
+        timing: Timing,
+        generation: Generation,
+        cause: Cause,
+    ) -> (Self, Vec<Action>) {
+        let mut actions = Vec::new();
+        let remains = Remains::LostStart { generation };
+        let stop = Stop::begin(now_ms, timing, cause, remains, &mut actions);
+        let life = Self {
+            state: State::Stopping(stop),
             timing,
             create_sent: true,
         };
-        let why = "an earlier daemon did not finish this start".to_owned();
-        let actions = life.on(now_ms, Event::StartAmbiguous(why));
+        actions.push(Action::Publish);
         (life, actions)
     }
 
@@ -308,11 +317,11 @@ impl Lifecycle {
         actions: &mut Vec<Action>,
     ) -> State {
         let next = match (step, event) {
-            (_, Event::StopAsked(why)) => {
-                return self.end(now_ms, Cause::Asked(why), step.remains(), actions);
+            (_, Event::StopAsked(by, why)) => {
+                return self.end(now_ms, Cause::Asked(by, why), step.remains(), actions);
             }
-            (_, Event::ReleasedElsewhere(why)) => {
-                return self.ended(step.generation(), Cause::Asked(why), actions);
+            (_, Event::ReleasedElsewhere(by, why)) => {
+                return self.ended(step.generation(), Cause::Asked(by, why), actions);
             }
             (Step::Claiming, Event::ClaimFailed(why)) => {
                 return self.ended(None, Cause::StartFailed(why), actions);
@@ -401,9 +410,9 @@ impl Lifecycle {
         actions: &mut Vec<Action>,
     ) -> State {
         match event {
-            Event::StopAsked(why) => {
+            Event::StopAsked(by, why) => {
                 let remains = Remains::Process { generation, pid };
-                self.end(now_ms, Cause::Asked(why), remains, actions)
+                self.end(now_ms, Cause::Asked(by, why), remains, actions)
             }
             Event::Exited => self.end(
                 now_ms,
@@ -411,8 +420,8 @@ impl Lifecycle {
                 Remains::Nothing { generation },
                 actions,
             ),
-            Event::ReleasedElsewhere(why) => {
-                self.ended(Some(generation), Cause::Asked(why), actions)
+            Event::ReleasedElsewhere(by, why) => {
+                self.ended(Some(generation), Cause::Asked(by, why), actions)
             }
             _ => State::Running { generation, pid },
         }

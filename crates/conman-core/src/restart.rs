@@ -18,16 +18,8 @@ use std::collections::BTreeMap;
 use conman_proto::{Generation, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, SessionId};
 use jiff::Timestamp;
 
+use crate::EndCause;
 use crate::placement::rank;
-
-/// What the reason of a session begins with that ended because its node was preempted.
-pub const PREEMPTED: &str = "preempted";
-/// Likewise, because its node gave its sessions to others.
-pub const DRAINED: &str = "drained";
-/// Likewise, because its machine went down with it.
-pub const LOST: &str = "its node was lost";
-/// Likewise of a start that the registry took too long for: no doing of its program's.
-pub const UNRECORDED: &str = "the registry did not record the start in time";
 
 /// Restarts that may follow each other within [`WINDOW_S`].
 pub const MAX_RESTARTS: u32 = 5;
@@ -43,13 +35,12 @@ const LONGEST_PAUSE_MS: u64 = 30_000;
 
 /// How a session stands that has no live owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End<'a> {
+pub enum End {
     /// Its node was declared dead before it gave the session up.
     NodeGone,
-    /// Its node has given it up.
+    /// Its node has given it up, or was about to.
     Ended {
-        reason: &'a str,
-        failed: bool,
+        cause: EndCause,
         /// Whether it was ready at some time.
         ran: bool,
         exit_code: Option<i32>,
@@ -71,7 +62,7 @@ pub enum Verdict {
 /// What took its node from a session, if that is why it does not run: a session that was stopped or
 /// ended by itself has lost nothing. One whose restart failed is still without the node it lost.
 #[must_use]
-pub fn lost_by(spec: &ResolvedSpec, end: End<'_>) -> Option<NodeLoss> {
+pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
     told_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
 }
 
@@ -83,29 +74,35 @@ pub fn was_last(spec: &ResolvedSpec) -> bool {
 }
 
 /// What the end itself says.
-fn told_loss(end: End<'_>) -> Option<NodeLoss> {
-    let End::Ended { reason, .. } = end else {
+fn told_loss(end: End) -> Option<NodeLoss> {
+    let End::Ended { cause, .. } = end else {
         return Some(NodeLoss::Lost);
     };
-    let known = [
-        (PREEMPTED, NodeLoss::Preempted),
-        (DRAINED, NodeLoss::Drained),
-        (LOST, NodeLoss::Lost),
-    ];
-    let told = known.into_iter().find(|(why, _)| reason.starts_with(why));
-    told.map(|(_, loss)| loss)
+    match cause {
+        EndCause::Preempted => Some(NodeLoss::Preempted),
+        EndCause::Drained => Some(NodeLoss::Drained),
+        EndCause::NodeLost => Some(NodeLoss::Lost),
+        EndCause::Unrecorded
+        | EndCause::Deleted
+        | EndCause::Expired
+        | EndCause::ShutDown
+        | EndCause::Disowned
+        | EndCause::Exited
+        | EndCause::Failed
+        | EndCause::Unknown => None,
+    }
 }
 
 /// The restart that this is the bad end of, for no doing of its program's.
-fn failed_restart<'a>(spec: &'a ResolvedSpec, end: End<'_>) -> Option<&'a Restarted> {
+fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
     let failed = matches!(
         end,
         End::Ended {
-            failed,
+            // Where nobody knows its program's exit code, nobody knows that it was its doing.
+            cause: EndCause::Unrecorded | EndCause::Failed | EndCause::Exited,
             ran: false,
             exit_code: None,
-            reason,
-        } if failed || reason.starts_with(UNRECORDED)
+        }
     );
     spec.restarted.as_ref().filter(|_| failed)
 }
@@ -116,7 +113,7 @@ pub fn judge(
     spec: &ResolvedSpec,
     created_at: Timestamp,
     node: &str,
-    end: End<'_>,
+    end: End,
     now: Timestamp,
 ) -> Verdict {
     if spec.on_node_loss != OnNodeLoss::Restart {

@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::restart::LOST;
+use conman_core::lifecycle::Cause;
+use conman_core::{EndCause, LOST};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
     ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord, Standing,
 };
 use conman_runtime::ContainerKey;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
@@ -127,7 +128,7 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
     }
     let Some(container) = &record.container else {
         // Nobody wrote down whether its start came to anything.
-        return Ok(Finding::Goes(Beginning::Unresolved));
+        return Ok(Finding::Goes(Beginning::Unresolved(unfinished(record))));
     };
     let process = match PidFd::open_verified(&identity(container)) {
         Ok(process) => Arc::new(process),
@@ -147,8 +148,9 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
     Ok(match &record.state {
         RecordState::Running { .. } => Finding::Goes(Beginning::Running(process)),
         RecordState::Starting => Finding::Goes(Beginning::Unready(process)),
-        RecordState::Stopping { reason } | RecordState::Stuck { reason } => {
-            Finding::Goes(Beginning::Doomed(process, reason.clone()))
+        RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
+            let cause = EndCause::written(*cause, reason);
+            Finding::Goes(Beginning::Doomed(process, cause, reason.clone()))
         }
         RecordState::Ended(_) => Finding::Gone,
     })
@@ -209,30 +211,32 @@ async fn release_gone(
 
 /// A session whose process went while no daemon looked. Nobody knows its exit code.
 fn gone_ending(record: &SessionRecord) -> Ending {
-    let (failed, reason, started_at, phases) = match &record.state {
-        RecordState::Running { started_at, phases } => (
-            false,
-            match booted_since(record) {
-                true => format!("{LOST}: its machine was booted anew"),
-                false => "it ended while conman was not running".to_owned(),
-            },
-            Some(*started_at),
-            phases.clone(),
-        ),
-        RecordState::Starting => (
-            true,
-            "it ended before it was ready, while conman was not running".to_owned(),
-            None,
-            Phases::default(),
-        ),
-        RecordState::Stopping { reason } | RecordState::Stuck { reason } => {
-            (false, reason.clone(), None, Phases::default())
+    let (failed, cause, reason) = match &record.state {
+        RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
+            (false, EndCause::NodeLost, booted_anew())
+        }
+        RecordState::Running { .. } => {
+            let reason = "it ended while conman was not running".to_owned();
+            (false, EndCause::Exited, reason)
+        }
+        RecordState::Starting => {
+            let reason = "it ended before it was ready, while conman was not running".to_owned();
+            (true, EndCause::Failed, reason)
+        }
+        RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
+            let cause = EndCause::written(*cause, reason);
+            (false, cause, reason.clone())
         }
         RecordState::Ended(ending) => return ending.clone(),
+    };
+    let (started_at, phases) = match &record.state {
+        RecordState::Running { started_at, phases } => (Some(*started_at), phases.clone()),
+        _ => (None, Phases::default()),
     };
     let ended_at = Timestamp::now();
     Ending {
         failed,
+        cause: Some(cause),
         reason,
         exit_code: None,
         ended_at,
@@ -241,11 +245,43 @@ fn gone_ending(record: &SessionRecord) -> Ending {
     }
 }
 
-/// Whether its machine went down with it.
+/// Why a life ends of which nobody wrote down whether its start came to anything.
+fn unfinished(record: &SessionRecord) -> Cause {
+    match &record.state {
+        RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
+            match EndCause::written(*cause, reason) {
+                EndCause::Failed | EndCause::Exited | EndCause::Unknown => {
+                    Cause::StartFailed(reason.clone())
+                }
+                cause => Cause::Asked(cause, reason.clone()),
+            }
+        }
+        RecordState::Starting | RecordState::Running { .. } | RecordState::Ended(_) => {
+            match booted_since(record) {
+                true => Cause::Asked(EndCause::NodeLost, booted_anew()),
+                false => {
+                    Cause::StartFailed("an earlier daemon did not finish this start".to_owned())
+                }
+            }
+        }
+    }
+}
+
+fn booted_anew() -> String {
+    format!("{LOST}: its machine was booted anew")
+}
+
+/// Whether its machine went down with it. Where no container says so its age does: a clock that was
+/// set meanwhile has it begun once more, or not by itself.
 fn booted_since(record: &SessionRecord) -> bool {
-    let now = conman_linux::boot_id().ok();
-    let then = record.container.as_ref().map(|known| &known.boot_id);
-    now.is_some() && then.is_some() && now.as_ref() != then
+    match &record.container {
+        Some(known) => conman_linux::boot_id().is_ok_and(|now| now != known.boot_id),
+        None => {
+            let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let up = SignedDuration::new(up.tv_sec, 0);
+            Timestamp::now().duration_since(record.created_at) > up
+        }
+    }
 }
 
 /// Begins the life of a record, unless the session has one by now: whether it did.
@@ -278,7 +314,7 @@ fn take_on(
                 Stage::Running(generation, Arc::clone(process)),
             )
         }
-        Beginning::Doomed(process, reason) => {
+        Beginning::Doomed(process, _, reason) => {
             view.state = SessionState::Stopping;
             view.reason = Some(reason.clone());
             view.process = Some(Arc::clone(process));
@@ -287,7 +323,7 @@ fn take_on(
                 Stage::Running(generation, Arc::clone(process)),
             )
         }
-        Beginning::Unresolved | Beginning::Fresh => {
+        Beginning::Unresolved(_) | Beginning::Fresh(_) => {
             view.state = SessionState::Stopping;
             (&mut adopted.unresolved, Stage::Sent(generation))
         }
@@ -297,6 +333,9 @@ fn take_on(
         view.phases.clone_from(phases);
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
+    if record.state.end_cause() == Some(EndCause::Deleted) {
+        handle.order_stop(EndCause::Deleted, "deleted before this daemon began");
+    }
     let runtime = context.runtime(record.spec.runtime).cloned();
     let entry = kill_entry(&handle, stage, runtime);
     let enter = || context.table.adopt(&record.id, entry);
@@ -313,16 +352,22 @@ fn take_on(
 /// Begins a life that hunts for what may be left of a record, unless the session has a life.
 pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord) -> bool {
     let mut adopted = Adopted::default();
-    take_on(context, record, Beginning::Unresolved, &mut adopted)
+    take_on(
+        context,
+        record,
+        Beginning::Unresolved(unfinished(record)),
+        &mut adopted,
+    )
 }
 
-fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
+pub(crate) fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
     let view = View {
         state: if ending.failed {
             SessionState::Failed
         } else {
             SessionState::Stopped
         },
+        cause: Some(ending.cause()),
         reason: Some(ending.reason),
         exit_code: ending.exit_code,
         generation: Some(record.generation),
@@ -333,6 +378,20 @@ fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<SessionHandle> {
         ..View::starting()
     };
     SessionHandle::new(record.id, record.spec, view)
+}
+
+/// Has nobody start a session again by its record, in the background: it goes.
+pub(crate) fn call_off(context: &Arc<Context>, handle: &Arc<SessionHandle>) {
+    let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
+        return;
+    };
+    let (context, id) = (Arc::clone(context), handle.id.clone());
+    tokio::spawn(async move {
+        if let Err(error) = context.registry.forget(&id, generation).await {
+            let reason = crate::error_chain(&error);
+            tracing::warn!(session = %id, reason, "its restart could not be called off");
+        }
+    });
 }
 
 /// Makes the registry forget, in the background. What it still remembers after a failure is shown
@@ -356,4 +415,33 @@ pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandl
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claimed(created_at: Timestamp) -> SessionRecord {
+        let spec = serde_json::json!({
+            "runtime": "process", "image": "none", "command": [], "args": [], "env": {},
+            "ready_timeout_s": 60, "network": "loopback", "pids": 128, "labels": {}, "binds": [],
+            "idle_timeout_s": 0, "max_lifetime_s": 0, "preempt_grace_ms": 0
+        });
+        SessionRecord {
+            id: "alice".parse().expect("an id"),
+            generation: conman_proto::Generation::FIRST,
+            state: RecordState::Starting,
+            spec: serde_json::from_value(spec).expect("a spec"),
+            container: None,
+            created_at,
+        }
+    }
+
+    #[test]
+    fn a_start_from_before_the_machine_was_booted_has_lost_its_node() {
+        let before = unfinished(&claimed(Timestamp::UNIX_EPOCH));
+        assert_eq!(before.told(), EndCause::NodeLost);
+        let since = unfinished(&claimed(Timestamp::now()));
+        assert_eq!(since.told(), EndCause::Failed);
+    }
 }

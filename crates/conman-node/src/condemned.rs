@@ -14,6 +14,7 @@ use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_proto::{Generation, RuntimeKind, SessionId};
 use conman_registry::{Ending, RegistryError, Release};
 use conman_runtime::{ContainerKey, Runtime};
@@ -136,7 +137,7 @@ fn end(life: &SessionHandle, generation: Generation, why: Option<&str>) {
     let is_dead = process.is_some_and(|process| process.is_dead().unwrap_or(false));
     if let Some(why) = why.filter(|_| !is_dead) {
         tracing::warn!(session = %life.id, %generation, why, "it is ended");
-        life.order_stop(why);
+        life.order_stop(EndCause::Disowned, why);
     }
 }
 
@@ -231,6 +232,7 @@ async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str
         generation: key.generation,
         ending: Ending {
             failed: true,
+            cause: Some(EndCause::Failed),
             reason: why.to_owned(),
             exit_code: None,
             ended_at: Timestamp::now(),

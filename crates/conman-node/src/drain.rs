@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::drain::{DrainCandidate, plan};
-use conman_core::restart::DRAINED;
+use conman_core::{DRAINED, EndCause};
 use conman_linux::{parse_signal, signal_name};
 use conman_proto::{
     DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
@@ -384,7 +384,8 @@ async fn take_turn(
             }
         }
     }
-    handle.order_stop(&format!("drained: {}", order.reason));
+    let why = format!("{DRAINED}: {}", order.reason);
+    handle.order_stop(EndCause::Drained, &why);
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
     let view = handle.wait_for(over).await;
     drop(place);
@@ -395,7 +396,7 @@ async fn take_turn(
             reason: view.reason.unwrap_or_default(),
         });
     }
-    let went = view.reason.is_some_and(|why| why.starts_with(DRAINED));
+    let went = view.cause == Some(EndCause::Drained);
     match view.generation {
         Some(generation) if went && handle.spec.on_node_loss == OnNodeLoss::Restart => {
             let moved = relocate(&context, &handle, generation).await;

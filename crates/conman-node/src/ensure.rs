@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use conman_proto::{ResolvedSpec, SessionId, SessionState, StopReport};
-use conman_registry::RegistryError;
+use conman_core::EndCause;
+use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState, StopReport};
+use conman_registry::{RecordState, RegistryError, SessionRecord};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::context::Context;
@@ -27,11 +28,23 @@ pub(crate) async fn ensure(
     spec: &ResolvedSpec,
     wait: bool,
 ) -> Result<Ensured, EnsureError> {
+    ensure_by(context, id, spec, None, wait).await
+}
+
+/// Likewise, where it is to begin only by what was `read` of it.
+pub(crate) async fn ensure_by(
+    context: &Arc<Context>,
+    id: &SessionId,
+    spec: &ResolvedSpec,
+    read: Option<SessionRecord>,
+    wait: bool,
+) -> Result<Ensured, EnsureError> {
     let deadline = Instant::now() + context.options.bounds.ending;
     let ensured = loop {
         match admit(context, id, spec) {
             Admission::Start(handle) => {
-                session::spawn(Arc::clone(context), Arc::clone(&handle), Beginning::Fresh);
+                let beginning = Beginning::Fresh(read.map(Box::new));
+                session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
                 break Ensured {
                     handle,
                     created: true,
@@ -115,6 +128,7 @@ pub(crate) fn kill_entry(
         warning: signal.map(|signal| (signal, grace)),
         closing: Arc::clone(&handle.closing),
         fate: Arc::clone(&handle.fate),
+        stop: handle.stop_orders(),
         started_at: view.started_at,
         phases: view.phases,
     }
@@ -194,7 +208,7 @@ pub(crate) async fn stop(
     let asked = Instant::now();
     let none = || StopError::NoSuchSession { id: id.clone() };
     let handle = context.sessions.current(id).ok_or_else(none)?;
-    handle.order_stop(why);
+    handle.order_stop(EndCause::Deleted, why);
     let bounds = &context.options.bounds;
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
     let bound = bounds.registry + bounds.stuck_after + bounds.exit_code;
@@ -212,9 +226,14 @@ pub(crate) async fn stop(
             view
         }
     };
-    // Its node may have been quicker than this order.
-    if view.state.is_ended() {
-        call_off_restart(context, &handle).await?;
+    match (view.state, view.generation) {
+        // Its node may have been quicker than this order.
+        (state, _) if state.is_ended() => call_off_restart(context, &handle).await?,
+        (SessionState::Stuck, Some(generation)) => {
+            let reason = view.reason.clone().unwrap_or_default();
+            note_unwanted(context, &handle, generation, reason).await?;
+        }
+        _ => {}
     }
     let Some(generation) = view.generation else {
         // The start was stopped, or failed, before it was recorded: what is shown is older.
@@ -233,6 +252,33 @@ pub(crate) async fn stop(
         dead_ms: None,
         released_ms: None,
     }))
+}
+
+/// Whoever comes to own it, another node perhaps, must not start it again.
+async fn note_unwanted(
+    context: &Context,
+    handle: &SessionHandle,
+    generation: Generation,
+    reason: String,
+) -> Result<(), StopError> {
+    let cause = Some(EndCause::Deleted);
+    let state = RecordState::Stuck { reason, cause };
+    let noted = context.registry.set_state(&handle.id, generation, state);
+    match noted.await {
+        Ok(()) | Err(RegistryError::Superseded { .. }) => Ok(()),
+        // Its release was on its way.
+        Err(RegistryError::Ended { .. }) => {
+            let ended = |view: &View| view.state.is_ended();
+            handle.wait_for(ended).await;
+            call_off_restart(context, handle).await
+        }
+        // Nobody starts it unasked: it goes on without the note.
+        Err(_) if handle.spec.on_node_loss != OnNodeLoss::Restart => Ok(()),
+        Err(source) => Err(StopError::NotForgotten {
+            id: handle.id.clone(),
+            source: Arc::new(source),
+        }),
+    }
 }
 
 /// Of what is to be restarted elsewhere, the record goes: nobody can start it by that any more.

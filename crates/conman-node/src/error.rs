@@ -197,7 +197,7 @@ pub enum StopError {
     NotReleased { id: SessionId, reason: String },
     #[error("session {id} has been started on another node since it lost this one; ask again")]
     Moved { id: SessionId },
-    #[error("session {id} lost its node and is to be restarted, which could not be called off")]
+    #[error("that session {id} is not to be started again could not be recorded")]
     NotForgotten {
         id: SessionId,
         #[source]

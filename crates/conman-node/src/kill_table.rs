@@ -25,6 +25,8 @@ use conman_runtime::Runtime;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
+use crate::session::StopOrder;
+
 /// How far a container's way into the world has come.
 #[derive(Debug, Clone)]
 pub(crate) enum Stage {
@@ -68,6 +70,7 @@ pub(crate) struct KillEntry {
     pub(crate) warning: Option<(Signal, Duration)>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
+    pub(crate) stop: Arc<watch::Sender<Option<StopOrder>>>,
     /// For the ending.
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) phases: Phases,

@@ -47,6 +47,7 @@ mod hold;
 mod host_limits;
 mod hunt;
 mod kill_table;
+mod lost;
 mod netns_connect;
 mod node;
 mod options;

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use conman_core::SpecPolicy;
 use conman_core::listing::ListQuery;
 use conman_core::naming::Instance;
+use conman_core::{EndCause, SpecPolicy};
 use conman_linux::NetnsSockets;
 use conman_proto::{
     DrainPlan, DrainReport, DrainRequest, EnsureResponse, EventKind, ExecId, Generation, KeptExec,
@@ -43,7 +43,7 @@ use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
 use crate::session::View;
 use crate::sessions::Sessions;
-use crate::{access, adoption, cleanup, ensure, reconcile, runtime_health, view};
+use crate::{access, adoption, cleanup, ensure, lost, reconcile, runtime_health, view};
 
 /// How long starts under way may hold up a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
@@ -192,6 +192,7 @@ impl Node {
         SessionList {
             sessions: page.items,
             next: page.next,
+            warnings: Vec::new(),
         }
     }
 
@@ -199,6 +200,17 @@ impl Node {
     /// shown as its reason. Stopping one that has ended succeeds. Cancelling does not cancel it.
     pub async fn stop(&self, id: &SessionId, why: &str) -> Result<StopReport, StopError> {
         ensure::stop(&self.context, id, why).await
+    }
+
+    /// Ends a session by its record whose node is gone: nothing of it runs, and nobody starts it
+    /// again by that. Refused with [`StopError::Moved`] where a node has it, or another record tells
+    /// of it by now. Cancelling does not cancel it.
+    pub async fn stop_lost(
+        &self,
+        record: SessionRecord,
+        why: String,
+    ) -> Result<StopReport, StopError> {
+        lost::stop(Arc::clone(&self.context), record, why).await
     }
 
     /// Ends what the registry no longer holds for this node's, or holds for its without a container
@@ -495,7 +507,7 @@ impl Node {
     async fn stop_all(&self) {
         let live = self.context.sessions.live();
         for handle in &live {
-            handle.order_stop("conman is shutting down");
+            handle.order_stop(EndCause::ShutDown, "conman is shutting down");
         }
         let bounds = &self.context.options.bounds;
         let over = |state: SessionState| state.is_ended() || state == SessionState::Stuck;

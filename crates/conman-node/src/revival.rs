@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use conman_core::EndCause;
 use conman_core::restart::{self, End, Verdict};
-use conman_proto::{Generation, ResolvedSpec, SessionId};
-use conman_registry::{Ending, RecordState, SessionRecord};
+use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
+use conman_registry::{RecordState, RegistryError, SessionRecord};
 use jiff::Timestamp;
 
 use crate::access::{route, template_starts_on_connect};
@@ -24,22 +25,19 @@ pub trait Relocate: Send + Sync + std::fmt::Debug + 'static {
 
 /// How a record stands that nobody owns.
 #[must_use]
-pub fn end_of(record: &SessionRecord) -> End<'_> {
-    match &record.state {
-        RecordState::Ended(ending) => End::Ended {
-            reason: &ending.reason,
-            failed: ending.failed,
-            ran: ending.started_at.is_some(),
-            exit_code: ending.exit_code,
-        },
+pub fn end_of(record: &SessionRecord) -> End {
+    let Some(cause) = record.state.end_cause() else {
+        return End::NodeGone;
+    };
+    let (ran, exit_code) = match &record.state {
+        RecordState::Ended(ending) => (ending.started_at.is_some(), ending.exit_code),
         // It was to end before its node went, for the reason that counts.
-        RecordState::Stopping { reason } | RecordState::Stuck { reason } => End::Ended {
-            reason,
-            failed: false,
-            ran: true,
-            exit_code: None,
-        },
-        RecordState::Starting | RecordState::Running { .. } => End::NodeGone,
+        _ => (true, None),
+    };
+    End::Ended {
+        cause,
+        ran,
+        exit_code,
     }
 }
 
@@ -63,19 +61,23 @@ pub(crate) async fn revive(
     };
     let record = read(context, id).await.map_err(not_started)?;
     let record = record.ok_or_else(|| RouteError::NoSuchSession { id: id.clone() })?;
-    if let RecordState::Ended(ending) = &record.state
-        && !(may_start
-            && (lost
-                || restart::lost_by(&record.spec, end_of(&record)).is_some()
-                || template_starts_on_connect(context, record.spec.template.as_deref())))
-    {
-        return Err(ended(id, ending));
+    let unwanted = record.state.end_cause() == Some(EndCause::Deleted);
+    let by_itself = match record.state.is_ended() {
+        true => {
+            may_start
+                && (lost && !unwanted || restart::lost_by(&record.spec, end_of(&record)).is_some())
+        }
+        false => !unwanted,
+    };
+    let template = record.spec.template.as_deref();
+    if !(by_itself || may_start && template_starts_on_connect(context, template)) {
+        return Err(ended(id, &record.state));
     }
     let asked_for = ResolvedSpec {
         restarted: None,
-        ..record.spec
+        ..record.spec.clone()
     };
-    ensure::ensure(context, id, &asked_for, true)
+    ensure::ensure_by(context, id, &asked_for, Some(record), true)
         .await
         .map_err(not_started)?;
     route(context, id, false).await
@@ -89,11 +91,18 @@ async fn read(context: &Context, id: &SessionId) -> Result<Option<SessionRecord>
     })
 }
 
-fn ended(id: &SessionId, ending: &Ending) -> RouteError {
+fn ended(id: &SessionId, state: &RecordState) -> RouteError {
+    let (state, reason) = match state {
+        RecordState::Ended(ending) => (crate::view::ended_state(ending), Some(&ending.reason)),
+        RecordState::Stopping { reason, .. } | RecordState::Stuck { reason, .. } => {
+            (SessionState::Stopped, Some(reason))
+        }
+        RecordState::Starting | RecordState::Running { .. } => (SessionState::Stopped, None),
+    };
     RouteError::Ended {
         id: id.clone(),
-        state: crate::view::ended_state(ending),
-        reason: Some(ending.reason.clone()),
+        state,
+        reason: reason.cloned(),
     }
 }
 
@@ -126,9 +135,17 @@ pub(crate) async fn restart(
     };
     let spec = ResolvedSpec {
         restarted: Some(restarted),
-        ..record.spec
+        ..record.spec.clone()
     };
-    let ensured = ensure::ensure(context, id, &spec, true).await;
-    let ensured = ensured.map_err(not_started)?;
+    let ensured = ensure::ensure_by(context, id, &spec, Some(record), true).await;
+    let ensured = ensured.map_err(|error| match &error {
+        // Somebody deleted it meanwhile, or another node was first.
+        EnsureError::Registry { source, .. }
+            if matches!(**source, RegistryError::Changed { .. }) =>
+        {
+            not_wanted()
+        }
+        _ => not_started(error),
+    })?;
     ensured.handle.generation().ok_or_else(not_wanted)
 }

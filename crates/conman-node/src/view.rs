@@ -49,8 +49,10 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
     let (state, reason, ending) = match &record.state {
         RecordState::Starting => (SessionState::Starting, None, None),
         RecordState::Running { .. } => (SessionState::Running, None, None),
-        RecordState::Stopping { reason } => (SessionState::Stopping, Some(reason.clone()), None),
-        RecordState::Stuck { reason } => (SessionState::Stuck, Some(reason.clone()), None),
+        RecordState::Stopping { reason, .. } => {
+            (SessionState::Stopping, Some(reason.clone()), None)
+        }
+        RecordState::Stuck { reason, .. } => (SessionState::Stuck, Some(reason.clone()), None),
         RecordState::Ended(ending) => (
             ended_state(ending),
             Some(ending.reason.clone()),

@@ -5,6 +5,7 @@ mod stage;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
@@ -141,13 +142,13 @@ fn a_pid_that_another_process_has_by_now_is_neither_adopted_nor_killed() {
     daemon.vanish();
 
     let daemon = stage.boot();
-    for id in ["alice", "bob"] {
-        assert_eq!(
-            daemon.show(id).state,
-            SessionState::Failed,
-            "{:?}",
-            daemon.show(id)
-        );
+    // That one's machine has taken it along.
+    let expected = [
+        ("alice", SessionState::Failed),
+        ("bob", SessionState::Stopped),
+    ];
+    for (id, state) in expected {
+        assert_eq!(daemon.show(id).state, state, "{:?}", daemon.show(id));
         assert!(daemon.record(id).state.is_ended());
     }
     // Its record may not have said that it was ready.
@@ -164,27 +165,33 @@ fn a_session_whose_machine_was_booted_anew_has_lost_its_node() {
         boot_id: "0".repeat(36),
         ..eventually("the identity", || daemon.record("other").container)
     };
-    daemon.run(async {
-        let id = session("alice");
-        let registry = &stage.registry;
-        let generation = registry
-            .claim(&id, &spec)
-            .await
-            .expect("claimed")
-            .generation;
-        let noted = registry.set_container(&id, generation, &container).await;
-        noted.expect("noted");
-        let running = RecordState::Running {
-            started_at: jiff::Timestamp::UNIX_EPOCH,
-            phases: Phases::default(),
-        };
-        let noted = registry.set_state(&id, generation, running).await;
-        noted.expect("noted");
-    });
+    let running = RecordState::Running {
+        started_at: jiff::Timestamp::UNIX_EPOCH,
+        phases: Phases::default(),
+    };
+    for (id, state) in [("running", Some(running)), ("starting", None)] {
+        daemon.run(async {
+            let id = session(id);
+            let registry = &stage.registry;
+            let claimed = registry.claim(&id, &spec).await.expect("claimed");
+            let generation = claimed.generation;
+            let noted = registry.set_container(&id, generation, &container).await;
+            noted.expect("noted");
+            if let Some(state) = state {
+                let noted = registry.set_state(&id, generation, state).await;
+                noted.expect("noted");
+            }
+        });
+    }
     daemon.vanish();
 
-    let reason = stage.boot().show("alice").reason.expect("it has ended");
-    assert!(reason.starts_with(conman_core::restart::LOST), "{reason}");
+    let daemon = stage.boot();
+    for id in ["running", "starting"] {
+        let cause = daemon.record(id).state.end_cause();
+        assert_eq!(cause, Some(EndCause::NodeLost), "{id}");
+        let reason = daemon.show(id).reason.expect("it has ended");
+        assert!(reason.starts_with(conman_core::LOST), "{reason}");
+    }
 }
 
 #[test]
@@ -256,6 +263,7 @@ fn a_stop_that_was_interrupted_is_finished() {
     let before = daemon.start("alice", &idle());
     let note = RecordState::Stuck {
         reason: "deleted".to_owned(),
+        cause: None,
     };
     eventually("the record to say running", || {
         matches!(daemon.record("alice").state, RecordState::Running { .. }).then_some(())

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_linux::Cgroups;
 use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError};
 use conman_proto::{EventKind, Generation, PreemptRequest, ResolvedSpec, SessionState};
@@ -106,6 +107,55 @@ fn a_preemption_reports_what_does_not_die_and_releases_the_rest() {
         Some("preempted: preemption notice")
     );
     assert!(daemon.record("alice").state.is_ended());
+}
+
+/// A session that a preemption could not end, and that was deleted then.
+fn deleted_while_stuck(stage: &Stage) -> Option<(Daemon, Frozen)> {
+    let daemon = stage.boot_with(quick(stage));
+    daemon.start("alice", &idle());
+    let frozen = freeze(stage, &daemon, "alice")?;
+    let request = PreemptRequest {
+        budget_ms: Some(100),
+        ..PreemptRequest::default()
+    };
+    let report = daemon.run(daemon.node.preempt(&request, "api"));
+    assert_eq!(report.expect("a report").unreleased.len(), 1);
+    daemon.await_state("alice", SessionState::Stuck);
+    let cause = || daemon.record("alice").state.end_cause();
+    let expected = Some(EndCause::Preempted);
+    eventually("the record to say stuck", || {
+        (cause() == expected).then_some(())
+    });
+    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    assert_eq!(report.expect("answered").state, SessionState::Stuck);
+    assert_eq!(cause(), Some(EndCause::Deleted), "it is written down");
+    Some((daemon, frozen))
+}
+
+fn ends_deleted(daemon: &Daemon, frozen: &Frozen) {
+    frozen.thaw();
+    eventually("alice to be released", || {
+        daemon.record("alice").state.is_ended().then_some(())
+    });
+    let cause = daemon.record("alice").state.end_cause();
+    assert_eq!(cause, Some(EndCause::Deleted));
+}
+
+#[test]
+fn what_is_deleted_while_its_node_cannot_end_it_is_not_what_the_node_took() {
+    let stage = Stage::new();
+    if let Some((daemon, frozen)) = deleted_while_stuck(&stage) {
+        ends_deleted(&daemon, &frozen);
+    }
+}
+
+#[test]
+fn what_is_deleted_while_it_cannot_end_stays_so_for_the_next_daemon() {
+    let stage = Stage::new();
+    if let Some((daemon, frozen)) = deleted_while_stuck(&stage) {
+        daemon.vanish();
+        ends_deleted(&stage.boot(), &frozen);
+    }
 }
 
 fn boot_flaky(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {

@@ -10,7 +10,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_registry::{
     Announcement, ContainerIdentity, Ending, Fleet, FleetSession, ForgetError, Located,
     ModelRegistry, Peer, PeerStanding, Phases, RecordState, Registry, RegistryError, Release,
-    SessionRecord, Sighting, Standing,
+    SessionPage, SessionRecord, Sighting, Standing,
 };
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -21,6 +21,8 @@ pub struct ModelFleet {
     records: ModelRegistry,
     owners: Mutex<BTreeMap<SessionId, String>>,
     peers: Mutex<BTreeMap<String, Peer>>,
+    /// What stands where records should.
+    unreadable: Mutex<Vec<String>>,
 }
 
 impl ModelFleet {
@@ -30,6 +32,7 @@ impl ModelFleet {
             records: ModelRegistry::new(),
             owners: Mutex::default(),
             peers: Mutex::default(),
+            unreadable: Mutex::default(),
         })
     }
 
@@ -65,6 +68,11 @@ impl ModelFleet {
         }
     }
 
+    /// Has listings tell of a record that cannot be read.
+    pub fn cannot_read(&self, what: &str) {
+        lock(&self.unreadable).push(what.to_owned());
+    }
+
     /// Changes what a node has told of itself.
     pub fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
         self.change(name, |peer| {
@@ -86,6 +94,7 @@ impl ModelFleet {
             return false;
         }
         let ending = Ending {
+            cause: None,
             failed: true,
             reason: "its node is gone".to_owned(),
             exit_code: None,
@@ -117,12 +126,13 @@ struct Shared {
 
 #[async_trait]
 impl Registry for Shared {
-    async fn claim(
+    async fn claim_by(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
-        match self.world.records.claim(id, spec).await {
+        match self.world.records.claim_by(id, spec, read).await {
             Ok(record) => {
                 let mut owners = lock(&self.world.owners);
                 owners.insert(id.clone(), self.me.clone());
@@ -301,18 +311,21 @@ impl Fleet for ModelNode {
         &self,
         after: Option<&SessionId>,
         limit: usize,
-    ) -> Result<Vec<FleetSession>, RegistryError> {
-        let records = self.world.records.list().await?;
+    ) -> Result<SessionPage, RegistryError> {
+        let mut records = self.world.records.list().await?;
         let owners = lock(&self.world.owners);
-        let behind = |record: &SessionRecord| after.is_none_or(|after| record.id > *after);
-        Ok(records
-            .into_iter()
-            .filter(behind)
-            .take(limit)
-            .map(|record| FleetSession {
-                node: owners.get(&record.id).cloned().unwrap_or_default(),
-                record,
-            })
-            .collect())
+        records.retain(|record| after.is_none_or(|after| record.id > *after));
+        let more = records.len() > limit;
+        records.truncate(limit);
+        let last = records.last().map(|record| record.id.clone());
+        let sessions = records.into_iter().map(|record| FleetSession {
+            node: owners.get(&record.id).cloned().unwrap_or_default(),
+            record,
+        });
+        Ok(SessionPage {
+            sessions: sessions.collect(),
+            unreadable: lock(&self.world.unreadable).clone(),
+            next: last.filter(|_| more),
+        })
     }
 }

@@ -152,6 +152,7 @@ fn release(record: &SessionRecord) -> Release {
         id: record.id.clone(),
         generation: record.generation,
         ending: Ending {
+            cause: None,
             failed: false,
             reason: "measured".to_owned(),
             exit_code: Some(137),

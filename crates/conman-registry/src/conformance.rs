@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use jiff::Timestamp;
 
@@ -39,6 +40,8 @@ where
     one_refused_release_does_not_hold_up_the_others(&*make().await).await;
     an_owned_session_cannot_be_forgotten(&*make().await).await;
     records_are_listed_by_id(&*make().await).await;
+    a_claim_by_a_record_takes_only_what_is_still_so(&*make().await).await;
+    what_was_deleted_while_it_could_not_end_stays_deleted(&*make().await).await;
     of_simultaneous_claims_one_wins(make().await).await;
     changes_of_many_sessions_at_once_do_not_mix(make().await).await;
     any_runtime_may_release(make().await);
@@ -211,9 +214,11 @@ async fn notes_are_read_back_as_they_were_written(registry: &dyn Registry) {
         running(),
         RecordState::Stopping {
             reason: "asked to \"stop\"\n".to_owned(),
+            cause: Some(EndCause::Drained),
         },
         RecordState::Stuck {
             reason: "in D state – ärgerlich".to_owned(),
+            cause: Some(EndCause::Drained),
         },
     ] {
         expected.state = state.clone();
@@ -309,6 +314,7 @@ async fn an_owned_session_cannot_be_forgotten(registry: &dyn Registry) {
         running(),
         RecordState::Stuck {
             reason: "in D state".to_owned(),
+            cause: None,
         },
     ] {
         registry
@@ -326,6 +332,74 @@ async fn an_owned_session_cannot_be_forgotten(registry: &dyn Registry) {
         get(registry, &id).await.is_some(),
         "the record is still there"
     );
+}
+
+async fn a_claim_by_a_record_takes_only_what_is_still_so(registry: &dyn Registry) {
+    let id = id("read");
+    let by = async |read: &SessionRecord| registry.claim_by(&id, &spec("by"), Some(read)).await;
+    let ended = async || {
+        let generation = claim(registry, &id).await.generation;
+        release(registry, &id, generation, ending("over"))
+            .await
+            .expect("released");
+        get(registry, &id).await.expect("its record")
+    };
+    let deleted = ended().await;
+    registry
+        .forget(&id, deleted.generation)
+        .await
+        .expect("forgotten");
+    let refused = by(&deleted).await;
+    assert!(
+        matches!(&refused, Err(RegistryError::Changed { id: named }) if *named == id),
+        "what was deleted since it was read comes back: {refused:?}"
+    );
+    assert_eq!(get(registry, &id).await, None, "nothing has changed");
+
+    let present = ended().await;
+    let refused = by(&deleted).await;
+    assert!(
+        matches!(refused, Err(RegistryError::Changed { .. })),
+        "another life is taken for the one that was read: {refused:?}"
+    );
+    assert_eq!(
+        get(registry, &id).await.as_ref(),
+        Some(&present),
+        "nothing has changed"
+    );
+    let claimed = by(&present).await.expect("it is as it was read");
+    assert!(
+        claimed.generation > present.generation,
+        "a claim is a claim"
+    );
+}
+
+async fn what_was_deleted_while_it_could_not_end_stays_deleted(registry: &dyn Registry) {
+    let id = id("unwanted");
+    let generation = claim(registry, &id).await.generation;
+    for cause in [EndCause::Preempted, EndCause::Deleted, EndCause::Preempted] {
+        let stuck = RecordState::Stuck {
+            reason: "in D state".to_owned(),
+            cause: Some(cause),
+        };
+        registry
+            .set_state(&id, generation, stuck)
+            .await
+            .expect("noted");
+    }
+    let cause = async || {
+        let record = get(registry, &id).await.expect("its record");
+        record.state.end_cause()
+    };
+    assert_eq!(cause().await, Some(EndCause::Deleted), "a later note");
+    let preempted = Ending {
+        cause: Some(EndCause::Preempted),
+        ..ending("preempted: SIGTERM")
+    };
+    release(registry, &id, generation, preempted)
+        .await
+        .expect("released");
+    assert_eq!(cause().await, Some(EndCause::Deleted), "its release");
 }
 
 async fn records_are_listed_by_id(registry: &dyn Registry) {
@@ -544,6 +618,7 @@ fn running() -> RecordState {
 fn ending(reason: &str) -> Ending {
     let ended_at = Timestamp::from_nanosecond(1_234_567_899_000_000_001).expect("in range");
     Ending {
+        cause: None,
         failed: false,
         reason: reason.to_owned(),
         exit_code: Some(137),

@@ -151,14 +151,20 @@ impl Drop for ClaimAnswer<'_> {
 
 #[async_trait]
 impl Registry for EmbeddedRegistry {
-    async fn claim(
+    async fn claim_by(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
         let (reply, answer) = oneshot::channel();
-        let (id, spec) = (id.clone(), Box::new(spec.clone()));
-        self.queue.push(Request::Claim { id, spec, reply }).await?;
+        let request = Request::Claim {
+            id: id.clone(),
+            spec: Box::new(spec.clone()),
+            read: read.cloned().map(Box::new),
+            reply,
+        };
+        self.queue.push(request).await?;
         let record = ClaimAnswer {
             answer,
             queue: &self.queue,

@@ -19,6 +19,8 @@ pub enum RegistryError {
         generation: Generation,
         current: Option<Generation>,
     },
+    #[error("the record of session {id} has changed since it was read; read it again")]
+    Changed { id: SessionId },
     #[error("generation {generation} of session {id} has ended; it can only be forgotten")]
     Ended {
         id: SessionId,
@@ -85,11 +87,15 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// Whether the same call may succeed later without a change by its caller.
+    /// Whether the same call may succeed later without a change by its caller, who reads anew what
+    /// it goes by.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Io { .. } | Self::Store { .. } | Self::Unavailable { .. } => true,
+            Self::Io { .. }
+            | Self::Store { .. }
+            | Self::Changed { .. }
+            | Self::Unavailable { .. } => true,
             Self::Owned { .. }
             | Self::Superseded { .. }
             | Self::Ended { .. }

@@ -29,7 +29,7 @@ use crate::rules::Change;
 use crate::state_lock::StateLock;
 use crate::{
     Announcement, ContainerIdentity, Fleet, FleetSession, ForgetError, Located, Peer, RecordState,
-    Registry, RegistryError, Release, SessionRecord, Sighting, Standing,
+    Registry, RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
 };
 
 mod client;
@@ -54,7 +54,7 @@ pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
 pub use orders::{Order, Orders};
 
 use client::Client;
-use codec::{Holder, Keys, Told};
+use codec::{Holder, Keys};
 use driver::{Command, Driver};
 use membership::Membership;
 use seen::Seen;
@@ -75,6 +75,9 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The task that looks at the other nodes.
 const MEMBERSHIP: &str = "membership";
+
+/// Records of one page that cannot be read and are told of; more are left out.
+const MAX_UNREADABLE: usize = 20;
 
 /// Sessions in one answer.
 pub const MAX_SESSION_PAGE: usize = 512;
@@ -246,6 +249,20 @@ impl EtcdRegistry {
         }
     }
 
+    /// Which revision wrote the record that was read, if it still is the session's.
+    async fn written_at(&self, record: &SessionRecord) -> Result<i64, RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), record.id.clone());
+        let found = self.run(async move {
+            let read = notes::read(&shared, &id).await;
+            read.map_err(|error| notes::unavailable(&error.to_string()))
+        });
+        let unchanged = found.await?.filter(|now| now.told.record == *record);
+        let revision = unchanged.and_then(|now| now.mod_revision);
+        revision.ok_or_else(|| RegistryError::Changed {
+            id: record.id.clone(),
+        })
+    }
+
     async fn change(
         &self,
         id: &SessionId,
@@ -284,19 +301,33 @@ fn closed() -> RegistryError {
 
 #[async_trait]
 impl Registry for EtcdRegistry {
-    async fn claim(
+    async fn claim_by(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
+        let mut revision = None;
+        if let Some(read) = read {
+            revision = Some(self.written_at(read).await?);
+        }
         let (reply, answer) = oneshot::channel();
         let command = Command::Claim {
             id: id.clone(),
             spec: Box::new(spec.clone()),
+            read: revision,
             reply,
         };
         self.commands.send(command).await.map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        let claimed = answer.await.map_err(|_| closed())?;
+        match (read, claimed) {
+            // Perhaps since etcd refuses it for just that.
+            (Some(read), Err(error @ RegistryError::Unavailable { .. })) => {
+                self.written_at(read).await?;
+                Err(error)
+            }
+            (_, claimed) => claimed,
+        }
     }
 
     async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
@@ -436,7 +467,7 @@ impl Fleet for EtcdRegistry {
         &self,
         after: Option<&SessionId>,
         limit: usize,
-    ) -> Result<Vec<FleetSession>, RegistryError> {
+    ) -> Result<SessionPage, RegistryError> {
         let (shared, after) = (Arc::clone(&self.shared), after.cloned());
         self.run(async move { sessions(&shared, after, limit).await })
             .await
@@ -472,7 +503,7 @@ async fn sessions(
     shared: &Shared,
     after: Option<SessionId>,
     limit: usize,
-) -> Result<Vec<FleetSession>, RegistryError> {
+) -> Result<SessionPage, RegistryError> {
     let parent = shared.store.keys.all_told();
     let mut from = parent.clone();
     if let Some(after) = after {
@@ -480,19 +511,35 @@ async fn sessions(
         from.push(0);
     }
     let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
-    let (entries, _, _) = shared
-        .store
-        .page(&from, &parent, limit, 0)
-        .await
-        .map_err(|error| notes::unavailable(&error.to_string()))?;
-    let mut sessions = Vec::with_capacity(entries.len());
-    for (key, bytes, _) in entries {
-        let told: Told =
-            codec::parse(&key, &bytes).map_err(|error| notes::unavailable(&error.to_string()))?;
-        sessions.push(FleetSession {
-            node: told.node,
-            record: told.record,
-        });
+    let mut page = SessionPage::default();
+    loop {
+        let (entries, more, _) = shared
+            .store
+            .page(&from, &parent, limit, 0)
+            .await
+            .map_err(|error| notes::unavailable(&error.to_string()))?;
+        for (key, bytes, _) in &entries {
+            match notes::told_of(shared, key, bytes) {
+                Ok(told) => page.sessions.push(FleetSession {
+                    node: told.node,
+                    record: told.record,
+                }),
+                Err(unreadable) if page.unreadable.len() < MAX_UNREADABLE => {
+                    page.unreadable.push(unreadable);
+                }
+                Err(_) => {}
+            }
+        }
+        let Some((last, _, _)) = entries.last().filter(|_| more) else {
+            return Ok(page);
+        };
+        // A page ends with what a session may be called.
+        let name = codec::Keys::name_in(&parent, last);
+        page.next = name.and_then(|name| name.parse().ok());
+        if page.next.is_some() {
+            return Ok(page);
+        }
+        from.clone_from(last);
+        from.push(0);
     }
-    Ok(sessions)
 }

@@ -57,7 +57,7 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
         &self,
         after: Option<&SessionId>,
         limit: usize,
-    ) -> Result<Vec<FleetSession>, RegistryError>;
+    ) -> Result<SessionPage, RegistryError>;
 }
 
 /// Why a node is not forgotten.
@@ -155,6 +155,16 @@ pub struct Sighting {
     pub fresh: bool,
 }
 
+/// A page of the fleet's sessions.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SessionPage {
+    pub sessions: Vec<FleetSession>,
+    /// What is there and cannot be read, in words: where, why, and what to do.
+    pub unreadable: Vec<String>,
+    /// Behind which the next page begins; `None` on the last one.
+    pub next: Option<SessionId>,
+}
+
 /// A session as its record tells of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetSession {
@@ -246,7 +256,7 @@ impl Fleet for SoloFleet {
         &self,
         _after: Option<&SessionId>,
         _limit: usize,
-    ) -> Result<Vec<FleetSession>, RegistryError> {
-        Ok(Vec::new())
+    ) -> Result<SessionPage, RegistryError> {
+        Ok(SessionPage::default())
     }
 }

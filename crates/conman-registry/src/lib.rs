@@ -45,7 +45,7 @@ pub use etcd::{
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, NodeLoad, Peer, PeerStanding,
-    Sighting, SoloFleet, Standing,
+    SessionPage, Sighting, SoloFleet, Standing,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;
@@ -76,6 +76,17 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+    ) -> Result<SessionRecord, RegistryError> {
+        self.claim_by(id, spec, None).await
+    }
+
+    /// [`Self::claim`] by what the caller has `read`: refused with [`RegistryError::Changed`] unless
+    /// that still is the session's record at the very moment of the claim.
+    async fn claim_by(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError>;
 
     /// Whether the start of this generation may be sent to the runtime now: asked right before, as

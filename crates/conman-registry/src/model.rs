@@ -72,13 +72,14 @@ impl ModelRegistry {
 
 #[async_trait]
 impl Registry for ModelRegistry {
-    async fn claim(
+    async fn claim_by(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
         let mut state = self.state();
-        rules::may_claim(id, state.records.get(id))?;
+        rules::may_claim(id, state.records.get(id), read)?;
         let generation = state
             .used
             .checked_add(1)

@@ -2,6 +2,7 @@ use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -30,14 +31,35 @@ pub enum RecordState {
         phases: Phases,
     },
     /// Killed, or about to be.
-    Stopping { reason: String },
+    Stopping {
+        reason: String,
+        /// A conman that knew no causes wrote none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<EndCause>,
+    },
     /// Killed without a death certificate.
-    Stuck { reason: String },
+    Stuck {
+        reason: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<EndCause>,
+    },
     /// Proven dead, ownership given up.
     Ended(Ending),
 }
 
 impl RecordState {
+    /// What ends, or has ended, the session, where that is decided.
+    #[must_use]
+    pub fn end_cause(&self) -> Option<EndCause> {
+        match self {
+            Self::Starting | Self::Running { .. } => None,
+            Self::Stopping { reason, cause } | Self::Stuck { reason, cause } => {
+                Some(EndCause::written(*cause, reason))
+            }
+            Self::Ended(ending) => Some(ending.cause()),
+        }
+    }
+
     /// Whether ownership was given up.
     #[must_use]
     pub fn is_ended(&self) -> bool {
@@ -50,12 +72,22 @@ impl RecordState {
 pub struct Ending {
     /// Whether it counts as `failed` rather than `stopped`.
     pub failed: bool,
+    /// What anybody goes by; the reason is for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<EndCause>,
     pub reason: String,
     pub exit_code: Option<i32>,
     pub ended_at: Timestamp,
     /// Of the last start, as far as they are known.
     pub started_at: Option<Timestamp>,
     pub phases: Phases,
+}
+
+impl Ending {
+    #[must_use]
+    pub fn cause(&self) -> EndCause {
+        EndCause::written(self.cause, &self.reason)
+    }
 }
 
 /// One finished phase of a start.

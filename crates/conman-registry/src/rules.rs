@@ -1,5 +1,6 @@
 //! What each change does to a record: pure, and the same for every registry of this crate.
 
+use conman_core::EndCause;
 use conman_proto::{Generation, SessionId};
 
 use crate::{ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord};
@@ -22,11 +23,15 @@ pub(crate) enum Change {
     Forget,
 }
 
-/// Whether the session may be claimed.
+/// Whether the session may be claimed, by what was `read` of it.
 pub(crate) fn may_claim(
     id: &SessionId,
     current: Option<&SessionRecord>,
+    read: Option<&SessionRecord>,
 ) -> Result<(), RegistryError> {
+    if read.is_some() && read != current {
+        return Err(RegistryError::Changed { id: id.clone() });
+    }
     match current {
         Some(record) if !record.state.is_ended() => Err(RegistryError::Owned {
             id: id.clone(),
@@ -66,10 +71,16 @@ pub(crate) fn apply(
         Change::SetState(state) => {
             refuse_not_notable(id, state)?;
             refuse_ended(record)?;
+            let mut state = state.clone();
+            if let RecordState::Stopping { cause, .. } | RecordState::Stuck { cause, .. } =
+                &mut state
+            {
+                keep_deleted(record, cause);
+            }
             Ok(keep_or_put(
                 record,
                 SessionRecord {
-                    state: state.clone(),
+                    state,
                     ..record.clone()
                 },
             ))
@@ -77,7 +88,9 @@ pub(crate) fn apply(
         // The first ending stands: whoever releases again knows no more than the first did.
         Change::Release(_) if record.state.is_ended() => Ok(Effect::Keep),
         Change::Release(ending) => {
-            let state = RecordState::Ended(ending.clone());
+            let mut ending = ending.clone();
+            keep_deleted(record, &mut ending.cause);
+            let state = RecordState::Ended(ending);
             Ok(Effect::Put(Box::new(SessionRecord {
                 state,
                 ..record.clone()
@@ -88,6 +101,13 @@ pub(crate) fn apply(
             id: id.clone(),
             generation,
         }),
+    }
+}
+
+/// What somebody does not want any more is not wanted whatever is noted of it later.
+pub(crate) fn keep_deleted(record: &SessionRecord, cause: &mut Option<EndCause>) {
+    if record.state.end_cause() == Some(EndCause::Deleted) {
+        *cause = Some(EndCause::Deleted);
     }
 }
 

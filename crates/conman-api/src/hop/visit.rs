@@ -7,6 +7,8 @@ use axum::Json;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use conman_auth::Caller;
+use conman_node::StopError;
 use conman_peer::{Node, Whereabouts};
 use conman_proto::{Generation, Problem, SessionId, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
@@ -21,7 +23,7 @@ use crate::problem::{ApiError, Kind};
 /// How often a request that its node turned away is brought to the next, while the session moves.
 const MAX_TRIES: u32 = 6;
 
-/// How much longer than it takes to declare a node dead a PUT waits for the session of one that is
+/// How much longer than it takes to declare a node dead a PUT or a DELETE waits for the session of one that is
 /// not to be reached: those who watch it may have begun to count later, and then it is claimed.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 
@@ -109,8 +111,8 @@ impl Visit {
                 }
                 // The registry was not asked yet whether it is another node's by now.
                 Step::Unreachable(node) if tries == 1 => unreached = Some(node),
-                // What starts a session waits for its node to be given up.
-                Step::Unreachable(node) if self.is_put() && began.elapsed() < patience => {
+                // What starts or ends a session waits for its node to be given up.
+                Step::Unreachable(node) if self.decides() && began.elapsed() < patience => {
                     if waiting.is_none() {
                         let place = self.hop.map.wait_for(&node.node);
                         waiting = Some(place.ok_or_else(|| crowded(&node))?);
@@ -129,6 +131,17 @@ impl Visit {
 
     fn is_put(&self) -> bool {
         self.parcel.parts.method == Method::PUT
+    }
+
+    /// Whether it decides that there is a session, or none.
+    fn decides(&self) -> bool {
+        self.is_put() || self.is_of_session() && self.parcel.parts.method == Method::DELETE
+    }
+
+    /// Whether it is about the session itself, not about something in it.
+    fn is_of_session(&self) -> bool {
+        let path = self.parcel.parts.uri.path();
+        path.strip_prefix("/v1/sessions/") == Some(self.id.as_str())
     }
 
     /// One try; not again with a node that just could not be reached.
@@ -209,14 +222,16 @@ impl Visit {
         let Some(record) = record else {
             return Ok(self.here().await);
         };
-        let path = self.parcel.parts.uri.path();
-        let shown = path.strip_prefix("/v1/sessions/") == Some(self.id.as_str());
+        let shown = self.is_of_session();
         if shown && self.parcel.parts.method == Method::GET {
             let session = self.hop.node.recorded(node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
-        if shown && record.state.is_ended() && self.parcel.parts.method == Method::DELETE {
-            return self.called_off(node, &record).await;
+        if shown && self.parcel.parts.method == Method::DELETE {
+            return match record.state.is_ended() {
+                true => self.called_off(node, &record).await,
+                false => self.ended(record).await,
+            };
         }
         if !record.state.is_ended() {
             // Whichever node it runs on next can do what is asked for.
@@ -232,6 +247,18 @@ impl Visit {
              it started on another node",
             self.id
         )))
+    }
+
+    /// Ends what its node, which is gone, did not end.
+    async fn ended(&self, record: SessionRecord) -> Result<Step, ApiError> {
+        let caller = self.parcel.parts.extensions.get::<Caller>();
+        let caller = caller.ok_or_else(|| Kind::INTERNAL.because("a caller nobody knows"))?;
+        let why = crate::routes::sessions::stopped_by(caller);
+        match self.hop.node.stop_lost(record, why).await {
+            Ok(report) => Ok(Step::Answer(Json(report).into_response())),
+            Err(StopError::Moved { .. }) => Ok(Step::Moved),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Has nobody start again by its record what has ended: the record goes.

@@ -95,7 +95,10 @@ pub(crate) async fn get(
 
 /// Stop a session
 ///
-/// Kills the session and answers once it is proven dead and released in the registry.
+/// Kills the session and answers once it is proven dead and released in the registry. Of a fleet's
+/// node that does not answer, the session is ended once that node is declared dead; this waits for
+/// that, for 30 s at most. Whatever the spec's `on_node_loss` says, a stopped session is not
+/// restarted, one that could not be killed yet included.
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "stop_session",
     params(("id" = SessionId, Path, description = "The session's name.")),
@@ -104,7 +107,7 @@ pub(crate) async fn get(
         (status = 202, description = "A process of it could not be killed yet; `reason` tells why.",
             body = StopReport),
         (status = 404, description = "no-such-session"),
-        (status = 503, description = "registry-failed"),
+        (status = 503, description = "registry-failed, node-unreachable or session-moves"),
     )
 )]
 pub(crate) async fn stop(
@@ -114,7 +117,7 @@ pub(crate) async fn stop(
     uri: Uri,
 ) -> Result<Response, ApiError> {
     Query::of(&uri).finish()?;
-    let why = format!("stopped by {}", access::in_words(&caller));
+    let why = stopped_by(&caller);
     let report = state.node.stop(&id, &why).await?;
     let status = if report.state.is_ended() {
         StatusCode::OK
@@ -122,6 +125,11 @@ pub(crate) async fn stop(
         StatusCode::ACCEPTED
     };
     Ok((status, Json(report)).into_response())
+}
+
+/// The reason of a session that this caller has ended.
+pub(crate) fn stopped_by(caller: &Caller) -> String {
+    format!("stopped by {}", access::in_words(caller))
 }
 
 pub(crate) fn no_such_session(id: &SessionId) -> ApiError {

@@ -453,7 +453,7 @@ async fn a_caller_may_at_another_node_what_they_may_here() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_shows_every_nodes_sessions_and_a_page_at_a_time() {
-    let (_world, a, b) = two().await;
+    let (world, a, b) = two().await;
     for (node, id) in [(&a, "a1"), (&b, "b1"), (&a, "c1"), (&b, "d1")] {
         node.ensure(id).await;
     }
@@ -483,6 +483,12 @@ async fn a_listing_shows_every_nodes_sessions_and_a_page_at_a_time() {
         .await
         .json();
     assert_eq!(ids(&rest), ["d1"]);
+    // What cannot be read is no session, and no reason to show none.
+    assert_eq!(rest.warnings, [""; 0]);
+    world.fleet.cannot_read("the record at session/e1");
+    let all: SessionList = a.api.get("/v1/sessions").await.json();
+    assert_eq!(ids(&all).len(), 4);
+    assert_eq!(all.warnings, ["the record at session/e1"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -644,9 +650,26 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
         (shown.node.as_str(), shown.state),
         ("b", SessionState::Running)
     );
-    let answer = a.api.call(Method::DELETE, &session("alice"), "").await;
-    let problem = answer.problem();
+    let exec = format!("{}/exec", session("alice"));
+    let run = r#"{"command": ["true"]}"#;
+    let problem = a.api.call(Method::POST, &exec, run).await.problem();
     assert_eq!((problem.slug(), problem.status), ("session-moves", 503));
+    // No node has it, and whoever is asked to ends it.
+    let ended: StopReport = a
+        .api
+        .call(Method::DELETE, &session("alice"), "")
+        .await
+        .json();
+    assert_eq!(ended.state, SessionState::Stopped);
+    let now: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (
+            now.node.as_str(),
+            now.state,
+            now.generation > shown.generation
+        ),
+        ("a", SessionState::Stopped, true)
+    );
     // What has ended there can be called off, so that nothing starts it by its record.
     let called_off: StopReport = a.api.call(Method::DELETE, &session("bob"), "").await.json();
     assert_eq!(called_off.state, SessionState::Stopped);

@@ -1,11 +1,14 @@
 //! Follows the pages of the list of sessions.
 
+use std::collections::BTreeSet;
+
 use conman_proto::{SessionList, SessionState};
 use http::Method;
 use serde_json::Value;
 
 use super::Context;
 use crate::client::{ClientError, PROMPT, encode};
+use crate::human::printable;
 
 /// Sessions asked for at a time: the most that the API gives.
 const PAGE: u32 = 1_000;
@@ -52,6 +55,7 @@ pub(super) async fn all(
         base.push_str(&format!("&node={}", encode(node)));
     }
     let (mut sessions, mut raw) = (Vec::new(), Vec::new());
+    let mut warned = BTreeSet::new();
     let mut path = base.clone();
     for _ in 0..MAX_PAGES {
         let mut page = context
@@ -59,6 +63,11 @@ pub(super) async fn all(
             .answer::<SessionList>(Method::GET, &path, None::<&()>, PROMPT)
             .await?;
         sessions.append(&mut page.value.sessions);
+        for warning in std::mem::take(&mut page.value.warnings) {
+            if warned.insert(warning.clone()) {
+                context.output.warning(&printable(&warning));
+            }
+        }
         if let Some(Value::Array(values)) = page.raw.get_mut("sessions") {
             raw.append(values);
         }

@@ -10,6 +10,7 @@
 use conman_proto::{Generation, SessionState};
 
 use super::{Action, Event, Timing};
+use crate::EndCause;
 
 /// Why a life ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub enum Cause {
     ExitedEarly,
     /// Its program ended by itself.
     Exited,
-    /// Somebody wanted it.
-    Asked(String),
+    /// It was wanted: what by, and why in words.
+    Asked(EndCause, String),
 }
 
 /// How a life counts once it is over.
@@ -43,6 +44,16 @@ impl Outcome {
 }
 
 impl Cause {
+    /// What a record says of it.
+    #[must_use]
+    pub fn told(&self) -> EndCause {
+        match self {
+            Self::StartFailed(_) => EndCause::Failed,
+            Self::ExitedEarly | Self::Exited => EndCause::Exited,
+            Self::Asked(cause, _) => *cause,
+        }
+    }
+
     /// How it counts, given the program's exit code where that is known.
     #[must_use]
     pub fn outcome(&self, exit_code: Option<i32>) -> Outcome {
@@ -63,7 +74,7 @@ impl Cause {
                 failed: exit_code != Some(0),
                 reason: format!("the program ended by itself, {code}"),
             },
-            Self::Asked(why) => Outcome {
+            Self::Asked(_, why) => Outcome {
                 failed: false,
                 reason: why.clone(),
             },
@@ -166,7 +177,7 @@ impl Stop {
         actions: &mut Vec<Action>,
     ) -> Result<Self, (Option<Generation>, Cause)> {
         let next = match (self.remains, event) {
-            (remains, Event::ReleasedElsewhere(_)) => {
+            (remains, Event::ReleasedElsewhere(..)) => {
                 return Err((remains.generation(), self.cause));
             }
             (Remains::Claim, Event::ClaimFailed(_)) => return Err((None, self.cause)),

@@ -10,6 +10,14 @@ const TIMING: Timing = Timing {
     retry_ms: 500,
 };
 
+fn asked(why: &str) -> Event {
+    Event::StopAsked(EndCause::Deleted, why.to_owned())
+}
+
+fn unfinished() -> Cause {
+    Cause::StartFailed("an earlier daemon did not finish this start".to_owned())
+}
+
 fn generation() -> Generation {
     Generation::new(7).expect("not zero")
 }
@@ -72,15 +80,15 @@ fn an_undisturbed_start_runs_after_six_answers() {
 #[test]
 fn a_running_session_that_is_stopped_is_killed_certified_and_released_in_that_order() {
     let mut life = Lifecycle::adopt(TIMING, generation(), 9);
-    let stop = life.on(0, Event::StopAsked("wanted".to_owned()));
+    let stop = life.on(0, asked("wanted"));
     assert_eq!(stop, [Action::Kill, Action::Publish]);
-    assert_eq!(life.on(1, Event::StopAsked("again".to_owned())), []);
+    assert_eq!(life.on(1, asked("again")), []);
     assert_eq!(life.on(2, Event::Exited), [Action::Release]);
     assert_eq!(
         life.on(3, Event::Released),
         [Action::Cleanup, Action::Publish]
     );
-    let cause = Cause::Asked("wanted".to_owned());
+    let cause = Cause::Asked(EndCause::Deleted, "wanted".to_owned());
     assert_eq!(
         life.state(),
         &State::Ended {
@@ -131,7 +139,7 @@ fn a_start_without_an_answer_is_not_released_before_it_is_known_to_have_come_to_
 
 #[test]
 fn a_stop_during_a_start_waits_for_the_start_and_then_kills_it() {
-    let stopped = with(until_started(), [Event::StopAsked("wanted".to_owned())]);
+    let stopped = with(until_started(), [asked("wanted")]);
     let (mut life, actions) = after(stopped);
     assert_eq!(actions, [Action::Publish]);
     assert_eq!(
@@ -143,10 +151,7 @@ fn a_stop_during_a_start_waits_for_the_start_and_then_kills_it() {
 
 #[test]
 fn a_stop_while_the_container_is_made_releases_at_once_and_never_starts_it() {
-    let early = [
-        Event::Claimed(generation()),
-        Event::StopAsked("wanted".to_owned()),
-    ];
+    let early = [Event::Claimed(generation()), asked("wanted")];
     let (mut life, actions) = after(early);
     assert_eq!(actions, [Action::Release, Action::Publish]);
     assert_eq!(
@@ -160,7 +165,7 @@ fn a_stop_while_the_container_is_made_releases_at_once_and_never_starts_it() {
 #[test]
 fn a_process_that_does_not_die_makes_the_session_stuck_until_it_does() {
     let mut life = Lifecycle::adopt(TIMING, generation(), 9);
-    let _ = life.on(0, Event::StopAsked("wanted".to_owned()));
+    let _ = life.on(0, asked("wanted"));
     assert_eq!(life.on(500, Event::Tick), [Action::Kill]);
     assert_eq!(life.on(5_000, Event::Tick), [Action::Kill, Action::Publish]);
     assert_eq!(life.public_state(), SessionState::Stuck);
@@ -199,7 +204,7 @@ fn a_process_that_cannot_be_held_is_tried_again_before_anything_is_released() {
 
 #[test]
 fn a_start_that_an_earlier_daemon_left_is_looked_for() {
-    let (life, actions) = Lifecycle::recover(10, TIMING, generation());
+    let (life, actions) = Lifecycle::recover(10, TIMING, generation(), unfinished());
     assert_eq!(actions, [Action::ResolveLostStart, Action::Publish]);
     assert_eq!(life.generation(), Some(generation()));
 }
@@ -226,7 +231,11 @@ fn a_program_that_ends_counts_by_its_exit_code() {
         [false, true, true]
     );
     assert!(Cause::ExitedEarly.outcome(Some(0)).failed);
-    assert!(!Cause::Asked("wanted".to_owned()).outcome(Some(137)).failed);
+    assert!(
+        !Cause::Asked(EndCause::Deleted, "wanted".to_owned())
+            .outcome(Some(137))
+            .failed
+    );
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
@@ -259,8 +268,8 @@ fn any_event() -> impl Strategy<Value = Event> {
             Just(Event::NotOurs),
             Just(Event::Superseded),
         ],
-        why().prop_map(Event::StopAsked),
-        why().prop_map(Event::ReleasedElsewhere),
+        why().prop_map(|why| asked(&why)),
+        why().prop_map(|why| Event::ReleasedElsewhere(EndCause::Preempted, why)),
     ]
 }
 
@@ -294,7 +303,7 @@ proptest! {
             now_ms += passed_ms;
             let was_ending = is_ending(&life);
             let was_ended = matches!(life.state(), State::Ended { .. });
-            let asked = matches!(event, Event::StopAsked(_));
+            let asked = matches!(event, Event::StopAsked(..));
             let actions = life.on(now_ms, event.clone());
             proven |= is_proof(&event);
             held |= actions.contains(&Action::Record);
@@ -338,7 +347,7 @@ proptest! {
         world.run();
         prop_assert_eq!(world.alive, matches!(world.life.state(), State::Running { .. }));
         if let State::Running { .. } = world.life.state() {
-            world.event(Event::StopAsked("wanted".to_owned()));
+            world.event(asked("wanted"));
             world.run();
         }
         prop_assert!(matches!(world.life.state(), State::Ended { .. }), "{:?}", world.life);
@@ -393,7 +402,7 @@ impl World {
                 self.die();
             }
             if self.draw(30) == 29 {
-                self.event(Event::StopAsked("wanted".to_owned()));
+                self.event(asked("wanted"));
             }
             let due = self.pending.len();
             let skipped = due == 0 || self.draw(3) == 2;

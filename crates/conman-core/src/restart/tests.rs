@@ -34,23 +34,21 @@ fn after(count: u32, since: i64) -> ResolvedSpec {
     }
 }
 
-fn stopped(reason: &str) -> End<'_> {
+fn stopped(cause: EndCause) -> End {
     End::Ended {
-        reason,
-        failed: false,
+        cause,
         ran: true,
         exit_code: None,
     }
 }
 
-const FAILED_START: End<'_> = End::Ended {
-    reason: "create: no such image",
-    failed: true,
+const FAILED_START: End = End::Ended {
+    cause: EndCause::Failed,
     ran: false,
     exit_code: None,
 };
 
-fn verdict(spec: &ResolvedSpec, end: End<'_>) -> Verdict {
+fn verdict(spec: &ResolvedSpec, end: End) -> Verdict {
     judge(spec, at(NOW - 100), "n1", end, at(NOW))
 }
 
@@ -58,9 +56,9 @@ fn verdict(spec: &ResolvedSpec, end: End<'_>) -> Verdict {
 fn what_lost_its_node_is_restarted_where_its_spec_says_so() {
     let ends = [
         (End::NodeGone, NodeLoss::Lost),
-        (stopped("preempted: SIGTERM"), NodeLoss::Preempted),
-        (stopped("drained: new kernel"), NodeLoss::Drained),
-        (stopped("its node was lost: booted anew"), NodeLoss::Lost),
+        (stopped(EndCause::Preempted), NodeLoss::Preempted),
+        (stopped(EndCause::Drained), NodeLoss::Drained),
+        (stopped(EndCause::NodeLost), NodeLoss::Lost),
     ];
     for (end, because) in ends {
         let expected = Restarted {
@@ -82,14 +80,13 @@ fn what_lost_its_node_is_restarted_where_its_spec_says_so() {
 #[test]
 fn what_was_stopped_or_ended_by_itself_stays_so() {
     let exited = |ran| End::Ended {
-        reason: "its program ended",
-        failed: true,
+        cause: EndCause::Exited,
         ran,
         exit_code: Some(1),
     };
     for end in [
-        stopped("stopped by the administrator"),
-        stopped("idle for 60 s"),
+        stopped(EndCause::Deleted),
+        stopped(EndCause::Expired),
         exited(true),
         exited(false),
         FAILED_START,
@@ -98,11 +95,7 @@ fn what_was_stopped_or_ended_by_itself_stays_so() {
     }
     // Nor does it matter that it was restarted before.
     let restarted = after(1, NOW - 50);
-    for end in [
-        stopped("stopped by the administrator"),
-        exited(true),
-        exited(false),
-    ] {
+    for end in [stopped(EndCause::Deleted), exited(true), exited(false)] {
         assert_eq!(verdict(&restarted, end), Verdict::No, "{end:?}");
     }
 }
@@ -120,8 +113,7 @@ fn a_restart_that_failed_is_tried_again_whoever_ordered_it() {
 #[test]
 fn a_restart_that_the_registry_took_too_long_for_is_tried_again() {
     let unrecorded = End::Ended {
-        reason: UNRECORDED,
-        failed: false,
+        cause: EndCause::Unrecorded,
         ran: false,
         exit_code: None,
     };

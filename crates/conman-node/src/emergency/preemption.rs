@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::Closing;
+use conman_core::{Closing, EndCause, PREEMPTED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, PreemptReport, SessionId, Unreleased};
 use conman_registry::{Ending, NewEvent, RegistryError, Release};
@@ -23,7 +23,7 @@ use crate::certificate;
 use crate::events::{node_event, session_event};
 use crate::hunt::hunt;
 use crate::kill_table::{Fate, KillEntry, Stage};
-use crate::plan;
+use crate::{plan, session};
 
 /// Between two looks at sessions whose start is under way.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -352,9 +352,14 @@ impl Preemption {
         let Some(target) = self.targets.get(id) else {
             return;
         };
+        let cause = match session::is_unwanted(target.entry.stop.borrow().as_ref()) {
+            true => EndCause::Deleted,
+            false => EndCause::Preempted,
+        };
         let ending = Ending {
             failed: false,
-            reason: format!("preempted: {}", self.reason),
+            cause: Some(cause),
+            reason: format!("{PREEMPTED}: {}", self.reason),
             exit_code: None,
             ended_at: Timestamp::now(),
             started_at: target.entry.started_at,

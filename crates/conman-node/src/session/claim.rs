@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_proto::{ResolvedSpec, SessionId};
 use conman_registry::{Ending, RecordState, RegistryError, Release, SessionRecord};
 use conman_runtime::ContainerKey;
@@ -26,10 +27,12 @@ pub(super) async fn claim(
     context: &Context,
     id: &SessionId,
     spec: &ResolvedSpec,
+    read: Option<&SessionRecord>,
 ) -> Result<SessionRecord, RegistryError> {
     let registry = &context.registry;
-    let owned = match registry.claim(id, spec).await {
-        Err(error @ RegistryError::Owned { .. }) => error,
+    let owned = match registry.claim_by(id, spec, read).await {
+        // What was read is not an abandoned claim's.
+        Err(error @ RegistryError::Owned { .. }) if read.is_none() => error,
         other => return other,
     };
     let abandoned = registry
@@ -44,6 +47,7 @@ pub(super) async fn claim(
     }
     let ending = Ending {
         failed: true,
+        cause: Some(EndCause::Failed),
         reason: "its claim was not answered".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),

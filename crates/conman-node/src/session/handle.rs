@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_core::restart::{End, lost_by, was_last};
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
@@ -16,6 +17,18 @@ use crate::kill_table::Fate;
 /// all the places that the shim has.
 pub(crate) const MAX_ATTACHED: usize = 32;
 
+/// That it is to stop, and why.
+#[derive(Debug, Clone)]
+pub(crate) struct StopOrder {
+    pub(crate) cause: EndCause,
+    pub(crate) why: String,
+}
+
+/// Whether somebody does not want it any more.
+pub(crate) fn is_unwanted(order: Option<&StopOrder>) -> bool {
+    order.is_some_and(|order| order.cause == EndCause::Deleted)
+}
+
 /// One life of a session: from its start to its end, in one generation.
 ///
 /// The task alone writes the view; the order to stop is the only thing that goes the other way.
@@ -25,8 +38,7 @@ pub(crate) struct SessionHandle {
     pub(crate) id: SessionId,
     pub(crate) spec: Arc<ResolvedSpec>,
     pub(crate) view: watch::Sender<View>,
-    /// Why it is to stop, once somebody wants that.
-    pub(super) stop: watch::Sender<Option<String>>,
+    pub(super) stop: Arc<watch::Sender<Option<StopOrder>>>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
@@ -41,7 +53,7 @@ impl SessionHandle {
             id,
             spec: Arc::new(spec),
             view: watch::Sender::new(view),
-            stop: watch::Sender::new(None),
+            stop: Arc::default(),
             closing: Arc::new(watch::Sender::new(None)),
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
@@ -75,8 +87,7 @@ impl SessionHandle {
     pub(crate) fn is_to_be_restarted(&self) -> bool {
         let view = self.view.borrow();
         let end = End::Ended {
-            reason: view.reason.as_deref().unwrap_or_default(),
-            failed: view.state == SessionState::Failed,
+            cause: view.cause.unwrap_or(EndCause::Unknown),
             ran: view.started_at.is_some(),
             exit_code: view.exit_code,
         };
@@ -86,15 +97,30 @@ impl SessionHandle {
             && !was_last(&self.spec)
     }
 
-    /// Orders it to stop; a later order changes nothing.
-    pub(crate) fn order_stop(&self, why: &str) {
+    /// Orders it to stop; a later order changes nothing, but that it is not wanted any more.
+    pub(crate) fn order_stop(&self, cause: EndCause, why: &str) {
         self.stop.send_if_modified(|order| {
-            if order.is_some() {
+            if order.is_some() && (cause != EndCause::Deleted || is_unwanted(order.as_ref())) {
                 return false;
             }
-            *order = Some(why.to_owned());
+            let why = why.to_owned();
+            *order = Some(StopOrder { cause, why });
             true
         });
+    }
+
+    /// For whoever ends it without its task.
+    pub(crate) fn stop_orders(&self) -> Arc<watch::Sender<Option<StopOrder>>> {
+        Arc::clone(&self.stop)
+    }
+
+    /// What its end is told to be caused by: that nobody wants it any more counts more than
+    /// whatever ends it.
+    pub(crate) fn caused_by(&self, cause: EndCause) -> EndCause {
+        match is_unwanted(self.stop.borrow().as_ref()) {
+            true => EndCause::Deleted,
+            false => cause,
+        }
     }
 
     /// The first view that satisfies `wanted`, at once if the present one does. Cancel safe.

@@ -252,14 +252,21 @@ impl Publisher {
             return;
         }
         let outcome = cause.outcome(None);
-        let (failed, reason, exit_code, ended_at) = match ending {
+        let (failed, told, reason, exit_code, ended_at) = match ending {
             Some(ending) => (
                 ending.failed,
+                ending.cause(),
                 ending.reason,
                 ending.exit_code,
                 ending.ended_at,
             ),
-            None => (outcome.failed, outcome.reason, None, Timestamp::now()),
+            None => (
+                outcome.failed,
+                cause.told(),
+                outcome.reason,
+                None,
+                Timestamp::now(),
+            ),
         };
         self.note_end(generation, cause, &reason, failure.is_some());
         self.close_tunnels(&reason);
@@ -273,6 +280,7 @@ impl Publisher {
                     SessionState::Stopped
                 };
                 set_state(view, state, reason);
+                view.cause = Some(told);
                 view.exit_code = exit_code;
                 view.ended_at = Some(ended_at);
                 view.process = None;
@@ -285,6 +293,10 @@ impl Publisher {
         let kept = self.context.options.limits.max_stopped_kept;
         let forgotten = self.context.sessions.finish(&self.handle, kept, publish);
         crate::adoption::forget(&self.context, forgotten);
+        // Nobody wants it any more since its release was on its way.
+        if self.handle.caused_by(told) != told {
+            crate::adoption::call_off(&self.context, &self.handle);
+        }
     }
 
     fn note_end(
@@ -302,7 +314,7 @@ impl Publisher {
                 self.note(EventKind::SessionFailed, generation, reason);
             }
             Cause::Exited => self.note(EventKind::SessionExited, generation, reason),
-            Cause::Asked(_) => {}
+            Cause::Asked(..) => {}
         }
         if !self.elsewhere {
             self.note(EventKind::SessionReleased, generation, reason);
@@ -311,7 +323,7 @@ impl Publisher {
             Cause::StartFailed(_) => "start_failed",
             Cause::ExitedEarly => "exited_early",
             Cause::Exited => "exited",
-            Cause::Asked(_) => "asked",
+            Cause::Asked(..) => "asked",
         };
         metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
     }

@@ -73,6 +73,7 @@ pub(super) async fn ending(
     }
     Ending {
         failed: outcome.failed,
+        cause: Some(obituary.cause.told()),
         reason: outcome.reason,
         exit_code,
         ended_at: Timestamp::now(),

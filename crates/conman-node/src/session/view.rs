@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_linux::PidFd;
 use conman_proto::{Generation, SessionState};
 use conman_registry::{Phases, RegistryError};
@@ -15,6 +16,8 @@ use crate::error::FailureKind;
 pub(crate) struct View {
     pub(crate) state: SessionState,
     pub(crate) reason: Option<String>,
+    /// What has ended it.
+    pub(crate) cause: Option<EndCause>,
     pub(crate) exit_code: Option<i32>,
     /// `None` until the registry has recorded the start: such a session is not shown.
     pub(crate) generation: Option<Generation>,
@@ -49,6 +52,7 @@ impl View {
         Self {
             state: SessionState::Starting,
             reason: None,
+            cause: None,
             exit_code: None,
             generation: None,
             created_at: Timestamp::now(),

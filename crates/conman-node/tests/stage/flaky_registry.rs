@@ -129,13 +129,14 @@ fn unavailable() -> RegistryError {
 
 #[async_trait]
 impl Registry for FlakyRegistry {
-    async fn claim(
+    async fn claim_by(
         &self,
         id: &SessionId,
         spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
         self.write()?;
-        let record = self.records.claim(id, spec).await?;
+        let record = self.records.claim_by(id, spec, read).await?;
         if self.lose_claim.swap(false, Ordering::Relaxed) {
             return Err(no_space());
         }

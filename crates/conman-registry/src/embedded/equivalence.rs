@@ -60,8 +60,14 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
                 duration_ms,
             }]),
         }),
-        ".{0,20}".prop_map(|reason| RecordState::Stopping { reason }),
-        ".{0,20}".prop_map(|reason| RecordState::Stuck { reason }),
+        ".{0,20}".prop_map(|reason| RecordState::Stopping {
+            reason,
+            cause: None
+        }),
+        ".{0,20}".prop_map(|reason| RecordState::Stuck {
+            reason,
+            cause: None
+        }),
         Just(RecordState::Starting),
     ];
     let operation = prop_oneof![
@@ -348,6 +354,7 @@ fn container(pid: i32) -> ContainerIdentity {
 
 pub(super) fn ending(failed: bool) -> Ending {
     Ending {
+        cause: None,
         failed,
         reason: "over".to_owned(),
         exit_code: failed.then_some(1),

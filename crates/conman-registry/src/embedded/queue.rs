@@ -27,6 +27,7 @@ pub(super) enum Request {
     Claim {
         id: SessionId,
         spec: Box<ResolvedSpec>,
+        read: Option<Box<SessionRecord>>,
         reply: oneshot::Sender<Result<Arc<SessionRecord>, RegistryError>>,
     },
     Change {

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 use redb::Database;
@@ -160,6 +161,7 @@ impl Writer {
         for (id, generation) in self.abandoned.clone() {
             let ending = Ending {
                 failed: true,
+                cause: Some(EndCause::Failed),
                 reason: "the start was given up before it was recorded".to_owned(),
                 exit_code: None,
                 ended_at: Timestamp::now(),
@@ -174,10 +176,15 @@ impl Writer {
 
     fn stage(&mut self, stage: &mut Stage, request: Request) {
         match request {
-            Request::Claim { id, spec, reply } => {
+            Request::Claim {
+                id,
+                spec,
+                read,
+                reply,
+            } => {
                 // A caller that is gone would never learn that it owns the session.
                 if !reply.is_closed() {
-                    let result = self.claim(stage, &id, *spec);
+                    let result = self.claim(stage, &id, *spec, read.as_deref());
                     stage.answers.push(Answer::Claim(reply, result));
                 }
             }
@@ -213,8 +220,9 @@ impl Writer {
         stage: &mut Stage,
         id: &SessionId,
         spec: ResolvedSpec,
+        read: Option<&SessionRecord>,
     ) -> Result<Arc<SessionRecord>, RegistryError> {
-        rules::may_claim(id, self.current(stage, id).as_deref())?;
+        rules::may_claim(id, self.current(stage, id).as_deref(), read)?;
         if let Some(error) = &stage.no_room {
             return Err(error.clone());
         }

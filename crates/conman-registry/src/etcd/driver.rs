@@ -63,6 +63,8 @@ pub(super) enum Command {
     Claim {
         id: SessionId,
         spec: Box<ResolvedSpec>,
+        /// The revision that wrote the record which it goes by.
+        read: Option<i64>,
         reply: Reply<SessionRecord>,
     },
     /// Whether a start may be sent, which it will be.
@@ -291,9 +293,15 @@ impl<'a> Serving<'a> {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Claim { id, spec, reply } => {
+            Command::Claim {
+                id,
+                spec,
+                read,
+                reply,
+            } => {
                 let stake = self.protocol.stake(&super::shared::name(&id));
-                let begun = self.claims.ask(id, *spec, reply, stake, &self.shared);
+                let asked = (*spec, read);
+                let begun = self.claims.ask(id, asked, reply, stake, &self.shared);
                 self.inbox.extend(begun.map(Event::EnsureAsked));
             }
             Command::MayStart {
@@ -605,7 +613,14 @@ impl<'a> Serving<'a> {
 
     fn tell(&mut self, op: u64, session: &SessionName, ownership: &Ownership, beside: &mut Beside) {
         let told = match ownership.state {
-            OwnedState::Owned => self.claims.told(op, session, ownership, &self.shared),
+            OwnedState::Owned => {
+                if let Some(revision) = self.claims.read(session) {
+                    let key = self.shared.store.keys.told(session);
+                    let unchanged = wire::unchanged_since(key, revision);
+                    beside.compare.push(unchanged);
+                }
+                self.claims.told(op, session, ownership, &self.shared)
+            }
             OwnedState::Released => {
                 let slot = Slot {
                     session: session.clone(),

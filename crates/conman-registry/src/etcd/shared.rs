@@ -1,6 +1,6 @@
 //! What the driver, the tasks beside it and the registry's callers share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_core::ownership::{
@@ -20,6 +20,9 @@ use crate::{Located, RegistryError, SessionRecord, Standing};
 /// again, one round trip each.
 const MAX_LOCATIONS: usize = 100_000;
 
+/// Records that the log tells of as unreadable: what is beyond says nothing new.
+const MAX_UNREADABLE: usize = 100;
+
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) me: NodeName,
@@ -33,6 +36,8 @@ pub(super) struct Shared {
     pub(super) hurry: Notify,
     records: Mutex<HashMap<SessionId, Mine>>,
     locations: Mutex<HashMap<SessionId, Located>>,
+    /// Keys of records that cannot be read, and that the log has.
+    unreadable: Mutex<HashSet<String>>,
 }
 
 /// A record of which this node is the owner, as it was last read or written.
@@ -57,6 +62,7 @@ impl Shared {
             hurry: Notify::new(),
             records: Mutex::default(),
             locations: Mutex::default(),
+            unreadable: Mutex::default(),
         }
     }
 
@@ -146,6 +152,13 @@ impl Shared {
         {
             locations.remove(id);
         }
+    }
+
+    /// Whether that record was not told of yet, and shall be.
+    pub(super) fn is_news(&self, key: &str) -> bool {
+        let told = self.unreadable.lock();
+        let mut told = told.unwrap_or_else(PoisonError::into_inner);
+        told.len() < MAX_UNREADABLE && told.insert(key.to_owned())
     }
 
     /// That the session is this node's by just that claim.

@@ -213,6 +213,7 @@ pub(crate) fn spec() -> ResolvedSpec {
 
 pub(crate) fn ending() -> Ending {
     Ending {
+        cause: None,
         failed: false,
         reason: "asked to stop".to_owned(),
         exit_code: None,

@@ -151,7 +151,7 @@ async fn compaction_loses_nothing_that_is_told_or_owned() {
     etcd.ctl(&["compact", &revision.to_string()])
         .expect("compacted");
     let told = b.registry.sessions(None, 100).await.expect("told of");
-    assert_eq!(told.len(), 20);
+    assert_eq!(told.sessions.len(), 20);
     a.registry.announce(conman_registry::Announcement {
         draining: true,
         ..Default::default()

@@ -46,6 +46,7 @@ async fn whoever_asks_for_a_session_of_another_node_is_told_which_one() {
     assert_eq!(located, Some(expected));
     assert!(b.registry.list().await.expect("listed").is_empty());
     let all = b.registry.sessions(None, 10).await.expect("told of");
+    let all = all.sessions;
     assert_eq!(all.len(), 1);
     assert_eq!((all[0].node.as_str(), &all[0].record.id), ("a", &id("s")));
 
@@ -321,4 +322,82 @@ async fn what_cannot_be_read_of_one_node_or_session_hides_no_other() {
     until("seen", async || b.registry.peers().len() == 2).await;
     drop(a);
     assert!(b.claim_at_last("s").await > generation);
+}
+
+#[tokio::test]
+async fn what_is_deleted_while_it_is_claimed_by_its_record_does_not_come_back() {
+    const ROUNDS: usize = 64;
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let mut came_back = Vec::new();
+    for round in 0..ROUNDS {
+        let name = format!("s-{round}");
+        let generation = a.claim(&name).await.expect("free");
+        a.release(&name, generation).await.expect("released");
+        let id = id(&name);
+        let read = a.registry.get(&id).await.expect("read").expect("ended");
+        let spec = crate::node::spec();
+        let (forgotten, claimed) = tokio::join!(
+            a.registry.forget(&id, generation),
+            b.registry.claim_by(&id, &spec, Some(&read)),
+        );
+        match (forgotten, claimed) {
+            (Ok(()), Ok(claimed)) => came_back.push(claimed.id),
+            (Ok(()), Err(error)) => {
+                assert!(matches!(error, RegistryError::Changed { .. }), "{error}");
+                assert_eq!(a.registry.get(&id).await.expect("read"), None);
+            }
+            (Err(_), claimed) => assert!(claimed.is_ok(), "nobody had it: {claimed:?}"),
+        }
+    }
+    assert!(came_back.is_empty(), "deleted, and claimed: {came_back:?}");
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_left_out_and_named_and_stands_before_no_other() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    for name in ["s-1", "s-2", "s-3"] {
+        a.claim(name).await.expect("free");
+    }
+    let good = etcd.ctl(&["get", "--print-value-only", "/conman/session/s-2"]);
+    let good = good.expect("it is there");
+    for (name, value) in [
+        ("s-0", "{}"),
+        ("s-2", "garbage"),
+        ("s-22", good.trim()),
+        ("NO NAME", "garbage"),
+        ("zz/z", "garbage"),
+    ] {
+        let key = format!("/conman/session/{name}");
+        etcd.ctl(&["put", &key, value]).expect("written");
+    }
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    for limit in [1, 2, 100] {
+        let (mut seen, mut unreadable, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let page = b.registry.sessions(after.as_ref(), limit).await;
+            let page = page.expect("told of");
+            seen.extend(page.sessions.into_iter().map(|one| one.record.id));
+            unreadable.extend(page.unreadable);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, [id("s-1"), id("s-3")], "{limit} at a time");
+        assert_eq!(unreadable.len(), 5, "{unreadable:?}");
+        assert!(
+            unreadable[2].contains("/conman/session/s-2 ") && unreadable[2].contains("PUT"),
+            "{unreadable:?}"
+        );
+    }
+    // None of them is b's, and a has to know first whether that one runs.
+    assert_eq!(b.registry.list().await.expect("listed"), []);
+    let refused = a.registry.list().await.expect_err("its own is unreadable");
+    assert!(
+        refused.to_string().contains("/conman/session/s-2"),
+        "{refused}"
+    );
 }

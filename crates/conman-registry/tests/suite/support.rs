@@ -103,6 +103,7 @@ pub(crate) fn container() -> ContainerIdentity {
 
 pub(crate) fn ending() -> Ending {
     Ending {
+        cause: None,
         failed: false,
         reason: "asked to stop".to_owned(),
         exit_code: Some(137),

@@ -213,7 +213,7 @@ async fn serve(
         Seeker::new(Arc::clone(&node), Arc::clone(map), dialer, closing.clone())
     });
     if let Some(seeker) = &seeker {
-        restarter::run(&node, fleet, seeker, closing.clone());
+        restarter::run(&node, fleet, seeker, &state.vitals, closing.clone());
     }
     let proxy = start_proxy(
         &config,

@@ -13,6 +13,7 @@ use conman_core::restart::{self, Verdict, Watch};
 use conman_node::{Node, Relocate, end_of};
 use conman_proto::{EventKind, Generation, SessionId};
 use conman_registry::{Fleet, FleetSession, NewEvent, Peer, PeerStanding, RegistryError};
+use conman_vitals::{Pulse, Vitals, essential};
 use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -20,6 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::seeker::{LostSession, Seeker};
 
+/// What the task is called when it ends or stands still.
+const NAME: &str = "restarter";
+/// Above what the registry takes at most to read a page, or to give that up.
+const READ_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at the nodes, which cost nothing; jittered.
 const LOOK_EVERY_MS: u64 = 500;
 /// Records are read this often while the nodes that are gone have just changed.
@@ -46,6 +51,7 @@ pub(super) fn run(
     node: &Arc<Node>,
     fleet: &Arc<dyn Fleet>,
     seeker: &Arc<Seeker>,
+    vitals: &Vitals,
     closing: CancellationToken,
 ) {
     node.relocate_by(Arc::new(Relocator {
@@ -62,7 +68,9 @@ pub(super) fn run(
         told: HashSet::new(),
     };
     // Orders that are dropped with the daemon are another node's to give again.
-    tokio::spawn(async move { closing.run_until_cancelled(restarter.run()).await });
+    let pulse = vitals.task(NAME);
+    let work = async move { closing.run_until_cancelled(restarter.run(&pulse)).await };
+    tokio::spawn(essential(NAME, work));
 }
 
 struct Restarter {
@@ -77,13 +85,16 @@ struct Restarter {
 }
 
 impl Restarter {
-    async fn run(mut self) {
+    async fn run(mut self, pulse: &Pulse) {
         let mut gone = BTreeSet::new();
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
         let mut took = Duration::ZERO;
         loop {
-            tokio::time::sleep(jittered(LOOK_EVERY_MS)).await;
+            pulse.beat().await;
+            pulse
+                .idle(tokio::time::sleep(jittered(LOOK_EVERY_MS)))
+                .await;
             if !self.fleet.standing().borrow().is_ready() {
                 continue;
             }
@@ -102,7 +113,7 @@ impl Restarter {
             let pause = pause.max(took * REST);
             if news || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
                 let begun = Instant::now();
-                if let Err(error) = self.scan().await {
+                if let Err(error) = self.scan(pulse).await {
                     tracing::warn!(%error, "the sessions' records cannot be looked through");
                 }
                 took = begun.elapsed();
@@ -112,20 +123,21 @@ impl Restarter {
     }
 
     /// Looks at all records, and has restarted whatever is this node's to restart now.
-    async fn scan(&mut self) -> Result<(), RegistryError> {
+    async fn scan(&mut self, pulse: &Pulse) -> Result<(), RegistryError> {
         let peers = self.fleet.peers();
         let mut lacking = HashSet::new();
         let mut after = None;
         loop {
-            let page = self.fleet.sessions(after.as_ref(), PAGE).await?;
-            let is_last = page.len() < PAGE;
-            after = page.last().map(|session| session.record.id.clone());
-            for session in page {
+            let page = self.fleet.sessions(after.as_ref(), PAGE);
+            // A page is looked through at once; reading it ends in time, whatever etcd does.
+            let page = pulse.wait(READ_PATIENCE, page).await?;
+            for session in page.sessions {
                 if self.look_at(&session, &peers) {
                     lacking.insert(session.record.id);
                 }
             }
-            if is_last {
+            after = page.next;
+            if after.is_none() {
                 break;
             }
         }

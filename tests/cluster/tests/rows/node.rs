@@ -121,12 +121,13 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
 
 /// The tasks that a daemon of a fleet cannot do without.
 #[cfg(debug_assertions)]
-const ESSENTIAL: [&str; 9] = [
+const ESSENTIAL: [&str; 10] = [
     "ownership",
     "membership",
     "fence orders",
     "orders",
     "announcer",
+    "restarter",
     "clean-up",
     "condemned",
     "reconciler",
@@ -218,7 +219,13 @@ async fn row_03_a_task_that_panics_ends_the_daemon_and_the_next_one_adopts_all()
     let Some(failpoint) = Failpoint::of(&fleet) else {
         return;
     };
-    for task in ["ownership", "membership", "fence orders", "reconciler"] {
+    for task in [
+        "ownership",
+        "membership",
+        "fence orders",
+        "reconciler",
+        "restarter",
+    ] {
         fleet.node(0).kill_daemon().expect("killed");
         failpoint.set("nobody");
         failpoint.start(fleet.node(0), None);

@@ -57,6 +57,8 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     let before = started(&mut fleet, 0).await;
     let waits = fleet.ensure(0, "waits").await.generation.get();
     fleet.goes_on("waits", waits).await;
+    let unwanted = fleet.ensure(0, "unwanted").await.generation.get();
+    fleet.goes_on("unwanted", unwanted).await;
     let stopped = fleet.ensure_restarting(0, "stopped").await.generation.get();
     fleet.goes_on("stopped", stopped).await;
     fleet.node(0).api().stop("stopped").await;
@@ -67,8 +69,11 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     measured("from a node's loss until all run again", begun, last);
     assert_eq!(fleet.lives("waits").len(), 1, "nobody has asked for it");
     assert_eq!(fleet.lives("stopped").len(), 1, "it was stopped");
+    // What nobody has taken yet is ended by whoever is asked to.
+    fleet.stop(1, "unwanted").await;
     let next = fleet.ensure_after(1, "waits", waits).await;
     fleet.goes_on("waits", next.generation.get()).await;
+    assert_eq!(fleet.lives("unwanted").len(), 1, "it was deleted");
     fleet.leaves_nothing().await;
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use conman_core::lifecycle::{Event, State, Step};
-use conman_core::restart::UNRECORDED;
+use conman_core::{EndCause, PREEMPTED, UNRECORDED};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_registry::{ContainerIdentity, RecordState, RegistryError};
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use crate::error::FailureKind;
 use crate::kill_table::Fate;
 use crate::phases;
 use crate::session::answer::{Answer, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble};
+use crate::session::handle::StopOrder;
 use crate::session::idle::Patience;
 use crate::session::view::Failure;
 
@@ -23,10 +24,10 @@ impl Driver {
     pub(super) fn absorb(&mut self, input: Input) -> Vec<Event> {
         match input {
             Input::Due(Timer::Machine) => vec![Event::Tick],
-            Input::Stop(why) => {
+            Input::Stop(StopOrder { cause, why }) => {
                 self.told_stop = true;
                 self.fail_with(FailureKind::Stopped);
-                vec![Event::StopAsked(why)]
+                vec![Event::StopAsked(cause, why)]
             }
             Input::Fate(fate) => self.absorb_fate(fate),
             Input::Due(Timer::Look) => {
@@ -35,7 +36,7 @@ impl Driver {
                 let why = self.patience.as_mut().and_then(|p| p.look(activity, now));
                 why.map(|why| {
                     self.patience = None;
-                    Event::StopAsked(why)
+                    Event::StopAsked(EndCause::Expired, why)
                 })
                 .into_iter()
                 .collect()
@@ -43,7 +44,10 @@ impl Driver {
             Input::Due(Timer::ClaimSlow) => {
                 // The claim may still be recorded, and is given up then.
                 self.failure = Some(Failure::ClaimSlow);
-                vec![Event::StopAsked(UNRECORDED.to_owned())]
+                vec![Event::StopAsked(
+                    EndCause::Unrecorded,
+                    UNRECORDED.to_owned(),
+                )]
             }
             Input::Answer(answer) => {
                 let mut events = self.absorb_preemption();
@@ -58,10 +62,10 @@ impl Driver {
         self.fail_with(FailureKind::Preempted);
         match fate {
             Fate::Released(ending) => {
-                let why = ending.reason.clone();
+                let (cause, why) = (ending.cause(), ending.reason.clone());
                 self.ending = Some(ending);
                 self.publisher.released_elsewhere();
-                vec![Event::ReleasedElsewhere(why)]
+                vec![Event::ReleasedElsewhere(cause, why)]
             }
             // What the emergency thread could not finish goes on here.
             Fate::Unreleased => self.absorb_preemption(),
@@ -80,7 +84,8 @@ impl Driver {
             return Vec::new();
         }
         self.fail_with(FailureKind::Preempted);
-        vec![Event::StopAsked(format!("preempted: {}", closed.reason))]
+        let why = format!("{PREEMPTED}: {}", closed.reason);
+        vec![Event::StopAsked(EndCause::Preempted, why)]
     }
 
     fn absorb_answer(&mut self, answer: Answer) -> Option<Event> {

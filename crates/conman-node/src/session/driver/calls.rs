@@ -73,11 +73,12 @@ impl Driver {
 
     fn call_claim(&mut self) {
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        let read = self.read.take();
         let broken = RegistryError::Closed {
             reason: BROKEN.to_owned(),
         };
         self.call(Answer::Claim(Err(broken)), async move {
-            let claimed = claim::claim(&context, &handle.id, &handle.spec).await;
+            let claimed = claim::claim(&context, &handle.id, &handle.spec, read.as_deref()).await;
             Answer::Claim(claimed.map(|record| Claimed {
                 generation: record.generation,
                 created_at: record.created_at,
@@ -238,10 +239,11 @@ impl Driver {
             if let Some(ending) = release::left_to_emergency(&context, &handle).await {
                 return Answer::Release(Ok(ending));
             }
-            let ending = match known {
+            let mut ending = match known {
                 Some(ending) => ending,
                 None => release::ending(&context, runtime.as_ref(), &key, obituary).await,
             };
+            ending.cause = Some(handle.caused_by(ending.cause()));
             Answer::Release(release::release(&context, &key, ending).await)
         });
     }

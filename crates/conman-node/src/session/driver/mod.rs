@@ -7,10 +7,11 @@ mod calls;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
 use conman_linux::PidFd;
 use conman_proto::Generation;
-use conman_registry::{ContainerIdentity, Ending, RecordState};
+use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -19,7 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{Answer, Trouble};
-use super::handle::SessionHandle;
+use super::handle::{SessionHandle, StopOrder};
 use super::idle::Patience;
 use super::publisher::Publisher;
 use super::view::Failure;
@@ -37,16 +38,16 @@ const PROBE_SLACK_MS: u64 = 1_000;
 /// How a life begins.
 #[derive(Debug)]
 pub(crate) enum Beginning {
-    /// By being claimed.
-    Fresh,
+    /// By being claimed, by the record that was read where it goes by one.
+    Fresh(Option<Box<SessionRecord>>),
     /// It runs and was ready: an earlier daemon started it.
     Running(Arc<PidFd>),
     /// It runs, and was not yet ready.
     Unready(Arc<PidFd>),
     /// It runs and was to be stopped, for this reason.
-    Doomed(Arc<PidFd>, String),
-    /// It may run or come to run.
-    Unresolved,
+    Doomed(Arc<PidFd>, EndCause, String),
+    /// It may run or come to run, and ends for this reason.
+    Unresolved(Cause),
 }
 
 /// Sets a life going. Its handle is in the map and in the kill table already.
@@ -68,6 +69,8 @@ struct Driver {
     /// Ends with the latest note to the registry that nobody waits for; the next one waits for it.
     /// No handle of its task, which would keep that task's memory.
     noting: Option<oneshot::Receiver<()>>,
+    /// What its claim goes by.
+    read: Option<Box<SessionRecord>>,
     clock: PhaseClock,
     publisher: Publisher,
     permit: Option<OwnedSemaphorePermit>,
@@ -92,7 +95,7 @@ struct Driver {
 /// What woke the driver.
 enum Input {
     Answer(Answer),
-    Stop(String),
+    Stop(StopOrder),
     Fate(Fate),
     Due(Timer),
 }
@@ -122,20 +125,22 @@ impl Driver {
         let began = Instant::now();
         let generation = view.generation.unwrap_or(Generation::FIRST);
         let (life, actions) = match &beginning {
-            Beginning::Fresh => Lifecycle::start(timing),
+            Beginning::Fresh(_) => Lifecycle::start(timing),
             Beginning::Running(process) => (
                 Lifecycle::adopt(timing, generation, process.pid()),
                 Vec::new(),
             ),
-            Beginning::Doomed(process, why) => {
+            Beginning::Doomed(process, cause, why) => {
                 let mut life = Lifecycle::adopt(timing, generation, process.pid());
-                let actions = life.on(0, Event::StopAsked(why.clone()));
+                let actions = life.on(0, Event::StopAsked(*cause, why.clone()));
                 (life, actions)
             }
             Beginning::Unready(process) => {
                 Lifecycle::adopt_unready(0, timing, generation, process.pid())
             }
-            Beginning::Unresolved => Lifecycle::recover(0, timing, generation),
+            Beginning::Unresolved(cause) => {
+                Lifecycle::recover(0, timing, generation, cause.clone())
+            }
         };
         let mut driver = Self {
             runtime: context.runtime(handle.spec.runtime).cloned(),
@@ -145,6 +150,7 @@ impl Driver {
             handle,
             life,
             began,
+            read: None,
             calls: JoinSet::new(),
             probing: None,
             noting: None,
@@ -163,18 +169,20 @@ impl Driver {
             told_fate: false,
         };
         match beginning {
-            Beginning::Fresh => {}
+            Beginning::Fresh(read) => driver.read = read,
             Beginning::Running(process) => {
                 driver.hold(process);
                 driver.begin_patience(view.started_at.unwrap_or_else(Timestamp::now));
                 driver.was_running = true;
             }
             Beginning::Unready(process) => driver.hold(process),
-            Beginning::Doomed(process, _) => {
+            Beginning::Doomed(process, ..) => {
                 driver.hold(process);
                 driver.was_running = view.started_at.is_some();
             }
-            Beginning::Unresolved => driver.failure = Some(Failure::Kind(FailureKind::Interrupted)),
+            Beginning::Unresolved(_) => {
+                driver.failure = Some(Failure::Kind(FailureKind::Interrupted));
+            }
         }
         (driver, actions)
     }
@@ -216,7 +224,10 @@ impl Driver {
             // Cancel safe, like all the others: each looks at a state that stays what it is, and
             // the set of calls keeps what is not taken.
             Ok(order) = stop.wait_for(Option::is_some), if !self.told_stop => {
-                Input::Stop(order.clone().unwrap_or_default())
+                match order.clone() {
+                    Some(order) => Input::Stop(order),
+                    None => Input::Due(Timer::Machine),
+                }
             }
             Ok(fate) = fate.wait_for(Option::is_some), if !self.told_fate => match fate.clone() {
                 Some(fate) => Input::Fate(fate),
@@ -333,7 +344,8 @@ impl Driver {
                     self.publisher
                         .stuck(self.life.generation(), &cause, pid, trouble)
                 {
-                    self.note(RecordState::Stuck { reason });
+                    let cause = Some(self.handle.caused_by(cause.told()));
+                    self.note(RecordState::Stuck { reason, cause });
                 }
             }
             State::Ended { generation, cause } => {
@@ -353,7 +365,7 @@ impl Driver {
         let default = match cause {
             Cause::StartFailed(_) => FailureKind::Host,
             Cause::ExitedEarly | Cause::Exited => FailureKind::Exited,
-            Cause::Asked(_) => FailureKind::Stopped,
+            Cause::Asked(..) => FailureKind::Stopped,
         };
         Some(self.failure.clone().unwrap_or(Failure::Kind(default)))
     }

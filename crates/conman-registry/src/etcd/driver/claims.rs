@@ -19,6 +19,8 @@ const MAX_TRIES: u32 = 3;
 struct Claim {
     id: SessionId,
     spec: ResolvedSpec,
+    /// The revision that wrote the record which it goes by.
+    read: Option<i64>,
     reply: Reply<SessionRecord>,
     created_at: Timestamp,
     /// Of the transaction sent last.
@@ -43,7 +45,7 @@ impl Claims {
     pub(super) fn ask(
         &mut self,
         id: SessionId,
-        spec: ResolvedSpec,
+        (spec, read): (ResolvedSpec, Option<i64>),
         reply: Reply<SessionRecord>,
         stake: Option<Stake>,
         shared: &Shared,
@@ -60,6 +62,7 @@ impl Claims {
         let claim = Claim {
             id,
             spec,
+            read,
             reply,
             created_at: Timestamp::now(),
             op: None,
@@ -72,6 +75,11 @@ impl Claims {
         };
         self.under_way.insert(session.clone(), claim);
         Some(session)
+    }
+
+    /// What the session's record must be unchanged since.
+    pub(super) fn read(&self, session: &SessionName) -> Option<i64> {
+        self.under_way.get(session)?.read
     }
 
     /// What is told beside a claim's transaction.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use conman_core::EndCause;
 use conman_core::ownership::{
     Answer, BootTime, Event, Key, NodeProtocol, Slot, Stake, Transaction, Value,
 };
@@ -307,8 +308,9 @@ fn superseded(release: &Release, current: Generation) -> RegistryError {
     }
 }
 
-fn ended(told: Told, ending: Ending) -> Told {
+fn ended(told: Told, mut ending: Ending) -> Told {
     let mut told = told;
+    rules::keep_deleted(&told.record, &mut ending.cause);
     told.record.state = RecordState::Ended(ending);
     told
 }
@@ -332,6 +334,7 @@ fn unheard(record: &SessionRecord) -> Ending {
 fn abandoned() -> Ending {
     Ending {
         failed: true,
+        cause: Some(EndCause::Failed),
         reason: "its start was given up before anything of it was made".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),

@@ -130,7 +130,8 @@ impl Member {
         let closing = CancellationToken::new();
         let seeker = Seeker::new(Arc::clone(&node), Arc::clone(&map), dialer, closing.clone());
         let known: Arc<dyn Fleet> = seen.clone();
-        restarter::run(&node, &known, &seeker, closing.clone());
+        let vitals = conman_vitals::Vitals::default();
+        restarter::run(&node, &known, &seeker, &vitals, closing.clone());
         let guard = closing.clone().drop_guard();
         let api = api(&node, &map, &state, secret, closing.clone());
         let (listener, address) = loopback();

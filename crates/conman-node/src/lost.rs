@@ -1,0 +1,92 @@
+//! Ends by its record what no node can end any more: its own is gone, and so is what ran of it.
+//!
+//! Claimed and given up at once. From the claim on nobody starts it by the old record, and a claim
+//! is had only where the former node can run nothing of it any more.
+
+use std::sync::Arc;
+
+use conman_core::EndCause;
+use conman_proto::{EventKind, ResolvedSpec, StopReport};
+use conman_registry::{Ending, Phases, RegistryError, Release, SessionRecord};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::context::Context;
+use crate::error::StopError;
+use crate::{adoption, condemned, view};
+
+/// See [`crate::Node::stop_lost`].
+pub(crate) async fn stop(
+    context: Arc<Context>,
+    record: SessionRecord,
+    why: String,
+) -> Result<StopReport, StopError> {
+    let (asked, id) = (Instant::now(), record.id.clone());
+    // Whoever asks may go away between the claim and the release.
+    let stopping = tokio::spawn(async move { end(&context, record, why, asked).await });
+    stopping.await.unwrap_or(Err(StopError::Moved { id }))
+}
+
+async fn end(
+    context: &Arc<Context>,
+    record: SessionRecord,
+    why: String,
+    asked: Instant,
+) -> Result<StopReport, StopError> {
+    let id = record.id.clone();
+    let not_noted = |source| StopError::NotForgotten {
+        id: id.clone(),
+        source: Arc::new(source),
+    };
+    // Were this node lost before the release, it would be no restart that has failed.
+    let spec = ResolvedSpec {
+        restarted: None,
+        ..record.spec.clone()
+    };
+    let claimed = context.registry.claim_by(&id, &spec, Some(&record)).await;
+    let claimed = match claimed {
+        Ok(claimed) => claimed,
+        Err(
+            RegistryError::Changed { .. }
+            | RegistryError::Owned { .. }
+            | RegistryError::Elsewhere { .. }
+            | RegistryError::Superseded { .. },
+        ) => return Err(StopError::Moved { id }),
+        Err(error) => return Err(not_noted(error)),
+    };
+    let generation = claimed.generation;
+    let ending = Ending {
+        failed: false,
+        cause: Some(EndCause::Deleted),
+        reason: why.clone(),
+        exit_code: None,
+        ended_at: Timestamp::now(),
+        started_at: None,
+        phases: Phases::default(),
+    };
+    let release = Release {
+        id: id.clone(),
+        generation,
+        ending: ending.clone(),
+    };
+    for released in context.registry.release(vec![release]).await {
+        if let Err(error) = released {
+            condemned::order(context, &id, generation, Some(why));
+            return Err(not_noted(error));
+        }
+    }
+    context.note_session(EventKind::SessionReleased, &id, generation, why.clone());
+    let report = StopReport {
+        id,
+        generation,
+        state: view::ended_state(&ending),
+        reason: Some(why),
+        dead_ms: None,
+        released_ms: Some(asked.elapsed().as_secs_f64() * 1_000.0),
+    };
+    let handle = adoption::ended_handle(claimed, ending);
+    context.sessions.adopt_ended(&handle);
+    let kept = context.options.limits.max_stopped_kept;
+    adoption::forget(context, context.sessions.trim(kept));
+    Ok(report)
+}
