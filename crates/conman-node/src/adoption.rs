@@ -250,9 +250,7 @@ fn unfinished(record: &SessionRecord) -> Cause {
     match &record.state {
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
             match EndCause::written(*cause, reason) {
-                EndCause::Failed | EndCause::Exited | EndCause::Unknown => {
-                    Cause::StartFailed(reason.clone())
-                }
+                EndCause::Failed | EndCause::Exited => Cause::StartFailed(reason.clone()),
                 cause => Cause::Asked(cause, reason.clone()),
             }
         }

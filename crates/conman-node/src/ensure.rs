@@ -229,7 +229,7 @@ pub(crate) async fn stop(
     match (view.state, view.generation) {
         // Its node may have been quicker than this order.
         (state, _) if state.is_ended() => call_off_restart(context, &handle).await?,
-        (SessionState::Stuck, Some(generation)) => {
+        (SessionState::Stuck | SessionState::Stopping, Some(generation)) => {
             let reason = view.reason.clone().unwrap_or_default();
             note_unwanted(context, &handle, generation, reason).await?;
         }
@@ -269,7 +269,9 @@ async fn note_unwanted(
         // Its release was on its way.
         Err(RegistryError::Ended { .. }) => {
             let ended = |view: &View| view.state.is_ended();
-            handle.wait_for(ended).await;
+            // A life that has not heard of it by then has nothing to tell: the record counts.
+            let bound = context.options.bounds.registry;
+            let _ = timeout(bound, handle.wait_for(ended)).await;
             call_off_restart(context, handle).await
         }
         // Nobody starts it unasked: it goes on without the note.

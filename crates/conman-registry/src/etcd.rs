@@ -137,7 +137,6 @@ pub struct EtcdRegistry {
 }
 
 impl EtcdRegistry {
-    /// Begins to join the fleet, which goes on until it succeeds: [`Fleet::standing`] tells. The
     /// From now on etcd is reached with these certificates and credentials, at the endpoints it
     /// began with.
     ///
@@ -147,6 +146,7 @@ impl EtcdRegistry {
         self.shared.store.client.renew(access)
     }
 
+    /// Begins to join the fleet, which goes on until it succeeds: [`Fleet::standing`] tells. The
     /// node stays a member for as long as this value lives; without it, the fence closes in time.
     pub fn start(
         options: EtcdOptions,

@@ -86,7 +86,11 @@ pub struct Ending {
 impl Ending {
     #[must_use]
     pub fn cause(&self) -> EndCause {
-        EndCause::written(self.cause, &self.reason)
+        match EndCause::written(self.cause, &self.reason) {
+            // Of a conman that knew no causes; its reason is somebody else's words.
+            EndCause::Unknown if self.cause.is_none() && self.failed => EndCause::Failed,
+            cause => cause,
+        }
     }
 }
 

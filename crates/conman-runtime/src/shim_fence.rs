@@ -242,7 +242,8 @@ async fn agree(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailu
         }
         None => Err(FenceFailure::Refused {
             reason: format!(
-                "the shim that runs (process {}) is an older conman's and cannot be told                  `freeze_ms`; run `conman shim --replace`, which disturbs no session",
+                "the shim that runs (process {}) is an older conman's and cannot be told \
+                 `freeze_ms`; run `conman shim --replace`, which disturbs no session",
                 connection.shim_pid
             ),
         }),

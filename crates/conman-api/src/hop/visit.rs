@@ -23,8 +23,9 @@ use crate::problem::{ApiError, Kind};
 /// How often a request that its node turned away is brought to the next, while the session moves.
 const MAX_TRIES: u32 = 6;
 
-/// How much longer than it takes to declare a node dead a PUT or a DELETE waits for the session of one that is
-/// not to be reached: those who watch it may have begun to count later, and then it is claimed.
+/// How much longer than it takes to declare a node dead a PUT or a DELETE waits for the session of
+/// one that is not to be reached: those who watch it may have begun to count later, and then it is
+/// claimed.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 
 /// Between two tries while a node is not to be reached, at first and at most.

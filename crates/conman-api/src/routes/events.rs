@@ -39,8 +39,8 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 /// the stream begins with what happens next; `?after=0` begins with the oldest events kept.
 ///
 /// Nodes that join meanwhile are told of from then on; where a node had no position yet, that
-/// begins up to 30 s earlier, since its clock may be as much behind. An event of kind `events_lost` stands where
-/// events are missing for good, `node_unreachable` where those of a node are missing because it
+/// begins up to 30 s earlier, since its clock may be as much behind. An event of kind `events_lost`
+/// stands where events are missing for good, `node_unreachable` where those of a node are missing because it
 /// cannot be asked, and why; they follow when it can (`node_reached`). A position that a journal
 /// never had begins with its oldest event.
 ///

@@ -134,7 +134,6 @@ pub(crate) fn problem_with(status: u16, slug: &str, detail: &str, errors: Value)
         .into_response()
 }
 
-/// A session as the API writes it.
 /// A route that shows the session `alice`, which is another generation on another node from the
 /// second look on.
 pub(crate) fn moving() -> MethodRouter {
@@ -149,6 +148,7 @@ pub(crate) fn moving() -> MethodRouter {
     })
 }
 
+/// A session as the API writes it.
 pub(crate) fn session(id: &str, state: &str) -> Value {
     json!({
         "id": id,

@@ -46,6 +46,9 @@ const REWATCH_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 struct Known {
     record: NodeRecord,
+    /// Something of it cannot be read, and reading it again beside others would hide them: nobody
+    /// observes it.
+    odd: bool,
     heartbeat: Option<Heartbeat>,
     heartbeat_at: BootTime,
     /// Since when it is seen to be fenced.
@@ -141,9 +144,16 @@ impl Membership {
     fn take(&self, now: BootTime, read: Read) {
         let mut known = self.known();
         known.retain(|name, _| read.contains_key(name));
-        for (name, (record, heartbeat, text)) in read {
+        for (name, read) in read {
+            let OneRead {
+                record,
+                heartbeat,
+                text,
+                odd,
+            } = read;
             let one = known.entry(name).or_insert_with(|| Known {
                 record,
+                odd,
                 heartbeat,
                 heartbeat_at: now,
                 gone_since: None,
@@ -163,6 +173,7 @@ impl Membership {
                 one.gone_since.get_or_insert(now);
             }
             one.record = record;
+            one.odd = odd;
             if let Some((text, revision)) = text
                 && revision != one.text_revision
             {
@@ -193,7 +204,7 @@ impl Membership {
             .collect();
         let live = known
             .iter()
-            .filter(|(_, one)| one.record.state == NodeState::Live);
+            .filter(|(_, one)| one.record.state == NodeState::Live && !one.odd);
         let mut observed: Vec<NodeName> = live
             .map(|(name, _)| name.as_str())
             .filter(|name| rendezvous::observes(me, name, &awake))
@@ -222,7 +233,28 @@ fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
     }
 }
 
-type Read = HashMap<String, (NodeRecord, Option<Heartbeat>, Option<(PeerText, i64)>)>;
+type Read = HashMap<String, OneRead>;
+
+/// What one look finds of a node.
+#[derive(Debug)]
+struct OneRead {
+    record: NodeRecord,
+    heartbeat: Option<Heartbeat>,
+    /// And the revision that wrote it.
+    text: Option<(PeerText, i64)>,
+    odd: bool,
+}
+
+impl OneRead {
+    fn of(record: NodeRecord) -> Self {
+        Self {
+            record,
+            heartbeat: None,
+            text: None,
+            odd: false,
+        }
+    }
+}
 
 /// Looks at the others and tells them of this node, until the runtime ends.
 pub(super) async fn run(
@@ -301,7 +333,7 @@ async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadErro
         let decoded = codec::decode(kind, key, bytes);
         decoded
             .map_err(|error| {
-                let what = format!("{error} Nothing is done about that node until it is mended");
+                let what = format!("{error} Nobody takes over from that node until it is mended");
                 oddities.push((error.key, what));
             })
             .ok()
@@ -310,15 +342,15 @@ async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadErro
         if let Some(name) = Keys::name_in(&parents[0], &key)
             && let Some(Value::Node(record)) = decode(&Key::Node("".into()), &key, &bytes)
         {
-            read.insert(name, (record, None, None));
+            read.insert(name, OneRead::of(record));
         }
     }
     for (key, bytes, _) in heartbeats {
-        if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name))
-            && let Some(Value::Heartbeat(heartbeat)) =
-                decode(&Key::Heartbeat("".into()), &key, &bytes)
-        {
-            one.1 = Some(heartbeat);
+        if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name)) {
+            match decode(&Key::Heartbeat("".into()), &key, &bytes) {
+                Some(Value::Heartbeat(heartbeat)) => one.heartbeat = Some(heartbeat),
+                _ => one.odd = true,
+            }
         }
     }
     for (key, bytes, revision) in peers {
@@ -326,16 +358,19 @@ async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadErro
         if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name))
             && let Ok(text) = codec::parse::<PeerText>(&key, &bytes)
         {
-            one.2 = Some((text, revision));
+            one.text = Some((text, revision));
         }
     }
     for (key, bytes, _) in silences {
-        let Some(name) = Keys::name_in(&parents[3], &key).filter(|name| read.contains_key(name))
-        else {
+        let Some(name) = Keys::name_in(&parents[3], &key) else {
+            continue;
+        };
+        let Some(one) = read.get_mut(&name) else {
             continue;
         };
         let Some(Value::Silence(silence_ms)) = decode(&Key::Silence("".into()), &key, &bytes)
         else {
+            one.odd = true;
             continue;
         };
         let patience_ms = shared.timing.patience_ms(Some(silence_ms));
@@ -432,7 +467,7 @@ mod tests {
         let mut look = |incarnation, state, later_ms| {
             now = now.plus(later_ms);
             let record = NodeRecord { incarnation, state };
-            membership.take(now, [("a".to_owned(), (record, None, None))].into());
+            membership.take(now, [("a".to_owned(), OneRead::of(record))].into());
             membership.long_gone(now)
         };
         let day = FORGOTTEN_AFTER_MS;
@@ -474,7 +509,13 @@ mod tests {
         };
         let read = ["c", "b", "a"].map(|name| {
             let text = Some((text.clone(), 1));
-            (name.to_owned(), (record, None, text))
+            (
+                name.to_owned(),
+                OneRead {
+                    text,
+                    ..OneRead::of(record)
+                },
+            )
         });
         membership.take(boot_time(), read.into());
         membership.announce(told("two"));

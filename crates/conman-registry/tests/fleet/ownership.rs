@@ -319,9 +319,14 @@ async fn what_cannot_be_read_of_one_node_or_session_hides_no_other() {
         "{refused}"
     );
     let b = Node::join(&etcd.url(), "b", short()).await;
-    until("seen", async || b.registry.peers().len() == 2).await;
+    // Of a node that lives, whose sessions go on.
+    let c = Node::join(&etcd.url(), "c", short()).await;
+    until("seen", async || b.registry.peers().len() == 3).await;
+    etcd.ctl(&["put", "/conman/silence/c", "garbage"])
+        .expect("put");
     drop(a);
     assert!(b.claim_at_last("s").await > generation);
+    c.claim_at_last("t").await;
 }
 
 #[tokio::test]

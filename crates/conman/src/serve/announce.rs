@@ -15,8 +15,9 @@ use crate::config::Config;
 
 /// What the task is called when it ends or stands still.
 const NAME: &str = "announcer";
-/// Between two looks at the load; a change is told at once, the rest now and then.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Between two looks at this node. That it drains, and the like, is told at once then; its load when
+/// the next announcement is due.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Largest file of /proc that is read here.
 const MAX_PROC_BYTES: usize = 16 * 1024;
 

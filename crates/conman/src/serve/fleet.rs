@@ -71,11 +71,12 @@ pub(super) fn registry(
     let fence = ShimFence::new(socket, Some(command), Some(fleet.timing.freeze_ms));
     let registry = EtcdRegistry::start(options, Arc::new(Link(fence)))
         .context("cannot begin to join the fleet")?;
-    tokio::spawn(renew_access(
-        fleet.clone(),
-        access,
-        Arc::downgrade(&registry),
-    ));
+    let (fleet, weak) = (fleet.clone(), Arc::downgrade(&registry));
+    // It reads files and nothing else.
+    std::thread::Builder::new()
+        .name("etcd-access".to_owned())
+        .spawn(move || renew_access(&fleet, access, &weak))
+        .context("cannot start the thread that reads etcd's certificates again")?;
     Ok(registry)
 }
 
@@ -104,11 +105,11 @@ fn tell_expiry(access: &EtcdAccess) {
 
 /// Takes what is in the files once it has changed: certificates are short-lived, and a node whose
 /// own has expired loses its ownership with the next connection to etcd.
-async fn renew_access(
-    fleet: SharedRegistry,
-    mut present: EtcdAccess,
-    registry: Weak<EtcdRegistry>,
-) {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a thread of its own, not a runtime's"
+)]
+fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak<EtcdRegistry>) {
     metrics::describe_gauge!(
         EXPIRY,
         "When this node's certificate for etcd ends, in seconds since 1970"
@@ -116,21 +117,17 @@ async fn renew_access(
     let mut failed = None;
     loop {
         tell_expiry(&present);
-        // Cancelled with the daemon alone.
-        sleep(ACCESS_LOOK).await;
+        std::thread::sleep(ACCESS_LOOK);
         let Some(registry) = registry.upgrade() else {
             return;
         };
-        let files = fleet.clone();
-        let read = tokio::task::spawn_blocking(move || access(&files)).await;
-        let renewed = match read {
-            Ok(Ok(read)) if read == present => continue,
-            Ok(Ok(read)) => registry
+        let renewed = match access(fleet) {
+            Ok(read) if read == present => continue,
+            Ok(read) => registry
                 .renew_access(&read)
                 .map(|()| present = read)
                 .map_err(|error| super::chain(&error)),
-            Ok(Err(error)) => Err(format!("{error:#}")),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(format!("{error:#}")),
         };
         match renewed {
             Ok(()) => {

@@ -517,7 +517,8 @@ impl Seeker {
             tokio::time::sleep(LOOK_EVERY).await;
             let peers = self.map.fleet().peers();
             let peer = peers.iter().find(|peer| peer.name == name);
-            if peer.is_some_and(|peer| peer.standing == PeerStanding::Live) {
+            // Nobody can have claimed what is its own before it is declared dead.
+            if peer.is_some_and(|peer| peer.standing != PeerStanding::Fenced) {
                 continue;
             }
             match self.map.whereabouts(id).await {
@@ -657,7 +658,7 @@ fn is_elsewhere(error: &RouteError) -> bool {
 
 fn is_of_another(error: &EnsureError) -> bool {
     matches!(error, EnsureError::Registry { source, .. }
-        if matches!(**source, RegistryError::Elsewhere { .. }))
+        if matches!(**source, RegistryError::Elsewhere { .. } | RegistryError::Changed { .. }))
 }
 
 fn with_retry(problem: Problem) -> Refusal {

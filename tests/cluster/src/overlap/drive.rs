@@ -10,7 +10,7 @@ use conman_e2e::Api;
 use conman_linux::Signal;
 use fastrand::Rng;
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -21,6 +21,7 @@ use super::witness::{TEMPLATE, journal, monotonic_ns};
 use crate::cluster::Cluster;
 use crate::cut::Cut;
 use crate::layout::ETCD_PORT;
+use crate::node::Node;
 
 /// A client asks again after at most this long.
 const ASK_MS: std::ops::Range<u64> = 50..400;
@@ -59,7 +60,7 @@ impl Drive {
         for number in 0..self.sessions {
             let apis = cluster.nodes().iter().map(crate::Node::api).collect();
             let random = Rng::with_seed(self.seed.wrapping_add(number as u64 + 1));
-            clients.spawn(ask_for_ever(session(number), apis, random));
+            clients.spawn(ask_for_ever(number, apis, random));
         }
         let mut random = Rng::with_seed(self.seed);
         let begun = Instant::now();
@@ -95,14 +96,14 @@ impl Drive {
     async fn served(&self, cluster: &Cluster, tail: &mut Tail) -> Result<Report> {
         let healed = monotonic_ns();
         let deadline = Instant::now() + RECOVERY;
-        let mut waiting: Vec<String> = (0..self.sessions).map(session).collect();
+        let mut waiting: Vec<usize> = (0..self.sessions).collect();
         loop {
             let report = tail.catch_up()?;
-            let writes = |id: &String| {
-                let lives = tail.checker().lives(id);
+            let writes = |number: &usize| {
+                let lives = tail.checker().lives(&session(*number));
                 lives.iter().any(|life| life.last_ns > healed)
             };
-            waiting.retain(|id| !writes(id));
+            waiting.retain(|number| !writes(number));
             if waiting.is_empty() || !report.violations.is_empty() {
                 return Ok(report);
             }
@@ -110,9 +111,9 @@ impl Drive {
                 Instant::now() < deadline,
                 "not served {RECOVERY:?} after everything was healed: {waiting:?}"
             );
-            for (number, id) in waiting.iter().enumerate() {
+            for number in &waiting {
                 let node = &cluster.nodes()[number % cluster.nodes().len()];
-                ensure_session(&node.api(), id).await;
+                ensure_session(&node.api(), *number).await;
             }
             sleep(POLL).await;
         }
@@ -123,7 +124,20 @@ fn session(number: usize) -> String {
     format!("w{number}")
 }
 
-async fn ask_for_ever(id: String, apis: Vec<Api>, mut random: Rng) {
+/// One in so many sessions is started again by the fleet itself.
+const RESTARTED_ONE_IN: usize = 3;
+
+/// What is asked for, each time.
+fn wish(number: usize) -> Value {
+    let on_node_loss = match number % RESTARTED_ONE_IN {
+        0 => "restart",
+        _ => "wait",
+    };
+    json!({"template": TEMPLATE, "on_node_loss": on_node_loss})
+}
+
+async fn ask_for_ever(number: usize, apis: Vec<Api>, mut random: Rng) {
+    let id = session(number);
     loop {
         let api = &apis[random.usize(..apis.len())];
         if random.u32(..END_ONE_IN) == 0 {
@@ -131,15 +145,15 @@ async fn ask_for_ever(id: String, apis: Vec<Api>, mut random: Rng) {
             // Any answer and none will do: the journal tells what came of it.
             let _ = timeout(ANSWER, api.try_send(Method::DELETE, &path, None)).await;
         } else {
-            ensure_session(api, &id).await;
+            ensure_session(api, number).await;
         }
         sleep(Duration::from_millis(random.u64(ASK_MS))).await;
     }
 }
 
-async fn ensure_session(api: &Api, id: &str) {
-    let path = format!("/v1/sessions/{id}");
-    let body = json!({"template": TEMPLATE});
+async fn ensure_session(api: &Api, number: usize) {
+    let path = format!("/v1/sessions/{}", session(number));
+    let body = wish(number);
     // As above.
     let _ = timeout(ANSWER, api.try_send(Method::PUT, &path, Some(&body))).await;
 }
@@ -169,45 +183,83 @@ async fn recovered(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Injects a fault, lets it last, and takes it back.
+/// Injects an event's faults, lets them last, and takes them back.
 async fn suffer(cluster: &Cluster, event: &Event) -> Result<()> {
+    let first = inflict(cluster, &event.fault, event.lasts);
+    match &event.beside {
+        Some((fault, lasts)) => {
+            tokio::try_join!(first, inflict(cluster, fault, *lasts)).map(|((), ())| ())
+        }
+        None => first.await,
+    }
+}
+
+/// Has a node told something, and the contrary after a while.
+async fn taken_back(node: &Node, order: &str, back: &str, lasts: Duration) -> Result<()> {
+    let admin = node.admin();
+    let body = json!({"reason": "a test"});
+    let path = format!("/v1/nodes/self/{order}");
+    // It may just have started, or be fenced.
+    let _ = timeout(ANSWER, admin.try_send(Method::POST, &path, Some(&body))).await;
+    sleep(lasts).await;
+    let path = format!("/v1/nodes/self/{back}");
+    let deadline = Instant::now() + RECOVERY;
+    loop {
+        let answer = timeout(ANSWER, admin.try_send(Method::POST, &path, None)).await;
+        let why = match answer {
+            Ok(Ok(answer)) if answer.status.is_success() => return Ok(()),
+            Ok(Ok(answer)) => answer.text(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer".to_owned(),
+        };
+        ensure!(
+            Instant::now() < deadline,
+            "no {back} of {} in {RECOVERY:?}: {why}",
+            node.name()
+        );
+        sleep(POLL).await;
+    }
+}
+
+async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()> {
     let nodes = cluster.nodes();
-    match &event.fault {
+    match fault {
         Fault::KillDaemon(node) => {
             nodes[*node].kill_daemon()?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             nodes[*node].start()
         }
         Fault::KillShim(node) => {
             nodes[*node].kill_shim()?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             Ok(())
         }
         Fault::KillBoth(node) => {
             // The daemon first, or it would start another shim meanwhile.
             nodes[*node].kill_daemon()?;
             nodes[*node].kill_shim()?;
+            sleep(lasts).await;
             nodes[*node].start()
         }
         Fault::PauseDaemon(node) => {
             nodes[*node].signal_daemon(Signal::STOP)?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             nodes[*node].signal_daemon(Signal::CONT)
         }
         Fault::PauseShim(node) => {
             nodes[*node].signal_shim(Signal::STOP)?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             nodes[*node].signal_shim(Signal::CONT)
         }
         Fault::LoseMachine(node) => {
             nodes[*node].lose()?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             nodes[*node].start()
         }
         Fault::KillLeader => {
             let leader = &cluster.members()[cluster.leader().await?];
             leader.kill()?;
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             leader.start()
         }
         Fault::PauseQuorum => {
@@ -215,41 +267,23 @@ async fn suffer(cluster: &Cluster, event: &Event) -> Result<()> {
             for member in &cluster.members()[..most] {
                 member.signal(Signal::STOP)?;
             }
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             for member in &cluster.members()[..most] {
                 member.signal(Signal::CONT)?;
             }
             Ok(())
         }
-        Fault::Preempt(node) => {
-            let admin = nodes[*node].admin();
-            let body = json!({"reason": "a test"});
-            let path = "/v1/nodes/self/preempt";
-            // It may just have started, or be fenced.
-            let _ = timeout(ANSWER, admin.try_send(Method::POST, path, Some(&body))).await;
-            sleep(event.lasts).await;
-            let path = "/v1/nodes/self/readmit";
-            let readmitted = admin.try_send(Method::POST, path, None);
-            let answer = timeout(RECOVERY, readmitted).await;
-            let answer = answer.context("no answer to a readmission")?;
-            let answer = answer.map_err(|error| anyhow::anyhow!("{error}"));
-            let answer = answer.context("cannot readmit a node")?;
-            ensure!(
-                answer.status.is_success(),
-                "not readmitted: {}",
-                answer.text()
-            );
-            Ok(())
-        }
+        Fault::Preempt(node) => taken_back(&nodes[*node], "preempt", "readmit", lasts).await,
+        Fault::Drain(node) => taken_back(&nodes[*node], "drain", "undrain", lasts).await,
         Fault::CutFromAll(_)
         | Fault::CutFromEtcd(_)
         | Fault::LoseRequests(_)
         | Fault::LoseReplies(_)
         | Fault::CutPeers(..) => {
-            for cut in cuts(cluster, &event.fault) {
+            for cut in cuts(cluster, fault) {
                 cluster.cut(&cut)?;
             }
-            sleep(event.lasts).await;
+            sleep(lasts).await;
             cluster.heal()
         }
     }

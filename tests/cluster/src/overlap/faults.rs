@@ -19,7 +19,8 @@ pub struct Scale {
 pub enum Fault {
     KillDaemon(usize),
     KillShim(usize),
-    /// Daemon and shim at once; sessions live on without either until the daemon is started again.
+    /// Daemon and shim at once, and both are started again at once: a shim that stays dead is beyond
+    /// what the protocol assumes.
     KillBoth(usize),
     PauseDaemon(usize),
     PauseShim(usize),
@@ -37,6 +38,38 @@ pub enum Fault {
     PauseQuorum,
     /// The machine is said to be going, and stays.
     Preempt(usize),
+    /// The node is emptied, and may go on.
+    Drain(usize),
+}
+
+impl Fault {
+    /// Whether another one may happen meanwhile: not to the same nodes or to etcd twice, and none
+    /// beside a shim that stands still, as what is done to the one would prolong the other.
+    fn goes_with(&self, other: &Self) -> bool {
+        let is_brief = |fault: &Self| matches!(fault, Self::PauseShim(_));
+        let (own, others) = (self.of(), other.of());
+        !is_brief(self) && !is_brief(other) && own.iter().all(|one| !others.contains(one))
+    }
+
+    /// The nodes that it befalls; `None` is etcd.
+    fn of(&self) -> Vec<Option<usize>> {
+        match self {
+            Self::KillDaemon(node)
+            | Self::KillShim(node)
+            | Self::KillBoth(node)
+            | Self::PauseDaemon(node)
+            | Self::PauseShim(node)
+            | Self::LoseMachine(node)
+            | Self::CutFromAll(node)
+            | Self::CutFromEtcd(node)
+            | Self::LoseRequests(node)
+            | Self::LoseReplies(node)
+            | Self::Preempt(node)
+            | Self::Drain(node) => vec![Some(*node)],
+            Self::CutPeers(one, other) => vec![Some(*one), Some(*other)],
+            Self::KillLeader | Self::PauseQuorum => vec![None],
+        }
+    }
 }
 
 /// A fault and how long it lasts.
@@ -44,12 +77,40 @@ pub enum Fault {
 pub struct Event {
     pub fault: Fault,
     pub lasts: Duration,
+    /// Another one at the same time, and how long that lasts.
+    pub beside: Option<(Fault, Duration)>,
     /// Afterwards, until the next one; `None`: until the fleet is well.
     pub pause: Option<Duration>,
 }
 
+/// One in so many events is two faults at once, if they go together.
+const TWO_ONE_IN: u32 = 5;
+
 /// The next one.
 pub fn draw(random: &mut Rng, nodes: usize, scale: Scale) -> Event {
+    let (fault, lasts) = draw_one(random, nodes, scale);
+    let two = random.u32(..TWO_ONE_IN) == 0;
+    let beside = two.then(|| draw_one(random, nodes, scale));
+    let beside = beside.filter(|(other, _)| fault.goes_with(other));
+    let takeover = ms(scale.takeover);
+    let pause = random.bool().then(|| random.u64(0..=takeover / 2));
+    // A shim dies at most once within the takeover time: the protocol's assumption, too.
+    let ends_shim = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::KillShim(_) | Fault::KillBoth(_) | Fault::PauseShim(_)
+        )
+    };
+    let waits = ends_shim(&fault) || beside.as_ref().is_some_and(|(other, _)| ends_shim(other));
+    Event {
+        fault,
+        lasts,
+        beside,
+        pause: pause.filter(|_| !waits).map(Duration::from_millis),
+    }
+}
+
+fn draw_one(random: &mut Rng, nodes: usize, scale: Scale) -> (Fault, Duration) {
     let node = random.usize(..nodes);
     let other = (node + random.usize(1..nodes.max(2))) % nodes;
     let fault = match random.u8(..100) {
@@ -66,30 +127,22 @@ pub fn draw(random: &mut Rng, nodes: usize, scale: Scale) -> Event {
         82..85 => Fault::CutPeers(node, other),
         85..89 => Fault::KillLeader,
         89..92 => Fault::PauseQuorum,
-        _ => Fault::Preempt(node),
+        92..96 => Fault::Preempt(node),
+        _ => Fault::Drain(node),
     };
     let takeover = ms(scale.takeover);
     let lasts = match fault {
+        Fault::KillBoth(_) => 0,
         // Longer would be beyond what the protocol assumes of a machine.
         Fault::PauseShim(_) => random.u64(0..=ms(scale.slack) / 2),
-        Fault::KillDaemon(_) | Fault::KillShim(_) | Fault::Preempt(_) => {
+        Fault::KillDaemon(_) | Fault::KillShim(_) | Fault::Preempt(_) | Fault::Drain(_) => {
             random.u64(0..=takeover / 2)
         }
         // Half of them are over before anybody is taken over.
         _ if random.bool() => random.u64(0..=takeover),
         _ => random.u64(takeover..=takeover + takeover / 2),
     };
-    let pause = random.bool().then(|| random.u64(0..=takeover / 2));
-    // A shim dies at most once within the takeover time: the protocol's assumption, too.
-    let pause = match fault {
-        Fault::KillShim(_) | Fault::KillBoth(_) | Fault::PauseShim(_) => None,
-        _ => pause.map(Duration::from_millis),
-    };
-    Event {
-        fault,
-        lasts: Duration::from_millis(lasts),
-        pause,
-    }
+    (fault, Duration::from_millis(lasts))
 }
 
 fn ms(duration: Duration) -> u64 {
@@ -98,8 +151,23 @@ fn ms(duration: Duration) -> u64 {
 
 impl fmt::Display for Event {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} for {} ms",
+            self.fault,
+            self.lasts.as_millis()
+        )?;
+        match &self.beside {
+            Some((fault, lasts)) => write!(formatter, ", {fault} for {} ms", lasts.as_millis()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |node: &usize| format!("n{}", node + 1);
-        let what = match &self.fault {
+        let what = match self {
             Fault::KillDaemon(node) => format!("the daemon of {} is killed", name(node)),
             Fault::KillShim(node) => format!("the shim of {} is killed", name(node)),
             Fault::KillBoth(node) => format!("daemon and shim of {} are killed", name(node)),
@@ -116,8 +184,9 @@ impl fmt::Display for Event {
             Fault::KillLeader => "etcd's leader is killed".to_owned(),
             Fault::PauseQuorum => "most of etcd stands still".to_owned(),
             Fault::Preempt(node) => format!("{} is preempted, and stays", name(node)),
+            Fault::Drain(node) => format!("{} is drained, and goes on", name(node)),
         };
-        write!(formatter, "{what} for {} ms", self.lasts.as_millis())
+        formatter.write_str(&what)
     }
 }
 
@@ -145,7 +214,14 @@ mod tests {
             .iter()
             .map(|event| format!("{:?}", event.fault).replace(|c: char| !c.is_alphabetic(), ""))
             .collect();
-        assert_eq!(kinds.len(), 14, "{kinds:?}");
+        assert_eq!(kinds.len(), 15, "{kinds:?}");
+    }
+
+    #[test]
+    fn some_faults_come_two_at_a_time() {
+        let events = drawn(3);
+        let twice = events.iter().filter(|event| event.beside.is_some());
+        assert!((50..200).contains(&twice.count()), "of {}", events.len());
     }
 
     #[test]
@@ -156,6 +232,12 @@ mod tests {
             }
             if let Fault::CutPeers(one, other) = event.fault {
                 assert_ne!(one, other);
+            }
+            if let Fault::KillBoth(_) = event.fault {
+                assert!(event.lasts.is_zero(), "{event}");
+            }
+            if let Some((other, _)) = &event.beside {
+                assert!(event.fault.goes_with(other), "{event}");
             }
         }
     }

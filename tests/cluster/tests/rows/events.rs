@@ -99,7 +99,8 @@ async fn row_02_events_of_others_go_on_beside_a_daemon_that_stands_still_and_its
             ready,
             monotonic_ns(),
         );
-        if id == "soon" {
+        let told = |event: &Event| event.kind == EventKind::NodeUnreachable && event.node == "n3";
+        if id == "soon" && !seen.iter().any(told) {
             seen.extend(until(&mut stream, EventKind::NodeUnreachable, "n3").await);
         }
     }

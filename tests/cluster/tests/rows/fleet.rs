@@ -153,25 +153,28 @@ impl Fleet {
 
     /// Has all nodes but one drain, or not any more, and waits until each knows that of each.
     async fn others_drain(&self, node: usize, drain: bool) {
-        let nodes = self.cluster.nodes();
-        let others = || {
-            nodes
-                .iter()
-                .filter(|other| other.name() != nodes[node].name())
-        };
+        let others: Vec<usize> = (0..self.cluster.nodes().len())
+            .filter(|other| *other != node)
+            .collect();
         let path = match drain {
             true => "/v1/nodes/self/drain",
             false => "/v1/nodes/self/undrain",
         };
-        for other in others() {
-            let answer = other.admin().post(path, &json!({})).await;
+        for other in &others {
+            let answer = self.node(*other).admin().post(path, &json!({})).await;
             assert!(answer.status.is_success(), "{}", answer.text());
         }
-        for asked in nodes {
+        self.know_who_drains(&others, drain).await;
+    }
+
+    /// Waits until each node knows of these that they drain, or do not.
+    pub(crate) async fn know_who_drains(&self, these: &[usize], drain: bool) {
+        for asked in self.cluster.nodes() {
             eventually("they know who drains", PATIENCE, async || {
                 let list: NodeList = asked.admin().get("/v1/nodes").await.expect(StatusCode::OK);
-                others().all(|other| {
-                    let mut found = list.nodes.iter().filter(|one| one.name == other.name());
+                these.iter().all(|other| {
+                    let name = self.node(*other).name();
+                    let mut found = list.nodes.iter().filter(|one| one.name == name);
                     found.any(|one| one.fleet.as_ref().is_some_and(|one| one.draining == drain))
                 })
             })

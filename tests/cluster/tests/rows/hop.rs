@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use conman_cluster::overlap::{Line, SERVING, monotonic_ns};
 use conman_cluster::{Authority, Cluster};
-use conman_e2e::{Answer, eventually, eventually_some};
+use conman_e2e::{Answer, eventually, eventually_some, websocket};
 use conman_linux::Signal;
-use conman_proto::EnsureResponse;
+use conman_proto::{ATTACH_PROTOCOL, EnsureResponse, ExecChannel};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -226,6 +226,69 @@ async fn what_is_followed_through_another_node_tells_of_its_containers_preemptio
             assert!(text.contains(part), "{part}: {text}");
         }
     }
+}
+
+/// What it printed, once it has ended well or as is wanted.
+async fn printed(fleet: &Fleet, arguments: &[&str], wanted: i32) -> String {
+    let mut child = conman(fleet, arguments);
+    let mut output = child.stdout.take().expect("an output");
+    let mut text = String::new();
+    let read = timeout(PATIENCE, output.read_to_string(&mut text)).await;
+    read.expect("it ends").expect("text");
+    let (code, errors) = told(child).await;
+    assert_eq!(code, Some(wanted), "{arguments:?}: {text}{errors}");
+    text
+}
+
+#[tokio::test]
+async fn a_session_is_inspected_entered_and_attached_to_from_another_node() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let script = json!(["sh", "-c", "echo up; sleep 1000000"]);
+    ensured(&fleet, "s", &json!({"template": "idle", "command": script})).await;
+    let mut log = conman(&fleet, &["logs", "-f", "s"]);
+    began(&mut log).await;
+    drop(log);
+    let inside = ["exec", "s", "--", "sh", "-c", "echo inside; exit 7"];
+    for (arguments, wanted, parts) in [
+        (&inside[..], 7, &["inside"][..]),
+        (&["logs", "s"], 0, &["up"]),
+        (&["ps"], 0, &["s", "n1"]),
+        (&["inspect", "s"], 0, &["n1", "running"]),
+        (&["why", "s"], 0, &["n1", "running"]),
+        (&["nodes"], 0, &["n1", "n2"]),
+        (
+            &["events", "--session", "s", "--no-follow"],
+            0,
+            &["n1", "s"],
+        ),
+    ] {
+        let text = printed(&fleet, arguments, wanted).await;
+        for part in parts {
+            assert!(text.contains(part), "{arguments:?} without {part}: {text}");
+        }
+    }
+
+    let shell = json!({"template": "idle", "tty": true, "command": ["sh"]});
+    ensured(&fleet, "t", &shell).await;
+    let api = fleet.node(1).api();
+    let path = "/v1/sessions/t/attach?columns=80&rows=24";
+    let request = api.request(Method::GET, path, None);
+    let attached = websocket(&api, request, &[ATTACH_PROTOCOL]).await;
+    let (_, mut socket) = attached.unwrap_or_else(|refusal| panic!("{}", refusal.text()));
+    // What is typed is shown, too; the sum is not.
+    let typed = [&[ExecChannel::Stdin as u8], &b"echo $((40 + 2))\r"[..]].concat();
+    socket.send(Message::binary(typed)).await.expect("sent");
+    let mut shown = String::new();
+    let sees = async {
+        while !shown.contains("42") {
+            let message = socket.next().await.expect("goes on").expect("readable");
+            shown.push_str(&String::from_utf8_lossy(&message.into_data()));
+        }
+    };
+    let seen = timeout(PATIENCE, sees).await;
+    assert!(seen.is_ok(), "{shown}");
 }
 
 /// What a node says of a session, in the end.
