@@ -59,6 +59,11 @@ impl Fleet {
         Self::start(builder).await
     }
 
+    /// When what a node had is to be served elsewhere that went without a word.
+    pub(crate) fn served_again_ms(&self) -> u64 {
+        self.timing().takeover_ms + 2_000
+    }
+
     /// The fleet's time-outs.
     pub(crate) fn timing(&self) -> Timing {
         self.timing
@@ -388,6 +393,21 @@ impl Fleet {
         let answer = admin.post("/v1/nodes/self/preempt", &body).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
         answer
+    }
+}
+
+/// Set where the machine does nothing else, so that what was measured can be judged.
+const QUIET_MACHINE: &str = "CONMAN_CLUSTER_QUIET";
+
+/// Tells how long it took, and where the machine is quiet that it was no longer than this.
+pub(crate) fn within(bound_ms: u64, what: &str, from_ns: u64, to_ns: u64) {
+    measured(what, from_ns, to_ns);
+    let took_ms = to_ns.saturating_sub(from_ns) / 1_000_000;
+    if std::env::var_os(QUIET_MACHINE).is_some() {
+        assert!(
+            took_ms <= bound_ms,
+            "{what}: {took_ms} ms, not {bound_ms} ms at most"
+        );
     }
 }
 

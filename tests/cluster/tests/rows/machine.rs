@@ -11,7 +11,7 @@ use http::StatusCode;
 use tokio::time::sleep;
 
 use crate::client::Client;
-use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::fleet::{Fleet, PATIENCE, measured, within};
 use crate::load::{Asked, Load};
 
 /// Calls before a fault.
@@ -33,7 +33,8 @@ async fn row_19_no_notice_has_every_session_taken_over() {
     let begun = monotonic_ns();
     fleet.node(0).lose().expect("lost");
     let next = client.comes_back().await;
-    measured(
+    within(
+        fleet.served_again_ms(),
         "from a machine's end to the next one's greeting",
         begun,
         monotonic_ns(),

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
-use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::fleet::{Fleet, PATIENCE, within};
 
 /// Sessions that a fault is to leave alone.
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -54,7 +54,8 @@ async fn row_01_daemon_crash_at_any_moment_restarts_no_session() {
     let begun = monotonic_ns();
     fleet.node(0).start().expect("started");
     fleet.all_ready().await;
-    measured(
+    within(
+        2_000,
         "from a daemon's start to its readiness",
         begun,
         monotonic_ns(),
@@ -77,7 +78,8 @@ async fn row_04_two_daemons_on_one_state_directory_are_one() {
         second.try_wait().expect("it can be looked after")
     })
     .await;
-    measured(
+    within(
+        1_000,
         "from a second daemon's start to its end",
         begun,
         monotonic_ns(),
@@ -301,7 +303,12 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
         !now.is_empty() && now.iter().all(|pid| !old.contains(pid))
     })
     .await;
-    measured("from a shim's death to the next one", begun, monotonic_ns());
+    within(
+        2_000,
+        "from a shim's death to the next one",
+        begun,
+        monotonic_ns(),
+    );
     untouched(&mut fleet, &generations).await;
     // Both the old sessions and new ones can be ended: nothing leaked.
     let more = fleet.ensure(0, "more").await.generation.get();

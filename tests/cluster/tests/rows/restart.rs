@@ -8,7 +8,7 @@ use conman_proto::{DrainReport, DrainState};
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::fleet::{Fleet, PATIENCE, measured, within};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -66,7 +66,12 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     fleet.node(0).lose().expect("lost");
     let lives = come_back(&mut fleet, &before).await;
     let last = last_first(&lives);
-    measured("from a node's loss until all run again", begun, last);
+    within(
+        fleet.served_again_ms(),
+        "from a node's loss until all run again",
+        begun,
+        last,
+    );
     assert_eq!(fleet.lives("waits").len(), 1, "nobody has asked for it");
     assert_eq!(fleet.lives("stopped").len(), 1, "it was stopped");
     // What nobody has taken yet is ended by whoever is asked to.

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::events::{has_seen_the_end, kill_sessions_of, was_killed};
-use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::fleet::{Fleet, PATIENCE, measured, within};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 /// A witness that has not written for so long stands still: fifty times its pause.
@@ -61,13 +61,21 @@ async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
     fleet.leaves_nothing().await;
 }
 
+/// A pause that is no more than a machine's own: sessions write every 20 ms.
+const NOT_NOTICED_MS: u64 = 500;
+
 /// Tells of pauses; a loaded machine makes some by itself.
 fn longest_pause(fleet: &mut Fleet, running: &[(&str, u64)]) {
     let gaps = running
         .iter()
         .filter_map(|(id, generation)| fleet.life(id, *generation))
         .map(|life| life.longest_gap_ns);
-    measured("a session's longest pause", 0, gaps.max().unwrap_or(0));
+    within(
+        NOT_NOTICED_MS,
+        "a session's longest pause",
+        0,
+        gaps.max().unwrap_or(0),
+    );
 }
 
 #[tokio::test]
@@ -124,7 +132,12 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
         life.gap_end_ns
     });
     let last = ends.max().unwrap_or(healed);
-    measured("from healing until all sessions run again", healed, last);
+    within(
+        3_000,
+        "from healing until all sessions run again",
+        healed,
+        last,
+    );
     fleet.leaves_nothing().await;
 }
 
