@@ -159,7 +159,9 @@ async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
     if let Ok(Ok(record)) = read.await
         && record.map(|record| record.generation) != handle.generation()
     {
-        handle.wait_for(|view| view.state.is_ended()).await;
+        // What cannot die here may be served elsewhere all the same.
+        let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
+        handle.wait_for(over).await;
     }
 }
 

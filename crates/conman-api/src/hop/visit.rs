@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_node::StopError;
-use conman_peer::{Node, Whereabouts};
+use conman_peer::{Node, Waiting, Whereabouts};
 use conman_proto::{Generation, Problem, SessionId, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::{Method, StatusCode};
@@ -90,7 +90,7 @@ impl Visit {
         let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
         let mut waiting = None;
         loop {
-            let step = self.step(fresh, unreached.take()).await?;
+            let step = self.step(fresh, unreached.take(), &mut waiting).await?;
             fresh = true;
             tries += 1;
             match step {
@@ -146,12 +146,21 @@ impl Visit {
     }
 
     /// One try; not again with a node that just could not be reached.
-    async fn step(&self, mut fresh: bool, unreached: Option<Unreached>) -> Result<Step, ApiError> {
+    async fn step(
+        &self,
+        mut fresh: bool,
+        unreached: Option<Unreached>,
+        waiting: &mut Option<Waiting<'_>>,
+    ) -> Result<Step, ApiError> {
         if self.hop.node.is_live(&self.id) {
             return Ok(self.here().await);
         }
         let whereabouts = self.hop.map.look(&self.id, &mut fresh).await;
         let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        if !matches!(whereabouts, Whereabouts::There(_)) {
+            // The wait is over; a start may take much longer.
+            *waiting = None;
+        }
         match whereabouts {
             Whereabouts::There(owner) => match unreached {
                 Some(unreached) if unreached.node == owner.node.name => {

@@ -192,7 +192,14 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     drop(raw);
     written?;
     if let Some(Ended::Program(ended)) = &ended {
-        with_container(context, followed, ended, &target.command()).await?;
+        let again = target.command();
+        tokio::select! {
+            told = with_container(context, followed, ended, &again) => told?,
+            // It asks the daemon once more: whoever does not want to wait for that need not.
+            signal = ending_signal(Some(&mut interrupts), None) => {
+                return Ok(Exit::Command(128 + signal));
+            }
+        }
     }
     match ended {
         Some(Ended::Program(Err(error))) => {

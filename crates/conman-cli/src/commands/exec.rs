@@ -134,7 +134,13 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     };
     drop(raw);
     let again = format!("conman exec {} …", args.id);
-    with_container(context, followed, &ended, &again).await?;
+    tokio::select! {
+        told = with_container(context, followed, &ended, &again) => told?,
+        // It asks the daemon once more: whoever does not want to wait for that need not.
+        signal = ending_signal(interrupts.as_mut(), None) => {
+            return Ok(Exit::Command(128 + signal));
+        }
+    }
     exit_of(ended)
 }
 
