@@ -112,7 +112,8 @@ async fn a_command_that_outlasts_its_time_is_killed_also_when_its_client_has_gon
     let problem = api.post(path, &request).await.problem();
     assert_eq!(problem.slug(), "exec-timed-out", "{problem:?}");
     assert!(problem.detail.contains("was killed"), "{problem:?}");
-    assert_eq!(conman.processes().len(), before);
+    // Killed when it is told so; whoever reaps them may take a moment.
+    only_the_program_runs().await;
 
     let request = json!({"command": ["sh", "-c", script], "timeout_ms": 5000});
     let request = api.request(Method::POST, path, Some(&request));
