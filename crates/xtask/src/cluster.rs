@@ -50,6 +50,8 @@ pub(crate) struct OverlapArguments {
 /// `cargo xtask overlap`: the long form of the overlap test.
 pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
     setup::for_clusters()?;
+    // Stops a Docker that it has started when it is dropped; what is wanted are its programs.
+    let _docker = setup::for_docker()?;
     build(true)?;
     let mut command = program();
     command.args(["overlap", "--handovers", &arguments.handovers.to_string()]);

@@ -40,6 +40,7 @@ pub struct Builder {
     /// Who signs the nodes' certificates, where they have those instead of a secret.
     authority: Option<Arc<Authority>>,
     docker: bool,
+    docker_too: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
 }
@@ -56,6 +57,7 @@ impl Default for Builder {
             unfenced: None,
             authority: None,
             docker: false,
+            docker_too: false,
             sections: Vec::new(),
             toml: String::new(),
         }
@@ -106,6 +108,13 @@ impl Builder {
     /// Has the nodes run their sessions by Docker, which must answer on this machine.
     pub fn docker(mut self) -> Self {
         self.docker = true;
+        self
+    }
+
+    /// Has the nodes run those of [a template](overlap::DOCKERS) by a Docker of the cluster's own:
+    /// see [`has_docker`](crate::has_docker).
+    pub fn docker_too(mut self) -> Self {
+        self.docker_too = true;
         self
     }
 
@@ -175,7 +184,7 @@ impl Builder {
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
         let archive = image::archive(native, witness, &layout.directory)?;
-        if self.docker {
+        if layout.docker || layout.docker_too {
             docker::begin(layout, &archive)?;
         }
         Ok(archive)
@@ -191,10 +200,10 @@ impl Builder {
 
     fn docker_table(&self, layout: &Layout, host: &Host) -> String {
         let first = layout.node_hosts().first() == Some(host);
-        if !self.docker || first {
-            return String::new();
+        if self.docker_too || self.docker && !first {
+            return format!("socket = \"{}\"\n", docker::own(layout).display());
         }
-        format!("socket = \"{}\"\n", docker::second(layout).display())
+        String::new()
     }
 
     fn registry(&self, layout: &Layout) -> String {
@@ -313,6 +322,7 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         binary: binary.to_owned(),
         binaries: builder.binaries.clone(),
         docker: builder.docker,
+        docker_too: builder.docker_too,
         first_port: 0,
     })
 }

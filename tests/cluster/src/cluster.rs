@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use conman_linux::ProcessIdentity;
+use anyhow::{Context as _, Result, bail, ensure};
+use conman_linux::{ProcessIdentity, Signal};
 use tokio::time::{Instant, sleep};
 
 use crate::builder::{Builder, begin, import, log_tail};
 use crate::cut::{self, Cut};
+use crate::docker;
 use crate::etcd::Member;
 use crate::layout::Layout;
 use crate::leftovers;
@@ -159,6 +160,34 @@ impl Cluster {
             self.cut(&Cut::Between(one.clone(), other.clone()))?;
         }
         Ok(())
+    }
+
+    /// Sends the cluster's own Docker a signal.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn signal_docker(&self, signal: Signal) -> Result<()> {
+        let sent = docker::signal(self.layout(), signal)?;
+        ensure!(sent, "the cluster has no Docker of its own that runs");
+        Ok(())
+    }
+
+    /// SIGKILL to the cluster's own Docker; its containers live on.
+    ///
+    /// # Errors
+    /// When it does not die.
+    pub fn kill_docker(&self) -> Result<()> {
+        docker::kill(self.layout())
+    }
+
+    /// Starts it again.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn start_docker(&self) -> Result<()> {
+        let layout = Arc::clone(&self.ground.layout);
+        let started = tokio::task::spawn_blocking(move || docker::start(&layout));
+        started.await.context("a thread ended")?
     }
 
     /// Lets everything through again.

@@ -54,6 +54,9 @@ pub struct Layout {
     /// Whether its sessions are Docker's.
     #[serde(default)]
     pub docker: bool,
+    /// Whether those of some templates are, by a daemon of the cluster's own.
+    #[serde(default)]
+    pub docker_too: bool,
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
@@ -272,6 +275,7 @@ mod tests {
             binary: PathBuf::from("/nowhere/conman"),
             binaries: BTreeMap::new(),
             docker: false,
+            docker_too: false,
             first_port: 0,
         };
         let hosts = layout.hosts();

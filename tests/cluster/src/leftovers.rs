@@ -93,7 +93,7 @@ pub fn remove(layout: &Layout) -> Result<()> {
         // The kernel takes a moment to let go of processes that are dead.
         std::thread::park_timeout(POLL);
     };
-    if layout.docker {
+    if layout.docker || layout.docker_too {
         docker::end(layout, &instances)?;
     }
     for instance in &instances {

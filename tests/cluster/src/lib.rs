@@ -43,6 +43,7 @@ pub use builder::Builder;
 pub use certificates::Authority;
 pub use cluster::Cluster;
 pub use cut::Cut;
+pub use docker::has_docker;
 pub use etcd::Member;
 pub use forward::Forward;
 pub use holdings::Holdings;

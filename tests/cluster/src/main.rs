@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use conman_cluster::bench;
 use conman_cluster::overlap::{Drive, Scale};
 use conman_cluster::people::{self, Part};
-use conman_cluster::{Cluster, Layout, requirements};
+use conman_cluster::{Cluster, Layout, has_docker, requirements};
 
 /// A fleet on this machine: nodes and etcd members in network namespaces.
 #[derive(Debug, Parser)]
@@ -185,8 +185,10 @@ fn up(nodes: u8, members: u8) -> Result<()> {
 
 /// Bound on the long form: on the whole a handover takes less, even on a loaded machine.
 const A_HANDOVER: Duration = Duration::from_secs(20);
-/// Sessions of the overlap test.
+/// Sessions of the overlap test …
 const SESSIONS: usize = 9;
+/// … and those that Docker runs, where there is one.
+const DOCKERS: usize = 3;
 
 fn overlap(handovers: usize, seed: u64) -> Result<()> {
     let Some(ready) = requirements() else {
@@ -196,14 +198,20 @@ fn overlap(handovers: usize, seed: u64) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start a runtime")?;
     eprintln!("seed {seed}");
     let driven = runtime.block_on(async {
+        let dockers = if has_docker() { DOCKERS } else { 0 };
         let builder = Cluster::builder().short();
+        let builder = match dockers {
+            0 => builder,
+            _ => builder.docker_too(),
+        };
         if !builder.is_joined() {
             bail!("the nodes share no registry");
         }
         let cluster = Cluster::start(&builder, &ready, &witness).await?;
         let drive = Drive {
             seed,
-            sessions: SESSIONS,
+            sessions: SESSIONS + dockers,
+            dockers,
             handovers,
             most: A_HANDOVER * u32::try_from(handovers).unwrap_or(u32::MAX),
             scale: Scale::of(builder.timing()),

@@ -36,7 +36,7 @@ fn missing() -> Option<String> {
     })
 }
 
-fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&paths)

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use conman_cluster::overlap::{Drive, Scale, TEMPLATE, Tail, Violation, journal};
-use conman_cluster::{Cluster, requirements};
+use conman_cluster::{Cluster, has_docker, requirements};
 use conman_e2e::eventually;
 use http::Method;
 use serde_json::json;
@@ -21,7 +21,12 @@ const SEED_VARIABLE: &str = "CONMAN_OVERLAP_SEED";
 #[tokio::test]
 async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
     let Some(ready) = requirements() else { return };
+    let dockers = if has_docker() { 2 } else { 0 };
     let builder = Cluster::builder().short();
+    let builder = match dockers {
+        0 => builder,
+        _ => builder.docker_too(),
+    };
     if !builder.is_joined() {
         let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
         return;
@@ -29,7 +34,8 @@ async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
     let seed = std::env::var(SEED_VARIABLE).ok();
     let drive = Drive {
         seed: seed.map_or(SEED, |text| text.parse().expect("a number")),
-        sessions: 6,
+        sessions: 6 + dockers,
+        dockers,
         handovers: 10,
         most: Duration::from_secs(1_200),
         scale: Scale::of(builder.timing()),

@@ -121,6 +121,13 @@ impl Checker {
         lives
     }
 
+    /// How often a session's life was on another host than the one before.
+    #[must_use]
+    pub fn handovers(&self, session: &str) -> usize {
+        let moved = |pair: &&[Life]| pair[0].host != pair[1].host;
+        self.lives(session).windows(2).filter(moved).count()
+    }
+
     /// Judges what was read so far.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -134,8 +141,7 @@ impl Checker {
         for session in self.sessions.keys() {
             let lives = self.lives(session);
             report.lives += lives.len();
-            let moved = |pair: &&[Life]| pair[0].host != pair[1].host;
-            report.handovers += lives.windows(2).filter(moved).count();
+            report.handovers += self.handovers(session);
             judge(session, &lives, &mut report.violations);
         }
         report

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Report;
 use super::faults::{Event, Fault, Scale, draw};
 use super::tail::Tail;
-use super::witness::{TEMPLATE, journal, monotonic_ns};
+use super::witness::{DOCKERS, TEMPLATE, journal, monotonic_ns};
 use crate::cluster::Cluster;
 use crate::cut::Cut;
 use crate::layout::ETCD_PORT;
@@ -29,6 +29,8 @@ const ASK_MS: std::ops::Range<u64> = 50..400;
 const ANSWER: Duration = Duration::from_secs(5);
 /// One in so many questions is to end the session.
 const END_ONE_IN: u32 = 40;
+/// One in so many sessions is started again by the fleet itself.
+const RESTARTED_ONE_IN: usize = 3;
 /// Bound on a fleet's way back to where every node is ready and every session served, on a loaded
 /// machine.
 const RECOVERY: Duration = Duration::from_secs(120);
@@ -39,7 +41,9 @@ const POLL: Duration = Duration::from_millis(100);
 pub struct Drive {
     pub seed: u64,
     pub sessions: usize,
-    /// It ends after so many handovers …
+    /// So many of them are run by the Docker that the nodes have as well.
+    pub dockers: usize,
+    /// It ends after so many handovers, each of Docker's having moved once on the average …
     pub handovers: usize,
     /// … or after this time, whatever has happened.
     pub most: Duration,
@@ -53,24 +57,28 @@ impl Drive {
     /// every session was served again in the end.
     ///
     /// # Errors
-    /// When the fleet does not recover, or cannot be disturbed.
+    /// When the fleet does not recover, or cannot be disturbed; when Docker's sessions have not moved.
     pub async fn run(&self, cluster: &Cluster, tell: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut tail = Tail::open(&journal(cluster.layout()))?;
         let mut clients = JoinSet::new();
         for number in 0..self.sessions {
             let apis = cluster.nodes().iter().map(crate::Node::api).collect();
             let random = Rng::with_seed(self.seed.wrapping_add(number as u64 + 1));
-            clients.spawn(ask_for_ever(number, apis, random));
+            clients.spawn(ask_for_ever(number, self.wish(number), apis, random));
         }
         let mut random = Rng::with_seed(self.seed);
         let begun = Instant::now();
         let mut report = tail.catch_up()?;
-        while report.handovers < self.handovers && begun.elapsed() < self.most {
-            let event = draw(&mut random, cluster.nodes().len(), self.scale);
+        while (report.handovers < self.handovers || self.moved(&tail) < self.dockers)
+            && begun.elapsed() < self.most
+        {
+            let (nodes, docker) = (cluster.nodes().len(), self.dockers > 0);
+            let event = draw(&mut random, nodes, docker, self.scale);
             tell(&format!(
-                "{:4} s, {} handovers: {event}",
+                "{:4} s, {} handovers, {} of them Docker's: {event}",
                 begun.elapsed().as_secs(),
-                report.handovers
+                report.handovers,
+                self.moved(&tail)
             ));
             suffer(cluster, &event)
                 .await
@@ -89,7 +97,42 @@ impl Drive {
         recovered(cluster).await?;
         // With nobody who ends sessions, but with those that ask for them.
         clients.abort_all();
-        self.served(cluster, &mut tail).await
+        let report = self.served(cluster, &mut tail).await?;
+        let moved = self.moved(&tail);
+        tell(&format!("{report}; {moved} handovers were Docker's"));
+        ensure!(
+            moved >= self.dockers || !report.violations.is_empty(),
+            "Docker's sessions have moved {moved} times, not {}, in {:?}",
+            self.dockers,
+            self.most
+        );
+        Ok(report)
+    }
+
+    fn is_docker(&self, number: usize) -> bool {
+        number >= self.sessions - self.dockers
+    }
+
+    /// How often Docker's sessions have changed hosts.
+    fn moved(&self, tail: &Tail) -> usize {
+        let dockers = (0..self.sessions).filter(|number| self.is_docker(*number));
+        dockers
+            .map(|number| tail.checker().handovers(&session(number)))
+            .sum()
+    }
+
+    /// What is asked for, each time.
+    fn wish(&self, number: usize) -> Value {
+        let template = if self.is_docker(number) {
+            DOCKERS
+        } else {
+            TEMPLATE
+        };
+        let on_node_loss = match number % RESTARTED_ONE_IN {
+            0 => "restart",
+            _ => "wait",
+        };
+        json!({"template": template, "on_node_loss": on_node_loss})
     }
 
     /// Asks for every session until each has written anew.
@@ -113,7 +156,7 @@ impl Drive {
             );
             for number in &waiting {
                 let node = &cluster.nodes()[number % cluster.nodes().len()];
-                ensure_session(&node.api(), *number).await;
+                ensure_session(&node.api(), *number, &self.wish(*number)).await;
             }
             sleep(POLL).await;
         }
@@ -124,19 +167,7 @@ fn session(number: usize) -> String {
     format!("w{number}")
 }
 
-/// One in so many sessions is started again by the fleet itself.
-const RESTARTED_ONE_IN: usize = 3;
-
-/// What is asked for, each time.
-fn wish(number: usize) -> Value {
-    let on_node_loss = match number % RESTARTED_ONE_IN {
-        0 => "restart",
-        _ => "wait",
-    };
-    json!({"template": TEMPLATE, "on_node_loss": on_node_loss})
-}
-
-async fn ask_for_ever(number: usize, apis: Vec<Api>, mut random: Rng) {
+async fn ask_for_ever(number: usize, wish: Value, apis: Vec<Api>, mut random: Rng) {
     let id = session(number);
     loop {
         let api = &apis[random.usize(..apis.len())];
@@ -145,17 +176,16 @@ async fn ask_for_ever(number: usize, apis: Vec<Api>, mut random: Rng) {
             // Any answer and none will do: the journal tells what came of it.
             let _ = timeout(ANSWER, api.try_send(Method::DELETE, &path, None)).await;
         } else {
-            ensure_session(api, number).await;
+            ensure_session(api, number, &wish).await;
         }
         sleep(Duration::from_millis(random.u64(ASK_MS))).await;
     }
 }
 
-async fn ensure_session(api: &Api, number: usize) {
+async fn ensure_session(api: &Api, number: usize, wish: &Value) {
     let path = format!("/v1/sessions/{}", session(number));
-    let body = wish(number);
     // As above.
-    let _ = timeout(ANSWER, api.try_send(Method::PUT, &path, Some(&body))).await;
+    let _ = timeout(ANSWER, api.try_send(Method::PUT, &path, Some(wish))).await;
 }
 
 /// Waits until every node is ready.
@@ -272,6 +302,16 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
                 member.signal(Signal::CONT)?;
             }
             Ok(())
+        }
+        Fault::PauseDocker => {
+            cluster.signal_docker(Signal::STOP)?;
+            sleep(lasts).await;
+            cluster.signal_docker(Signal::CONT)
+        }
+        Fault::KillDocker => {
+            cluster.kill_docker()?;
+            sleep(lasts).await;
+            cluster.start_docker().await
         }
         Fault::Preempt(node) => taken_back(&nodes[*node], "preempt", "readmit", lasts).await,
         Fault::Drain(node) => taken_back(&nodes[*node], "drain", "undrain", lasts).await,

@@ -40,10 +40,21 @@ pub enum Fault {
     Preempt(usize),
     /// The node is emptied, and may go on.
     Drain(usize),
+    /// The Docker that all nodes have beside their own runtime stands still.
+    PauseDocker,
+    KillDocker,
+}
+
+/// What a fault befalls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Node(usize),
+    Etcd,
+    Docker,
 }
 
 impl Fault {
-    /// Whether another one may happen meanwhile: not to the same nodes or to etcd twice, and none
+    /// Whether another one may happen meanwhile: not to the same place twice, and none
     /// beside a shim that stands still, as what is done to the one would prolong the other.
     fn goes_with(&self, other: &Self) -> bool {
         let is_brief = |fault: &Self| matches!(fault, Self::PauseShim(_));
@@ -51,8 +62,7 @@ impl Fault {
         !is_brief(self) && !is_brief(other) && own.iter().all(|one| !others.contains(one))
     }
 
-    /// The nodes that it befalls; `None` is etcd.
-    fn of(&self) -> Vec<Option<usize>> {
+    fn of(&self) -> Vec<Place> {
         match self {
             Self::KillDaemon(node)
             | Self::KillShim(node)
@@ -65,9 +75,10 @@ impl Fault {
             | Self::LoseRequests(node)
             | Self::LoseReplies(node)
             | Self::Preempt(node)
-            | Self::Drain(node) => vec![Some(*node)],
-            Self::CutPeers(one, other) => vec![Some(*one), Some(*other)],
-            Self::KillLeader | Self::PauseQuorum => vec![None],
+            | Self::Drain(node) => vec![Place::Node(*node)],
+            Self::CutPeers(one, other) => vec![Place::Node(*one), Place::Node(*other)],
+            Self::KillLeader | Self::PauseQuorum => vec![Place::Etcd],
+            Self::PauseDocker | Self::KillDocker => vec![Place::Docker],
         }
     }
 }
@@ -86,11 +97,11 @@ pub struct Event {
 /// One in so many events is two faults at once, if they go together.
 const TWO_ONE_IN: u32 = 5;
 
-/// The next one.
-pub fn draw(random: &mut Rng, nodes: usize, scale: Scale) -> Event {
-    let (fault, lasts) = draw_one(random, nodes, scale);
+/// The next one; Docker's only where there is a Docker.
+pub fn draw(random: &mut Rng, nodes: usize, docker: bool, scale: Scale) -> Event {
+    let (fault, lasts) = draw_one(random, nodes, docker, scale);
     let two = random.u32(..TWO_ONE_IN) == 0;
-    let beside = two.then(|| draw_one(random, nodes, scale));
+    let beside = two.then(|| draw_one(random, nodes, docker, scale));
     let beside = beside.filter(|(other, _)| fault.goes_with(other));
     let takeover = ms(scale.takeover);
     let pause = random.bool().then(|| random.u64(0..=takeover / 2));
@@ -110,10 +121,10 @@ pub fn draw(random: &mut Rng, nodes: usize, scale: Scale) -> Event {
     }
 }
 
-fn draw_one(random: &mut Rng, nodes: usize, scale: Scale) -> (Fault, Duration) {
+fn draw_one(random: &mut Rng, nodes: usize, docker: bool, scale: Scale) -> (Fault, Duration) {
     let node = random.usize(..nodes);
     let other = (node + random.usize(1..nodes.max(2))) % nodes;
-    let fault = match random.u8(..100) {
+    let fault = match random.u8(..if docker { 106 } else { 100 }) {
         0..10 => Fault::KillDaemon(node),
         10..18 => Fault::KillShim(node),
         18..24 => Fault::KillBoth(node),
@@ -128,16 +139,20 @@ fn draw_one(random: &mut Rng, nodes: usize, scale: Scale) -> (Fault, Duration) {
         85..89 => Fault::KillLeader,
         89..92 => Fault::PauseQuorum,
         92..96 => Fault::Preempt(node),
-        _ => Fault::Drain(node),
+        96..100 => Fault::Drain(node),
+        100..103 => Fault::PauseDocker,
+        _ => Fault::KillDocker,
     };
     let takeover = ms(scale.takeover);
     let lasts = match fault {
         Fault::KillBoth(_) => 0,
         // Longer would be beyond what the protocol assumes of a machine.
         Fault::PauseShim(_) => random.u64(0..=ms(scale.slack) / 2),
-        Fault::KillDaemon(_) | Fault::KillShim(_) | Fault::Preempt(_) | Fault::Drain(_) => {
-            random.u64(0..=takeover / 2)
-        }
+        Fault::KillDaemon(_)
+        | Fault::KillShim(_)
+        | Fault::Preempt(_)
+        | Fault::Drain(_)
+        | Fault::KillDocker => random.u64(0..=takeover / 2),
         // Half of them are over before anybody is taken over.
         _ if random.bool() => random.u64(0..=takeover),
         _ => random.u64(takeover..=takeover + takeover / 2),
@@ -185,6 +200,8 @@ impl fmt::Display for Fault {
             Fault::PauseQuorum => "most of etcd stands still".to_owned(),
             Fault::Preempt(node) => format!("{} is preempted, and stays", name(node)),
             Fault::Drain(node) => format!("{} is drained, and goes on", name(node)),
+            Fault::PauseDocker => "Docker stands still".to_owned(),
+            Fault::KillDocker => "Docker is killed".to_owned(),
         };
         formatter.write_str(&what)
     }
@@ -203,7 +220,9 @@ mod tests {
 
     fn drawn(seed: u64) -> Vec<Event> {
         let mut random = Rng::with_seed(seed);
-        (0..1_000).map(|_| draw(&mut random, 3, SCALE)).collect()
+        (0..1_000)
+            .map(|_| draw(&mut random, 3, true, SCALE))
+            .collect()
     }
 
     #[test]
@@ -214,7 +233,7 @@ mod tests {
             .iter()
             .map(|event| format!("{:?}", event.fault).replace(|c: char| !c.is_alphabetic(), ""))
             .collect();
-        assert_eq!(kinds.len(), 15, "{kinds:?}");
+        assert_eq!(kinds.len(), 17, "{kinds:?}");
     }
 
     #[test]

@@ -20,4 +20,6 @@ pub use faults::{Event, Fault, Scale, draw};
 pub use line::Line;
 pub use tail::Tail;
 pub use visit::visit;
-pub use witness::{SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write};
+pub use witness::{
+    DOCKERS, SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write,
+};

@@ -17,7 +17,9 @@ pub const TEMPLATE: &str = "witness";
 
 /// The name of the template of those that answer WebSockets as well.
 pub const SERVING: &str = "serving-witness";
-/// Where they do.
+/// The name of the template of those that Docker runs, where [the cluster](Layout) has it as well.
+pub const DOCKERS: &str = "docker-witness";
+/// Where those that answer do.
 const PORT: u16 = 8080;
 
 /// Between two lines of a witness.
@@ -64,6 +66,15 @@ pub fn template(layout: &Layout, node: &str) -> String {
         folder(layout).display()
     );
     let program = crate::image::WITNESS;
+    let dockers = match layout.docker_too {
+        true => format!(
+            "[templates.{DOCKERS}]\n\
+             runtime = \"docker\"\n\
+             command = [\"{program}\", \"{MOUNT}/{FILE}\"]\n\
+             {common}"
+        ),
+        false => String::new(),
+    };
     format!(
         "[templates.{TEMPLATE}]\n\
          command = [\"{program}\", \"{MOUNT}/{FILE}\"]\n\
@@ -72,7 +83,8 @@ pub fn template(layout: &Layout, node: &str) -> String {
          command = [\"{program}\", \"{MOUNT}/{FILE}\", \"{PORT}\"]\n\
          port = {PORT}\n\
          start_on_connect = true\n\
-         {common}"
+         {common}\
+         {dockers}"
     )
 }
 
