@@ -1,11 +1,12 @@
 use std::fs::File;
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
@@ -22,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// connection before the answer arrives.
 const REFUSED_READ_BYTES: usize = 8 * 1024;
 
-/// Nodes at a time that are refused with patience; more are as clients are.
+/// Clients and nodes at a time that are refused with patience; more are at once.
 const MAX_FAREWELLS: usize = 64;
 /// Longest wait for each of their steps.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -141,9 +142,7 @@ impl Acceptor {
     /// Says 503 as far as the socket's empty send buffer takes it, and closes.
     fn refuse(&self, stream: TcpStream, why: Refused) {
         self.meters.refused(why);
-        if self.strangers.is_some()
-            && let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned()
-        {
+        if let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned() {
             let no_room = self.no_room.clone();
             tokio::spawn(async move {
                 say_farewell(&stream, &no_room).await;
@@ -151,9 +150,7 @@ impl Acceptor {
             });
             return;
         }
-        let _ = stream.try_read(&mut [0; REFUSED_READ_BYTES]);
-        let _ = stream.try_write(&self.no_room);
-        let _ = socket2::SockRef::from(&stream).shutdown(std::net::Shutdown::Write);
+        part(&stream, &self.no_room);
     }
 
     async fn after_failure(&mut self, error: &io::Error) {
@@ -176,22 +173,29 @@ impl Acceptor {
     }
 }
 
-/// Lets a node send its request first, and read the answer before the connection closes: one that is
-/// reset would leave it in doubt whether something was taken.
+/// Lets a client or a node send its request first, and read the answer before the connection closes:
+/// one that is reset would leave it in doubt whether something was taken.
 async fn say_farewell(stream: &TcpStream, no_room: &Bytes) {
-    let readable = async || {
-        let waited = tokio::time::timeout(FAREWELL, stream.readable()).await;
-        waited.is_ok_and(|outcome| outcome.is_ok())
+    // A look at the bytes themselves: a stream that was just accepted counts as readable.
+    let arrives = async || {
+        let waited = tokio::time::timeout(FAREWELL, stream.peek(&mut [0])).await;
+        waited.is_ok_and(|looked| looked.is_ok())
     };
-    let mut bytes = [0; REFUSED_READ_BYTES];
-    readable().await;
-    let _ = stream.try_read(&mut bytes);
-    let _ = stream.try_write(no_room);
-    let _ = socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write);
+    arrives().await;
+    part(stream, no_room);
     // The rest of the request, or the other end's closing.
-    if readable().await {
-        let _ = stream.try_read(&mut bytes);
+    if arrives().await {
+        let _ = stream.try_read(&mut [0; REFUSED_READ_BYTES]);
     }
+}
+
+/// Reads what is there, answers, and ends the sending side. By the socket itself, which never blocks:
+/// whether it takes bytes, the runtime may not have heard yet.
+fn part(stream: &TcpStream, no_room: &Bytes) {
+    let socket = SockRef::from(stream);
+    let _ = (&*socket).read(&mut [0; REFUSED_READ_BYTES]);
+    let _ = (&*socket).write(no_room);
+    let _ = socket.shutdown(Shutdown::Write);
 }
 
 fn reserve() -> Option<File> {

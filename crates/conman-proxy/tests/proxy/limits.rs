@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use conman_proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
 
 use crate::support::{Fixture, RawBackend, body, serve_echo_head, soon, status, until};
 
@@ -186,6 +187,29 @@ async fn connections_beyond_the_bound_are_turned_away_and_room_comes_back() {
     drop((first, second));
     until("room", || fixture.proxy.stats().connections == 0).await;
     assert_eq!(status(&fixture.get("/", "alice.localhost").await), "200");
+}
+
+#[tokio::test]
+async fn who_is_turned_away_has_time_to_send_its_request_before_the_answer() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        max_connections: 1,
+        ..ProxyOptions::default()
+    });
+    let _first = fixture.connect().await;
+    until("a connection", || fixture.proxy.stats().connections == 1).await;
+    let (mut unasked, rounds) = (0, 10);
+    // A machine that stands still for long may answer one before it has sent anything.
+    for _ in 0..rounds {
+        let mut client = fixture.connect().await;
+        let early = timeout(Duration::from_millis(100), client.stream.peek(&mut [0])).await;
+        unasked += usize::from(early.is_ok());
+        client
+            .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+            .await;
+        let refused = client.read_to_end().await;
+        assert_eq!(status(&refused), "503", "{refused}");
+    }
+    assert!(unasked < rounds, "all were answered before they asked");
 }
 
 #[tokio::test]

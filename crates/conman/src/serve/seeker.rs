@@ -142,7 +142,8 @@ impl Seeker {
                 match self.own(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
-                    Err(error) if is_elsewhere(&error) || !self.node.is_live(id) => fresh = true,
+                    Err(error) if is_elsewhere(&error) || is_over(&error) => fresh = true,
+                    Err(_) if !self.node.is_live(id) => fresh = true,
                     Err(error) => return Err(refusal(&error)),
                 }
             }
@@ -654,6 +655,11 @@ fn pause(times: u32) -> Duration {
 /// Whether another node was first.
 fn is_elsewhere(error: &RouteError) -> bool {
     matches!(error, RouteError::NotStarted { source, .. } if is_of_another(source))
+}
+
+/// What ends here, or cannot, may be another node's by now.
+fn is_over(error: &RouteError) -> bool {
+    matches!(error, RouteError::Ended { .. } | RouteError::Stuck { .. })
 }
 
 fn is_of_another(error: &EnsureError) -> bool {

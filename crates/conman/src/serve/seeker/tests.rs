@@ -406,6 +406,30 @@ async fn what_a_silent_node_has_frozen_is_served_by_its_new_owner_though_the_old
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_being_ended_here_is_served_by_whoever_owns_it_now() {
+    let (fleet, a, b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    let old = b.node.get(&id).expect("it runs").generation;
+    b.fleet.stand(Standing::Fenced);
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let answer = a.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    let slow = Fault::Delay(Duration::from_secs(2));
+    b.faults.next(Operation::ExitCode, 1, slow);
+    fleet.change("b", |b| b.standing = PeerStanding::Live);
+    b.node.condemn(&id, old, "it was lost");
+    b.fleet.stand(Standing::Live);
+    let ending = |session: Session| session.state == SessionState::Stopping;
+    while !b.node.get(&id).is_some_and(ending) && b.node.is_live(&id) {
+        tokio::time::sleep(PAUSE).await;
+    }
+    let answer = b.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(a.node.is_live(&id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() {
     let (fleet, a, b) = two().await;
     let id = id("alice");
