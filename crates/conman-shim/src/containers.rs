@@ -45,7 +45,7 @@ pub(crate) struct Container {
     /// Somebody else starts it.
     #[serde(default)]
     pub(crate) foreign: bool,
-    /// It is somebody else's start, and whatever appears of it is to be killed.
+    /// It is to be killed, and so is whatever appears of somebody else's start.
     #[serde(default)]
     pub(crate) doomed: bool,
     /// For one that an earlier shim started, so that it is no child.

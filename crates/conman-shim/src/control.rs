@@ -17,7 +17,7 @@ mod requests;
 mod setting_up;
 mod terminals;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -33,6 +33,7 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_settime,
 };
 
+use crate::condemned::Condemned;
 use crate::connection::Connection;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
@@ -74,8 +75,7 @@ pub(crate) struct Control {
     fence: DeadMan,
     /// Whose freezing is ordered and not proven.
     unverified: BTreeSet<String>,
-    /// Condemned before a start of them was ordered; in order, the oldest first, and by name.
-    condemned_early: (VecDeque<String>, BTreeSet<String>),
+    condemned_early: Condemned,
     /// Names of others' starts of which everything is to be killed that appears.
     doomed: BTreeSet<String>,
     /// What subscribers were told last.

@@ -86,8 +86,15 @@ impl DeadMan {
         }
     }
 
-    /// Takes up what was written down, with what lives; `None` disarms it.
-    pub(crate) fn restore(&mut self, now_ns: u64, kept: Option<KeptFence>, found: Vec<SlotView>) {
+    /// Takes up what was written down, with what lives and what had been condemned; `None` disarms
+    /// it.
+    pub(crate) fn restore(
+        &mut self,
+        now_ns: u64,
+        kept: Option<KeptFence>,
+        found: Vec<SlotView>,
+        condemned: Vec<Slot>,
+    ) {
         if let Some(freeze_ms) = kept.and_then(|kept| kept.freeze_ms) {
             self.timing.freeze_ms = freeze_ms;
         }
@@ -97,7 +104,8 @@ impl DeadMan {
                 deadline: BootTime(kept.deadline_ms),
                 fired: kept.fired_ms.map(BootTime),
             };
-            Fence::restored(timing, kept, BootTime(whole_ms(now_ns)), found)
+            let fence = Fence::restored(timing, kept, BootTime(whole_ms(now_ns)), found);
+            fence.condemned_before(condemned)
         });
     }
 
@@ -189,7 +197,7 @@ mod tests {
             freeze_ms: None,
         };
         let living = vec![found("a.1", true), found("b.1", false)];
-        fence.restore(MS, Some(kept), living);
+        fence.restore(MS, Some(kept), living, Vec::new());
         fence.on(MS, FenceEvent::Tick);
         fence
     }
@@ -235,7 +243,7 @@ mod tests {
         let text = serde_json::to_string(&fence.kept()).expect("written");
         let mut later = DeadMan::new(Duration::from_millis(100));
         let kept = serde_json::from_str(&text).expect("read");
-        later.restore(1_050 * MS, kept, vec![found("a.1", true)]);
+        later.restore(1_050 * MS, kept, vec![found("a.1", true)], Vec::new());
         assert!(later.is_closed());
         let actions = later.on(1_050 * MS, FenceEvent::Tick);
         assert_eq!(actions, [FenceAction::Freeze(slot("a.1"))]);
@@ -254,7 +262,8 @@ mod tests {
                 .count()
         };
         let mut later = DeadMan::new(Duration::from_millis(10_000));
-        later.restore(1_299 * MS, fence.kept(), vec![found("a.1", true)]);
+        let living = vec![found("a.1", true)];
+        later.restore(1_299 * MS, fence.kept(), living, Vec::new());
         assert_eq!(later.freeze_ms(), 300);
         for fence in [&mut fence, &mut later] {
             assert_eq!(kills(fence.on(1_299 * MS, FenceEvent::Tick)), 0);

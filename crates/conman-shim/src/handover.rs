@@ -65,6 +65,8 @@ pub(crate) struct Handover {
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,
     pub(crate) watchers: Vec<KeptWatcher>,
+    /// Condemned before a start of theirs was ordered, the oldest first.
+    pub(crate) condemned: Vec<String>,
     /// Who asked, and in which call.
     pub(crate) asked_by: Option<(u64, u64)>,
     /// How often the shim has been replaced.

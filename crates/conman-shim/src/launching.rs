@@ -70,6 +70,7 @@ impl Pending {
         let scratch = own.map(|own| own.scratch.clone());
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
         container.log = own.and_then(|own| own.log.clone());
+        container.doomed = self.killed;
         container
     }
 }

@@ -3,7 +3,8 @@
 //! A journal of lines of JSON: each names a container and all there is to know of it, or says that
 //! it is forgotten; the last line of a name counts. A line is written before what it says is relied
 //! on. When most lines are stale the file is written anew and renamed into place. A line that was
-//! cut by the writer's death is passed over.
+//! cut by the writer's death is passed over. A kind of line that an older shim does not know is to
+//! it as if it were damaged: it begins closed if anything lives.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::condemned::Condemned;
 use crate::containers::Container;
 use crate::fence::KeptFence;
 use crate::launching::Left;
@@ -24,7 +26,7 @@ const VERSION: u32 = 1;
 /// Largest file that is read: four times what 16,384 containers with long names take.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Stale lines that are put up with, beside as many as there are containers.
+/// Stale lines that are put up with, beside as many as there are names that are of use.
 const SLACK: usize = 4_096;
 
 /// Filesystems in memory, by their magic numbers: tmpfs and ramfs.
@@ -50,6 +52,8 @@ pub(crate) enum Record<Name, Whole> {
     Launcher { pid: i32, start_ticks: u64 },
     /// It is removed.
     Swept { ticket: u64 },
+    /// Condemned before its start was ordered.
+    Condemned { name: Name },
     /// The fence's own; `None` when it is unarmed.
     Fence { state: Option<KeptFence> },
 }
@@ -66,6 +70,7 @@ pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) launcher: Option<(i32, u64)>,
     pub(crate) sweeps: BTreeMap<u64, Left>,
+    pub(crate) condemned: Condemned,
     pub(crate) fence: Option<KeptFence>,
 }
 
@@ -85,6 +90,9 @@ impl Kept {
             Record::Launcher { pid, start_ticks } => self.launcher = Some((pid, start_ticks)),
             Record::Swept { ticket } => {
                 self.sweeps.remove(&ticket);
+            }
+            Record::Condemned { name } => {
+                self.condemned.add(name);
             }
             Record::Fence { state } => self.fence = state,
         }
@@ -228,9 +236,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether it should be written anew, with this many containers.
-    pub(crate) fn is_overgrown(&self, containers: usize) -> bool {
-        self.spoiled || self.lines > 2 * containers + SLACK
+    /// Whether it should be written anew, with this many names that are of use.
+    pub(crate) fn is_overgrown(&self, names: usize) -> bool {
+        self.spoiled || self.lines > 2 * names + SLACK
     }
 }
 

@@ -32,6 +32,7 @@
 
 mod attachment;
 mod client;
+mod condemned;
 mod connection;
 mod containers;
 mod control;

@@ -754,9 +754,18 @@ fn what_was_condemned_before_its_start_was_ordered_never_begins() {
     let shim = Shim::start_with(&[]);
     let mut client = shim.client();
     arm(&mut client, 600_000);
-    let early = client.ask(Request::Kill {
-        name: "lost.1".to_owned(),
-    });
+    condemn_early(&mut client, "lost.1");
+    never_begins(&shim, &mut client, "lost.1");
+    let next = client.launch(shim.spec("lost.2", "exec sleep 1000"));
+    let next = next.expect("another generation may");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&next);
+}
+
+/// Kills one of which nothing was ordered yet, with an armed fence.
+fn condemn_early(client: &mut Client, name: &str) {
+    let name = name.to_owned();
+    let early = client.ask(Request::Kill { name });
     assert!(
         matches!(
             early,
@@ -764,11 +773,96 @@ fn what_was_condemned_before_its_start_was_ordered_never_begins() {
         ),
         "{early:?}"
     );
-    assert!(fenced(
-        client.launch(shim.spec("lost.1", "exec sleep 1000"))
-    ));
-    let next = client.launch(shim.spec("lost.2", "exec sleep 1000"));
+}
+
+fn never_begins(shim: &Shim, client: &mut Client, name: &str) {
+    let outcome = client.launch(shim.spec(name, "exec sleep 1000"));
+    assert!(fenced(outcome), "{name}");
+}
+
+#[test]
+fn what_was_condemned_early_does_not_begin_by_a_later_shim_either() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    arm(&mut client, 600_000);
+    condemn_early(&mut client, "lost.1");
+    // By the line that was added, then by the state as the next shim has written it anew.
+    for _ in 0..2 {
+        shim.succeed();
+        client = shim.client();
+        assert!(matches!(state(&mut client), FenceState::Armed { .. }));
+        never_begins(&shim, &mut client, "lost.1");
+    }
+    let replace = Request::Replace { program: None };
+    client.ask(replace).expect("replaced");
+    never_begins(&shim, &mut client, "lost.1");
+    // Armed anew, it knows it as well.
+    client.ask(Request::Disarm).expect("disarmed");
+    arm(&mut client, 600_000);
+    never_begins(&shim, &mut client, "lost.1");
+}
+
+#[test]
+fn what_was_condemned_early_does_not_begin_by_the_program_that_replaces_the_shims() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    arm(&mut client, 600_000);
+    for name in ["lost.1", "lost.2"] {
+        condemn_early(&mut client, name);
+    }
+    let replace = Request::Replace { program: None };
+    client.ask(replace).expect("replaced");
+    for name in ["lost.1", "lost.2"] {
+        never_begins(&shim, &mut client, name);
+    }
+    let next = client.launch(shim.spec("lost.3", "exec sleep 1000"));
     let next = next.expect("another generation may");
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&next);
+}
+
+#[test]
+fn what_was_to_be_killed_while_it_lived_is_killed_by_a_later_shim() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let mut launch = |name: &str| {
+        let launched = client.launch(shim.spec(name, "exec sleep 1000"));
+        launched.expect("launched")
+    };
+    let (dead, lives) = (launch("dead.1"), launch("lives.1"));
+    arm(&mut client, 600_000);
+    let name = "dead.1".to_owned();
+    client.ask(Request::Kill { name }).expect("killed");
+    wait_dead(&dead);
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    let path = shim.path("shim.state");
+    let state = std::fs::read_to_string(&path).expect("a state");
+    let of = |name: &str, doomed: bool| {
+        let (name, doomed) = (
+            format!("\"name\":\"{name}\""),
+            format!("\"doomed\":{doomed}"),
+        );
+        move |line: &&str| line.contains(&name) && line.contains(&doomed)
+    };
+    assert!(
+        state.lines().any(|line| of("dead.1", true)(&line)),
+        "{state}"
+    );
+    // As if an order to kill the other one had not come into effect.
+    let line = state.lines().rfind(of("lives.1", false));
+    let line = line.expect("its line");
+    let doomed = line.replace("\"doomed\":false", "\"doomed\":true");
+    std::fs::write(&path, format!("{state}{doomed}\n")).expect("written");
+    shim.succeed();
+    wait_dead(&lives);
 }

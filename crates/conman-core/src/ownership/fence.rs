@@ -9,7 +9,8 @@
 //! A slot is opened, which makes its cgroup, before its create is sent. What appears in a frozen
 //! slot is born frozen; so a late start never runs past the deadline. [`Fence::kept`] is written
 //! where a new shim finds it before any action is carried out; that, and what the new shim sees in
-//! the slots' cgroups, is all that [`Fence::restored`] needs.
+//! the slots' cgroups, is all that [`Fence::restored`] needs. What was condemned is kept by whoever
+//! carries the actions out ([`Fence::condemned_before`]): above all what never had a cgroup.
 //!
 //! An event costs the same however many slots there are; only the deadline, an order for all, and
 //! [`FenceEvent::Tick`] look at every slot.
@@ -97,6 +98,16 @@ struct Held {
 }
 
 impl Held {
+    /// Of which nothing exists or can appear: it is not opened before it is forgotten.
+    const SHUT: Self = Self {
+        freezer: Freezer::Thawed,
+        found: false,
+        present: false,
+        may_appear: false,
+        condemned: true,
+        retry_at: BootTime(0),
+    };
+
     fn is_gone(&self) -> bool {
         !self.present && !self.may_appear
     }
@@ -165,8 +176,7 @@ impl Fence {
         Self::restored(timing, kept, BootTime(0), Vec::new())
     }
 
-    /// A new shim's, from what the dead one kept and from a look at every slot's cgroup. What the
-    /// dead one had condemned is condemned again by the daemon when it connects.
+    /// A new shim's, from what the dead one kept and from a look at every slot's cgroup.
     #[must_use]
     pub fn restored(timing: Timing, kept: Kept, now: BootTime, found: Vec<SlotView>) -> Self {
         let held = |view: SlotView| {
@@ -191,6 +201,16 @@ impl Fence {
             slots: found.into_iter().map(held).collect(),
             wake: Some(now),
         }
+    }
+
+    /// A restored one's: these had been condemned. What was found of them is killed from the next
+    /// tick on; the others stay shut, since a start of theirs may yet be ordered that was delayed.
+    #[must_use]
+    pub fn condemned_before(mut self, slots: impl IntoIterator<Item = Slot>) -> Self {
+        for slot in slots {
+            self.slots.entry(slot).or_insert(Held::SHUT).condemned = true;
+        }
+        self
     }
 
     /// K is this from now on, for what has been asked to freeze already as well.
@@ -317,14 +337,7 @@ impl Fence {
     /// A slot that was never opened, or is forgotten, is certified at once, and is not opened
     /// before it is forgotten again.
     fn condemn(&mut self, now: BootTime, slot: Slot, actions: &mut Vec<FenceAction>) {
-        let held = self.slots.entry(slot.clone()).or_insert(Held {
-            freezer: Freezer::Thawed,
-            found: false,
-            present: false,
-            may_appear: false,
-            condemned: true,
-            retry_at: now,
-        });
+        let held = self.slots.entry(slot.clone()).or_insert(Held::SHUT);
         held.condemned = true;
         held.retry_at = now;
         if held.is_gone() {
@@ -443,6 +456,29 @@ mod tests {
         assert_eq!(actions, [FenceAction::Kill(running)]);
         let actions = fence.on(BootTime(7_000), order(9_000, vec![slot()]));
         assert_eq!(actions, [FenceAction::Thaw(slot())]);
+    }
+
+    #[test]
+    fn what_had_been_condemned_stays_so_whether_or_not_anything_of_it_is_found() {
+        let before = running();
+        let never = Slot {
+            generation: 7,
+            ..slot()
+        };
+        let later = Fence::restored(
+            Timing::default(),
+            before.kept(),
+            BootTime(10),
+            before.view(),
+        );
+        let mut later = later.condemned_before([slot(), never.clone()]);
+        let actions = later.on(BootTime(10), FenceEvent::Tick);
+        assert_eq!(actions, [FenceAction::Kill(slot())]);
+        let actions = later.on(BootTime(11), FenceEvent::Open(never.clone()));
+        assert_eq!(actions, [FenceAction::Refused(never)]);
+        later.on(BootTime(20), FenceEvent::FreezeAll);
+        let actions = later.on(BootTime(21), order(9_000, vec![slot()]));
+        assert_eq!(actions, [], "it is not thawed");
     }
 
     #[test]

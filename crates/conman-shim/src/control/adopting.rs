@@ -76,6 +76,7 @@ impl Control {
             }
             self.containers.adopt(name, container);
         }
+        self.condemned_early = kept.condemned;
         self.arm(kept.fence);
         Ok(())
     }
@@ -126,6 +127,9 @@ impl Control {
             }
         }
         self.replacements = handover.replacements;
+        for name in handover.condemned.drain(..) {
+            self.condemned_early.add(name);
+        }
         self.arm(kept.fence);
         Ok(())
     }

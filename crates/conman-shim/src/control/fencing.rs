@@ -2,7 +2,7 @@
 
 use std::io;
 
-use conman_core::ownership::{BootTime, FenceAction, FenceEvent, SlotView};
+use conman_core::ownership::{BootTime, FenceAction, FenceEvent, Slot, SlotView};
 
 use super::{Control, boottime_ns, host_error};
 use crate::fence::{KeptFence, name_of, slot, whole_ms};
@@ -60,7 +60,25 @@ impl Control {
         let left = self.launching.sweeps();
         let left = left.filter_map(|(_, left)| Some(view(left.name.as_ref()?, true, &left.cgroup)));
         let found = begun.chain(starting).chain(left).collect();
-        self.fence.restore(boottime_ns(), kept, found);
+        let condemned = self.condemned();
+        self.fence.restore(boottime_ns(), kept, found, condemned);
+    }
+
+    /// All whose death was ordered, whatever of them exists.
+    fn condemned(&self) -> Vec<Slot> {
+        let begun = self.containers.iter();
+        let begun = begun
+            .filter(|(_, one)| one.doomed && one.is_alive() && one.exec_in.is_none())
+            .map(|(name, _)| name.as_str());
+        let starts = self.launching.pending.values();
+        let starting = starts
+            .filter(|start| start.killed && start.own.is_some())
+            .map(|start| start.name.as_str());
+        let left = self.launching.sweeps().filter(|(_, left)| left.killed);
+        let left = left.filter_map(|(_, left)| left.name.as_deref());
+        let names = begun.chain(starting).chain(left);
+        let names = names.chain(self.condemned_early.iter());
+        names.map(slot).collect()
     }
 
     /// In force, and written down for a later shim, before it is answered.

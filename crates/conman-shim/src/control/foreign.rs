@@ -78,15 +78,20 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// Whatever appears of it is killed, if somebody else starts it and has not said how that went.
+    /// Remembers for later shims, too, that it is to be killed: by the fence, if it is armed, and
+    /// whatever appears of it, if somebody else starts it and has not said how that went.
     pub(super) fn doom(&mut self, name: &str) {
         let Some(container) = self.containers.get_mut(name) else {
             return;
         };
-        if container.may_appear() {
-            container.doomed = true;
+        let may_appear = container.may_appear();
+        if container.doomed || !(may_appear || self.fence.is_armed()) {
+            return;
+        }
+        container.doomed = true;
+        self.keep(name);
+        if may_appear {
             self.doomed.insert(name.to_owned());
-            self.keep(name);
             self.set_timer();
         }
     }

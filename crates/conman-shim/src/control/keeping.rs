@@ -12,8 +12,8 @@ impl Control {
     /// Writes a line, and all of them anew when most are stale.
     pub(super) fn note(&mut self, line: &LineRef<'_>) -> io::Result<()> {
         self.ledger.append(line)?;
-        let containers = self.containers.len() + self.launching.pending.len();
-        if self.ledger.is_overgrown(containers)
+        let names = self.containers.len() + self.launching.pending.len();
+        if self.ledger.is_overgrown(names + self.condemned_early.len())
             && let Err(error) = self.rewrite_ledger()
         {
             tracing::error!(%error, "the shim's state cannot be written anew; it goes on growing");
@@ -45,6 +45,14 @@ impl Control {
         self.close_terminal(name);
         if let Err(error) = self.note(&Record::Drop { name }) {
             tracing::error!(name, %error, "a later shim would not know that it is forgotten");
+        }
+    }
+
+    /// Writes down that its start, which may yet be ordered, is never to begin. Where that fails it
+    /// is written with the rest as soon as there is room.
+    pub(super) fn keep_condemned(&mut self, name: &str) {
+        if let Err(error) = self.note(&Record::Condemned { name }) {
+            tracing::error!(name, %error, "a later shim would not know that it is condemned");
         }
     }
 
@@ -130,8 +138,11 @@ impl Control {
             ticket,
             left: left.clone(),
         });
+        let condemned = self.condemned_early.iter();
+        let condemned = condemned.map(|name| Record::Condemned { name });
         let lines = std::iter::once(fence)
             .chain(launcher)
+            .chain(condemned)
             .chain(sweeps)
             .chain(begun)
             .chain(starting);

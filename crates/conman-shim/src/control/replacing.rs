@@ -262,6 +262,7 @@ impl Control {
                 .map(|(name, process)| (name.clone(), number(process)))
                 .collect(),
             doomed: self.containers.doomed().collect(),
+            condemned: self.condemned_early.iter().map(str::to_owned).collect(),
             asked_by,
             replacements: self.replacements + 1,
             freeze_ms: Some(self.fence.freeze_ms()),

@@ -269,22 +269,19 @@ impl Control {
     }
 
     /// Its start may have been ordered already, and not have arrived: another node may own the
-    /// session by then, so it must never begin. A name is used for one start only. As many
-    /// are remembered as there may be containers, so that the oldest one's has been given up.
+    /// session by then, so it must never begin, be it ordered of a later shim. A name is used for
+    /// one start only. With an unarmed fence there is no other owner.
     fn condemn_early(&mut self, name: &str) {
         if !self.fence.is_armed()
             || check_name(name).is_err()
-            || !self.condemned_early.1.insert(name.to_owned())
+            || self.condemned_early.contains(name)
         {
             return;
         }
-        self.condemned_early.0.push_back(name.to_owned());
-        if self.condemned_early.0.len() > MAX_CONTAINERS
-            && let Some(oldest) = self.condemned_early.0.pop_front()
-        {
-            self.condemned_early.1.remove(&oldest);
+        if let Some(oldest) = self.condemned_early.add(name.to_owned()) {
             self.change(FenceEvent::Forget(slot(&oldest)));
         }
+        self.keep_condemned(name);
         self.change(FenceEvent::Condemn(slot(name)));
     }
 

@@ -20,6 +20,7 @@ use super::{
     Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
     SIGNALS, TIMER,
 };
+use crate::condemned::Condemned;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
 use crate::handover::Sealed;
@@ -100,7 +101,7 @@ impl Control {
         Ok(Self {
             fence: DeadMan::new(options.freeze_patience),
             unverified: BTreeSet::new(),
-            condemned_early: Default::default(),
+            condemned_early: Condemned::default(),
             doomed: BTreeSet::new(),
             told_fence: FenceState::Unarmed,
             options,

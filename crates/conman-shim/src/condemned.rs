@@ -1,0 +1,61 @@
+//! Names of starts that are never to begin.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::containers::MAX_CONTAINERS;
+
+/// Condemned before a start of them was ordered. As many are remembered as there may be containers,
+/// so that the start of the oldest has been given up.
+#[derive(Debug, Default)]
+pub(crate) struct Condemned {
+    /// The oldest first.
+    in_order: VecDeque<String>,
+    names: BTreeSet<String>,
+}
+
+impl Condemned {
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// Whom it pushes out, if anybody.
+    pub(crate) fn add(&mut self, name: String) -> Option<String> {
+        if !self.names.insert(name.clone()) {
+            return None;
+        }
+        self.in_order.push_back(name);
+        if self.in_order.len() <= MAX_CONTAINERS {
+            return None;
+        }
+        let oldest = self.in_order.pop_front()?;
+        self.names.remove(&oldest);
+        Some(oldest)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.in_order.len()
+    }
+
+    /// The oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.in_order.iter().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_given_up_and_no_name_counts_twice() {
+        let mut all = Condemned::default();
+        for number in 0..MAX_CONTAINERS {
+            assert_eq!(all.add(number.to_string()), None);
+        }
+        assert_eq!(all.add("0".to_owned()), None);
+        assert_eq!(all.add("last".to_owned()), Some("0".to_owned()));
+        assert!(!all.contains("0") && all.contains("1") && all.contains("last"));
+        assert_eq!(all.len(), MAX_CONTAINERS);
+        assert_eq!(all.iter().next(), Some("1"));
+    }
+}
