@@ -1,7 +1,7 @@
 //! Pure decisions: how a request becomes a spec, what things are called, how a session's life
 //! goes on, what a preemption or a drain will do, which sessions a listing shows, which node of a
-//! fleet may run what ([`ownership`]), which one shall ([`placement`]), and what is started again by
-//! itself ([`restart`]).
+//! fleet may run what ([`ownership`]), which one shall ([`placement`]), what is started again by
+//! itself ([`restart`]), and what is forgotten ([`retention`]).
 //!
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
 //! in, and destructive work comes out as data for somebody else to execute. No task runs here;
@@ -24,6 +24,7 @@ pub mod preempt;
 mod preempt_signal;
 mod resolve;
 pub mod restart;
+pub mod retention;
 mod sparing;
 mod spec_policy;
 

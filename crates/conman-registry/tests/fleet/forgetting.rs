@@ -1,10 +1,10 @@
 //! Nodes that are gone do not stay for ever, and come back as what they were.
 
 use conman_core::ownership::{Slot, SlotView};
-use conman_registry::{Fleet as _, ForgetError, PeerStanding};
+use conman_registry::{Fleet as _, ForgetError, PeerStanding, Registry as _, RegistryError};
 
 use crate::etcd::Etcd;
-use crate::node::{Node, options, short, until};
+use crate::node::{Node, id, options, short, until};
 use crate::proxy::{Proxy, Way};
 
 /// Every key below the prefix that ends with this node's name.
@@ -120,4 +120,39 @@ async fn a_node_that_was_forgotten_while_it_was_cut_off_joins_anew_with_a_greate
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
     assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
     a.claim_at_last("s").await;
+}
+
+#[tokio::test]
+async fn whoever_is_left_forgets_what_ended_on_a_node_that_is_gone_and_nothing_that_is_its_still() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let lost = a.claim_at_last("lost").await;
+    let former = a.claim_at_last("ended").await;
+    a.release("ended", former).await.expect("released");
+    let ended = a.claim_at_last("ended").await;
+    a.release("ended", ended).await.expect("released");
+    drop(a.registry);
+    is_fenced(&b, "a").await;
+    let forget = async |name: &str, generation| {
+        loop {
+            match b.registry.forget(&id(name), generation).await {
+                Err(RegistryError::Unavailable { .. }) => {}
+                definite => return definite,
+            }
+        }
+    };
+    let owned = forget("lost", lost).await.expect_err("it may run");
+    assert!(matches!(owned, RegistryError::Owned { .. }), "{owned}");
+    let older = forget("ended", former).await.expect_err("another one");
+    assert!(matches!(older, RegistryError::Superseded { .. }), "{older}");
+    forget("ended", ended).await.expect("nobody's");
+    let record = b.registry.get(&id("ended")).await.expect("readable");
+    assert_eq!(record, None);
+    let read = b.registry.get(&id("lost")).await.expect("readable");
+    assert!(read.is_some_and(|record| record.generation == lost));
+    let claimed = b.claim_at_last("lost").await;
+    b.release("lost", claimed).await.expect("released");
+    forget("lost", claimed).await.expect("nobody's");
+    assert!(b.claim_at_last("ended").await > ended, "it only grows");
 }

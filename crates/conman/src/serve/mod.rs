@@ -39,6 +39,7 @@ use conman_cli::ServeArgs;
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_core::placement::PlacementLimits;
+use conman_core::retention::Retention;
 use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_peer::{FleetMap, PeerClient};
@@ -213,7 +214,15 @@ async fn serve(
         Seeker::new(Arc::clone(&node), Arc::clone(map), dialer, closing.clone())
     });
     if let Some(seeker) = &seeker {
-        restarter::run(&node, fleet, seeker, &state.vitals, closing.clone());
+        let retention = Retention::default();
+        restarter::run(
+            &node,
+            fleet,
+            seeker,
+            &state.vitals,
+            retention,
+            closing.clone(),
+        );
     }
     let proxy = start_proxy(
         &config,

@@ -2,7 +2,10 @@
 //!
 //! One task looks at the records now and then, and at once when a node goes. Whose restart is this
 //! node's, and when, `conman_core::restart` says; what it begins runs in tasks of its own, a few at
-//! a time. Nothing here is relied on for who owns what: a restart is a claim like any other.
+//! a time. Nothing here is relied on for who owns what: a restart is a claim like any other. What is
+//! restarted by nobody, and tells of nodes that are gone, it has forgotten in time.
+
+mod leftovers;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,6 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::restart::{self, Verdict, Watch};
+use conman_core::retention::Retention;
 use conman_node::{Node, Relocate, end_of};
 use conman_proto::{EventKind, Generation, SessionId};
 use conman_registry::{Fleet, FleetSession, NewEvent, Peer, PeerStanding, RegistryError};
@@ -19,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::leftovers::Leftovers;
 use super::seeker::{LostSession, Seeker};
 
 /// What the task is called when it ends or stands still.
@@ -52,6 +57,7 @@ pub(super) fn run(
     fleet: &Arc<dyn Fleet>,
     seeker: &Arc<Seeker>,
     vitals: &Vitals,
+    retention: Retention,
     closing: CancellationToken,
 ) {
     node.relocate_by(Arc::new(Relocator {
@@ -66,6 +72,7 @@ pub(super) fn run(
         parallel: Arc::new(Semaphore::new(PARALLEL)),
         began: Instant::now(),
         told: HashSet::new(),
+        leftovers: Leftovers::new(Arc::clone(node), retention),
     };
     // Orders that are dropped with the daemon are another node's to give again.
     let pulse = vitals.task(NAME);
@@ -82,6 +89,7 @@ struct Restarter {
     began: Instant,
     /// Those given up, by the generation that was the last.
     told: HashSet<(SessionId, Generation)>,
+    leftovers: Leftovers,
 }
 
 impl Restarter {
@@ -142,31 +150,41 @@ impl Restarter {
             }
         }
         lock(&self.watch).keep(|id| lacking.contains(id));
+        self.leftovers.clear();
         Ok(())
     }
 
     /// Whether the session is to be restarted by somebody.
     fn look_at(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
         let record = &session.record;
-        let fenced = || {
-            let known = peers.iter().find(|peer| peer.name == session.node);
-            known.is_some_and(|peer| peer.standing == PeerStanding::Fenced)
+        let known = peers.iter().find(|peer| peer.name == session.node);
+        let fenced = known.map(|peer| peer.standing == PeerStanding::Fenced);
+        let gone_for = match fenced.unwrap_or(true) {
+            true => Some(self.leftovers.gone_for(&session.node)),
+            false => None,
         };
-        if !record.state.is_ended() && !fenced() {
+        if !record.state.is_ended() && fenced != Some(true) {
             return false;
         }
         let (from, end) = (&session.node, end_of(record));
         let verdict = restart::judge(&record.spec, record.created_at, from, end, Timestamp::now());
+        let me = self.fleet.me();
+        let turn = turn(me, peers, &record.id);
+        let first = turn == Some(0);
         let count = match verdict {
-            Verdict::No => return false,
-            Verdict::GivenUp { count } => {
-                self.give_up(session, peers, count);
+            Verdict::Restart(next) => next.count,
+            Verdict::No | Verdict::GivenUp { .. } => {
+                // One of the nodes says so.
+                if let Verdict::GivenUp { count } = verdict
+                    && first
+                {
+                    self.give_up(session, count);
+                }
+                self.leftovers.look_at(session, gone_for.filter(|_| first));
                 return false;
             }
-            Verdict::Restart(next) => next.count,
         };
-        let me = self.fleet.me();
-        if let Some(turn) = turn(me, peers, &record.id) {
+        if let Some(turn) = turn {
             let now_ms = self.now_ms();
             let which = (&record.id, record.generation);
             if lock(&self.watch).is_due(now_ms, which, turn, count) {
@@ -208,16 +226,13 @@ impl Restarter {
         });
     }
 
-    fn give_up(&mut self, session: &FleetSession, peers: &[Peer], count: u32) {
+    fn give_up(&mut self, session: &FleetSession, count: u32) {
         let record = &session.record;
         let (id, generation) = (&record.id, record.generation);
         if self.told.len() >= MAX_TOLD {
             self.told.clear();
         }
-        // One of the nodes says so.
-        if turn(self.fleet.me(), peers, id) != Some(0)
-            || !self.told.insert((id.clone(), generation))
-        {
+        if !self.told.insert((id.clone(), generation)) {
             return;
         }
         let message = format!(

@@ -9,7 +9,8 @@ use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces};
 use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, HostRules, OriginRules};
 use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
-use conman_core::{SpecPolicy, Template};
+use conman_core::retention::Retention;
+use conman_core::{EndCause, SpecPolicy, Template};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::NodeOptions;
@@ -20,7 +21,9 @@ use conman_proto::{
     Session, SessionRequest, SessionState,
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
-use conman_registry::{Announcement, Fleet, Journal, Standing};
+use conman_registry::{
+    Announcement, Ending, Fleet, Journal, PeerStanding, Phases, Release, SessionRecord, Standing,
+};
 use conman_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -77,6 +80,15 @@ fn loopback() -> (TcpListener, SocketAddr) {
 
 impl Member {
     async fn join(fleet: &Arc<ModelFleet>, name: &str, secret: &Arc<ClusterSecret>) -> Self {
+        Self::join_keeping(fleet, name, secret, Retention::default()).await
+    }
+
+    async fn join_keeping(
+        fleet: &Arc<ModelFleet>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+        retention: Retention,
+    ) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let mut random = [0; 4];
         getrandom::fill(&mut random).expect("random bytes");
@@ -131,7 +143,7 @@ impl Member {
         let seeker = Seeker::new(Arc::clone(&node), Arc::clone(&map), dialer, closing.clone());
         let known: Arc<dyn Fleet> = seen.clone();
         let vitals = conman_vitals::Vitals::default();
-        restarter::run(&node, &known, &seeker, &vitals, closing.clone());
+        restarter::run(&node, &known, &seeker, &vitals, retention, closing.clone());
         let guard = closing.clone().drop_guard();
         let api = api(&node, &map, &state, secret, closing.clone());
         let (listener, address) = loopback();
@@ -582,6 +594,91 @@ async fn what_was_stopped_after_its_node_had_gone_is_not_restarted() {
     a.runs(&back).await;
     assert!(!a.node.is_live(&stopped));
     assert_eq!(a.node.record(&stopped).await.expect("readable"), None);
+}
+
+/// Waits until the record is so.
+async fn is_recorded(node: &Node, id: &SessionId, is: impl Fn(Option<&SessionRecord>) -> bool) {
+    let becoming = async {
+        loop {
+            let record = node.record(id).await.expect("readable");
+            if is(record.as_ref()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let became = tokio::time::timeout(PATIENCE, becoming).await;
+    became.expect("it is so in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_ends() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let (stopped, waits, back) = (id("stopped"), id("waits"), id("back"));
+    for (id, on_node_loss) in [
+        (&stopped, OnNodeLoss::Wait),
+        (&waits, OnNodeLoss::Wait),
+        (&back, OnNodeLoss::Restart),
+    ] {
+        b.start_with(id, on_node_loss).await;
+    }
+    b.node.stop(&stopped, "a test").await.expect("stopped");
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let keeping = Member::join(&fleet, "a", &secret).await;
+    // Whoever restarts it has looked at all records before.
+    keeping.runs(&back).await;
+    let record = keeping.node.record(&stopped).await.expect("readable");
+    assert!(record.is_some_and(|record| record.state.is_ended()));
+    fleet.announced("a", |a| a.draining = true);
+    let at_once = Retention {
+        ended: Duration::ZERO,
+        lost: Duration::ZERO,
+        sure_after: Duration::ZERO,
+    };
+    let c = Member::join_keeping(&fleet, "c", &secret, at_once).await;
+    is_recorded(&c.node, &stopped, |record| record.is_none()).await;
+    is_recorded(&c.node, &waits, |record| {
+        record.is_some_and(|record| record.state.end_cause() == Some(EndCause::Deleted))
+    })
+    .await;
+    let shown = c.node.get(&waits).expect("it is this node's to show");
+    assert_eq!(shown.state, SessionState::Stopped);
+    assert!(keeping.node.is_live(&back));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_failed_to_forget_goes_later() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let (kept, left) = (id("kept"), id("left"));
+    a.start(&kept).await;
+    a.node.stop(&kept, "a test").await.expect("stopped");
+    let spec = a.node.get(&kept).expect("it is shown").spec;
+    let (registry, _) = fleet.join("a");
+    let claimed = registry.claim(&left, &spec).await.expect("claimed");
+    let ending = Ending {
+        failed: false,
+        cause: Some(EndCause::Exited),
+        reason: "exited".to_owned(),
+        exit_code: Some(0),
+        ended_at: jiff::Timestamp::now(),
+        started_at: None,
+        phases: Phases::default(),
+    };
+    let release = Release {
+        id: left.clone(),
+        generation: claimed.generation,
+        ending,
+    };
+    let released = registry.release(vec![release]).await;
+    assert!(released.iter().all(Result::is_ok), "{released:?}");
+    // Whoever sees a node go looks at all records soon.
+    let _gone = fleet.join("gone");
+    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
+    is_recorded(&a.node, &left, |record| record.is_none()).await;
+    let record = a.node.record(&kept).await.expect("readable");
+    assert!(record.is_some());
 }
 
 async fn drained(node: &Node) -> DrainReport {

@@ -1,0 +1,126 @@
+//! Has records go that nobody looks after: of nodes that are gone, and what this one failed to
+//! forget.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::retention::{Lot, Retention};
+use conman_node::{Node, end_of};
+use conman_registry::{FleetSession, RecordState, RegistryError, SessionRecord};
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// Records that go after one look at all of them; the others go after the next.
+const MAX_AT_ONCE: usize = 200;
+
+#[derive(Debug)]
+pub(super) struct Leftovers {
+    node: Arc<Node>,
+    retention: Retention,
+    /// The nodes that are gone and have records yet, since when that is seen.
+    gone: HashMap<String, Instant>,
+    /// Those of the present look at all records.
+    met: HashSet<String>,
+    found: Vec<(SessionRecord, Lot)>,
+    /// What goes just now.
+    going: Option<JoinHandle<()>>,
+}
+
+impl Leftovers {
+    pub(super) fn new(node: Arc<Node>, retention: Retention) -> Self {
+        Self {
+            node,
+            retention,
+            gone: HashMap::new(),
+            met: HashSet::new(),
+            found: Vec::new(),
+            going: None,
+        }
+    }
+
+    /// For how long a node has been seen to be gone that a record is of.
+    pub(super) fn gone_for(&mut self, node: &str) -> Duration {
+        if !self.met.contains(node) {
+            self.met.insert(node.to_owned());
+        }
+        match self.gone.get(node) {
+            Some(since) => since.elapsed(),
+            None => {
+                self.gone.insert(node.to_owned(), Instant::now());
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// Of a session that nobody restarts by itself; `gone_for` where its node is gone and it is this
+    /// node's to see to.
+    pub(super) fn look_at(&mut self, session: &FleetSession, gone_for: Option<Duration>) {
+        let record = &session.record;
+        let ended_at = match &record.state {
+            RecordState::Ended(ending) => Some(ending.ended_at),
+            _ => None,
+        };
+        let lot = match gone_for {
+            Some(gone_for) => {
+                let (end, now) = (end_of(record), Timestamp::now());
+                let retention = &self.retention;
+                retention.lot(&record.spec, end, ended_at, gone_for, now)
+            }
+            None if ended_at.is_some() && self.was_not_forgotten(session) => Lot::Forgotten,
+            None => Lot::Stays,
+        };
+        if lot != Lot::Stays && self.found.len() < MAX_AT_ONCE {
+            self.found.push((record.clone(), lot));
+        }
+    }
+
+    /// Whether this node should have forgotten it: what has ended is shown for as long as it is kept.
+    fn was_not_forgotten(&self, session: &FleetSession) -> bool {
+        session.node == self.node.name() && self.node.get(&session.record.id).is_none()
+    }
+
+    /// All records were looked at: those that were found go, in the background.
+    pub(super) fn clear(&mut self) {
+        let met = std::mem::take(&mut self.met);
+        self.gone.retain(|node, _| met.contains(node));
+        let found = std::mem::take(&mut self.found);
+        let busy = self
+            .going
+            .as_ref()
+            .is_some_and(|going| !going.is_finished());
+        if busy || found.is_empty() {
+            return;
+        }
+        let (node, kept) = (Arc::clone(&self.node), self.retention.lost);
+        // One that ends with the daemon is begun again by the next one.
+        self.going = Some(tokio::spawn(async move {
+            for (record, lot) in found {
+                go(&node, record, lot, kept).await;
+            }
+        }));
+    }
+}
+
+async fn go(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
+    let (id, generation) = (record.id.clone(), record.generation);
+    let failed = match lot {
+        Lot::Stays => None,
+        Lot::Forgotten => match node.forget(&id, generation).await {
+            // Somebody was quicker.
+            Ok(()) | Err(RegistryError::Superseded { .. }) => None,
+            Err(error) => Some(super::super::chain(&error)),
+        },
+        Lot::Ended => {
+            let days = kept.as_secs() / (24 * 3_600);
+            let why = format!("its node was lost, and nobody asked for it for {days} days");
+            let ended = node.stop_lost(record, why).await;
+            ended.err().map(|error| super::super::chain(&error))
+        }
+    };
+    match failed {
+        Some(why) => tracing::debug!(session = %id, why, "an old record did not go yet"),
+        None => tracing::debug!(session = %id, %generation, "an old record has gone"),
+    }
+}
