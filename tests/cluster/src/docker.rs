@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use conman_linux::{PidFd, Signal};
 
 use crate::command::run;
@@ -45,8 +45,13 @@ fn folder(layout: &Layout) -> PathBuf {
     layout.directory.join("docker")
 }
 
-fn pid_file(layout: &Layout) -> PathBuf {
-    folder(layout).join("docker.pid")
+/// Where it and the containerd that it starts leave their process ids, each with its program.
+fn pid_files(layout: &Layout) -> [(PathBuf, &'static str); 2] {
+    let folder = folder(layout);
+    [
+        (folder.join("docker.pid"), "dockerd"),
+        (folder.join("exec/containerd/containerd.pid"), "containerd"),
+    ]
 }
 
 /// The daemons that serve a cluster; `None` is the machine's.
@@ -111,7 +116,7 @@ pub(crate) fn start(layout: &Layout) -> Result<()> {
     for (option, name) in [("--data-root", "data"), ("--exec-root", "exec")] {
         daemon.arg(option).arg(folder.join(name));
     }
-    daemon.arg("--pidfile").arg(pid_file(layout));
+    daemon.arg("--pidfile").arg(&pid_files(layout)[0].0);
     daemon.arg("--host").arg(host);
     let mut child = daemon
         .stdin(Stdio::null())
@@ -131,14 +136,13 @@ pub(crate) fn start(layout: &Layout) -> Result<()> {
         }
         std::thread::park_timeout(POLL);
     }
-    // A dead one that nobody waits for would look alive to the next one.
-    let reap = std::thread::Builder::new().spawn(move || child.wait());
-    reap.map(drop).context("cannot start a thread")
+    Ok(())
 }
 
 /// Sends the cluster's daemon a signal; `false` when there is none.
 pub(crate) fn signal(layout: &Layout, signal: Signal) -> Result<bool> {
-    match daemon(layout) {
+    let [(file, program), _] = pid_files(layout);
+    match alive(&file, program) {
         Some(daemon) => daemon
             .signal(signal)
             .context("cannot send a cluster's dockerd a signal"),
@@ -146,9 +150,14 @@ pub(crate) fn signal(layout: &Layout, signal: Signal) -> Result<bool> {
     }
 }
 
-/// SIGKILL to the cluster's daemon, whose containers live on.
+/// SIGKILL to the cluster's daemon, with its containerd; containers live on.
 pub(crate) fn kill(layout: &Layout) -> Result<()> {
-    end_daemon(layout, Signal::KILL)
+    for (file, program) in pid_files(layout) {
+        end_process(&file, program, Signal::KILL)?;
+        // Nobody may reap it for a while, and so it would seem to live to the next one.
+        let _ = fs::remove_file(file);
+    }
+    Ok(())
 }
 
 /// Removes the containers of these installations, the image, and the cluster's daemon.
@@ -175,29 +184,43 @@ pub(crate) fn end(layout: &Layout, instances: &[String]) -> Result<()> {
         // Another cluster may have replaced or removed it.
         let _ = run(docker(None).args(["rmi", conman_e2e::ROOT]));
     }
-    // It ends its containerd and takes its mounts away.
-    end_daemon(layout, Signal::TERM)
-}
-
-fn end_daemon(layout: &Layout, signal: Signal) -> Result<()> {
-    let Some(daemon) = daemon(layout) else {
-        return Ok(());
-    };
-    daemon
-        .signal(signal)
-        .context("cannot end a cluster's dockerd")?;
-    let dead = daemon
-        .wait_dead(PATIENCE)
-        .context("cannot wait for a cluster's dockerd")?;
-    anyhow::ensure!(dead, "a cluster's dockerd does not end within {PATIENCE:?}");
+    // It ends its containerd and takes its mounts away, but for those of one that was killed.
+    let [(file, program), _] = pid_files(layout);
+    end_process(&file, program, Signal::TERM)?;
+    let folder = folder(layout).to_string_lossy().into_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    // The latest first: earlier ones lie below them.
+    let ours = points.filter(|point| point.starts_with(&folder)).rev();
+    for point in ours.collect::<Vec<_>>() {
+        run(Command::new("umount").arg(point))?;
+    }
     Ok(())
 }
 
-/// The cluster's own, if it lives.
-fn daemon(layout: &Layout) -> Option<PidFd> {
-    let text = fs::read_to_string(pid_file(layout)).ok()?;
-    let daemon = PidFd::open(text.trim().parse().ok()?).ok()?;
+fn end_process(file: &Path, program: &str, signal: Signal) -> Result<()> {
+    let Some(process) = alive(file, program) else {
+        return Ok(());
+    };
+    process
+        .signal(signal)
+        .with_context(|| format!("cannot end a cluster's {program}"))?;
+    let dead = process
+        .wait_dead(PATIENCE)
+        .with_context(|| format!("cannot wait for a cluster's {program}"))?;
+    ensure!(
+        dead,
+        "a cluster's {program} does not end within {PATIENCE:?}"
+    );
+    Ok(())
+}
+
+/// Whom such a file names, if it lives.
+fn alive(file: &Path, program: &str) -> Option<PidFd> {
+    let text = fs::read_to_string(file).ok()?;
+    let process = PidFd::open(text.trim().parse().ok()?).ok()?;
     // The number may be another process's by now.
-    let words = fs::read(format!("/proc/{}/cmdline", daemon.pid())).ok()?;
-    words.starts_with(b"dockerd\0").then_some(daemon)
+    let words = fs::read(format!("/proc/{}/cmdline", process.pid())).ok()?;
+    let first = words.split(|byte| *byte == 0).next()?;
+    (first == program.as_bytes()).then_some(process)
 }

@@ -399,11 +399,16 @@ impl Fleet {
 /// Set where the machine does nothing else, so that what was measured can be judged.
 const QUIET_MACHINE: &str = "CONMAN_CLUSTER_QUIET";
 
+/// Whether figures are to be judged.
+pub(crate) fn is_quiet() -> bool {
+    std::env::var_os(QUIET_MACHINE).is_some()
+}
+
 /// Tells how long it took, and where the machine is quiet that it was no longer than this.
 pub(crate) fn within(bound_ms: u64, what: &str, from_ns: u64, to_ns: u64) {
     measured(what, from_ns, to_ns);
     let took_ms = to_ns.saturating_sub(from_ns) / 1_000_000;
-    if std::env::var_os(QUIET_MACHINE).is_some() {
+    if is_quiet() {
         assert!(
             took_ms <= bound_ms,
             "{what}: {took_ms} ms, not {bound_ms} ms at most"

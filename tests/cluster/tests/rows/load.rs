@@ -1,4 +1,4 @@
-//! A steady load of calls to the API beside a fault, and how long they take.
+//! A steady load of calls beside a fault, to the API or to sessions, and how long they take.
 //!
 //! Calls begin at fixed times, whether or not earlier ones are answered, and their times count from
 //! then: a node that hangs delays what comes after, too. None of them starts a container.
@@ -6,18 +6,25 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use conman_cluster::overlap::TEMPLATE;
-use conman_e2e::Api;
+use conman_cluster::overlap::{SERVING, TEMPLATE};
+use conman_e2e::{Api, eventually};
 use http::Method;
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, PATIENCE, is_quiet, within};
 
-/// Between two calls: twenty a second.
+/// Between two calls of the API: twenty a second.
 const PACE: Duration = Duration::from_millis(50);
+/// Between two requests to sessions: enough for a percentile.
+const PACE_OF_REQUESTS: Duration = Duration::from_millis(10);
+/// What a fault is compared with.
+const BEFORE: Duration = Duration::from_secs(5);
+/// A fault may make others' requests slower by a tenth, or than this: all hosts share this machine's
+/// processors, on which the new containers of the failed one start.
+const UNNOTICED_MS: u64 = 50;
 /// A caller's patience: an answer that has not come by then counts as one that took so long.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -51,15 +58,38 @@ pub(crate) struct Taken {
     pub(crate) p50: Duration,
     pub(crate) p99: Duration,
     pub(crate) max: Duration,
+    /// Calls that were answered otherwise than by 200, or not.
+    refused: usize,
 }
+
+/// What is asked next, and of whom.
+type Next = (Api, &'static str, Method, String);
 
 impl Load {
     pub(crate) fn begin(fleet: &Fleet, asked: Asked) -> Self {
         let nodes = asked.nodes.iter().map(|&node| fleet.node(node).api());
         let apis: Vec<Api> = nodes.collect();
+        Self::of(PACE, move |number| {
+            let (kind, method, path) = call(&asked, number);
+            (apis[number % apis.len()].clone(), kind, method, path)
+        })
+    }
+
+    /// Requests to a session, through these nodes in turn.
+    fn of_session(fleet: &Fleet, through: &[usize], id: &str) -> Self {
+        let nodes = through.iter().map(|&node| fleet.node(node).sessions());
+        let apis: Vec<Api> = nodes.collect();
+        let path = format!("/s/{id}/");
+        Self::of(PACE_OF_REQUESTS, move |number| {
+            let api = apis[number % apis.len()].clone();
+            (api, "request", Method::GET, path.clone())
+        })
+    }
+
+    fn of(pace: Duration, next: impl Fn(usize) -> Next + Send + 'static) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let calls = tokio::spawn(async move {
-            let mut tick = interval(PACE);
+            let mut tick = interval(pace);
             tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
             let mut under_way = JoinSet::new();
             let mut number = 0;
@@ -69,8 +99,7 @@ impl Load {
                     due = tick.tick() => due,
                     _ = &mut stopped => break,
                 };
-                let api = apis[number % apis.len()].clone();
-                let (kind, method, path) = call(&asked, number);
+                let (api, kind, method, path) = next(number);
                 under_way.spawn(carry_out(api, due, kind, method, path));
                 number += 1;
             }
@@ -92,12 +121,52 @@ impl Load {
         for (kind, took) in kinds {
             tell(&format!("{what}, {kind}"), &Taken::of(took));
         }
-        let all = Taken::of(calls.iter().map(|call| call.took).collect());
+        let mut all = Taken::of(calls.iter().map(|call| call.took).collect());
+        all.refused = calls.iter().filter(|call| call.answer != "200 OK").count();
         tell(&format!("{what}, all calls"), &all);
         for ((kind, answer), times) in answers {
             say(&format!("{kind} was answered {times} times: {answer}"));
         }
         all
+    }
+}
+
+/// A session of a node that nothing befalls, whose clients are to notice no fault of others.
+pub(crate) struct Bystander {
+    before: Taken,
+    load: Load,
+}
+
+impl Bystander {
+    /// Has one run on a node, and asks for it through these, for a while until the fault may begin.
+    pub(crate) async fn begin(fleet: &Fleet, node: usize, through: &[usize]) -> Self {
+        let (id, name) = ("bystander", fleet.node(node).name());
+        let path = format!("/v1/sessions/{id}?node_label=host%3D{name}");
+        let body = json!({"template": SERVING});
+        eventually("the bystander runs", PATIENCE, async || {
+            let answer = fleet.ask(node, Method::PUT, &path, Some(&body)).await;
+            answer.is_some_and(|answer| answer.status.is_success())
+        })
+        .await;
+        let load = Load::of_session(fleet, through, id);
+        sleep(BEFORE).await;
+        Self {
+            before: load.end("another node's session before the fault").await,
+            load: Load::of_session(fleet, through, id),
+        }
+    }
+
+    /// The fault is over: what its clients have seen of it.
+    pub(crate) async fn saw_nothing(self) {
+        let what = "another node's session during the fault";
+        let during = self.load.end(what).await;
+        let ms = |time: Duration| u64::try_from(time.as_millis()).expect("a short time");
+        let bound_ms = UNNOTICED_MS.max(ms(self.before.p99 * 11 / 10));
+        let p99_ns = u64::try_from(during.p99.as_nanos()).expect("a short time");
+        within(bound_ms, &format!("{what}, p99"), 0, p99_ns);
+        if is_quiet() {
+            assert_eq!(during.refused, 0, "of {} requests", during.calls);
+        }
     }
 }
 
@@ -147,6 +216,7 @@ impl Taken {
             p50: at(50),
             p99: at(99),
             max: at(100),
+            refused: 0,
         }
     }
 }
@@ -157,6 +227,7 @@ fn tell(what: &str, taken: &Taken) {
         p50,
         p99,
         max,
+        ..
     } = taken;
     let [p50, p99, max] = [p50, p99, max].map(Duration::as_millis);
     say(&format!(

@@ -12,12 +12,9 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::fleet::{Fleet, PATIENCE, measured, within};
-use crate::load::{Asked, Load};
+use crate::load::{Asked, Bystander, Load};
 
-/// Calls before a fault.
-const BEFORE: Duration = Duration::from_secs(2);
-
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_19_no_notice_has_every_session_taken_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
         return;
@@ -30,6 +27,8 @@ async fn row_19_no_notice_has_every_session_taken_over() {
     }
     let served = fleet.serve_on(0, "served").await;
     let mut client = Client::connect(&fleet, 1, "served").await;
+    // By its own node, and by one that the fault does not befall either.
+    let bystander = Bystander::begin(&fleet, 2, &[1, 2]).await;
     let begun = monotonic_ns();
     fleet.node(0).lose().expect("lost");
     let next = client.comes_back().await;
@@ -56,6 +55,7 @@ async fn row_19_no_notice_has_every_session_taken_over() {
             );
         }
     }
+    bystander.saw_nothing().await;
     fleet.judge();
     // It comes back and has nothing of them.
     fleet.node(0).start().expect("started");
@@ -165,8 +165,9 @@ async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_serv
         sessions: ids(0),
         running: ids(preempted),
     };
+    let others: Vec<usize> = asked.nodes.clone();
     let load = Load::begin(&fleet, asked);
-    sleep(BEFORE).await;
+    let bystander = Bystander::begin(&fleet, nodes - 1, &others).await;
     let begun = monotonic_ns();
     join_all((0..preempted).map(|node| fleet.preempt(node))).await;
     for (number, (id, generation)) in generations.iter().enumerate() {
@@ -185,6 +186,7 @@ async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_serv
         begun,
         monotonic_ns(),
     );
+    bystander.saw_nothing().await;
     let taken = load.end("the API while nodes are preempted").await;
     if thirty {
         assert!(taken.p99 < API_P99, "{taken:?}");
