@@ -1,7 +1,7 @@
 //! A fleet in memory, as [`ModelRegistry`] is a registry in memory: for tests of whatever stands on
 //! [`Fleet`]. Nothing in it renews, and a node is fenced when the test says so.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +23,8 @@ pub struct ModelFleet {
     peers: Mutex<BTreeMap<String, Peer>>,
     /// What stands where records should.
     unreadable: Mutex<Vec<String>>,
+    /// Nodes whose releases do not arrive.
+    unheard: watch::Sender<BTreeSet<String>>,
 }
 
 impl ModelFleet {
@@ -33,6 +35,7 @@ impl ModelFleet {
             owners: Mutex::default(),
             peers: Mutex::default(),
             unreadable: Mutex::default(),
+            unheard: watch::Sender::default(),
         })
     }
 
@@ -71,6 +74,16 @@ impl ModelFleet {
     /// Has listings tell of a record that cannot be read.
     pub fn cannot_read(&self, what: &str) {
         lock(&self.unreadable).push(what.to_owned());
+    }
+
+    /// Has a node's releases wait until they are let through again.
+    pub fn hold_releases(&self, name: &str, held: bool) {
+        self.unheard.send_modify(|unheard| {
+            match held {
+                true => unheard.insert(name.to_owned()),
+                false => unheard.remove(name),
+            };
+        });
     }
 
     /// Changes what a node has told of itself.
@@ -179,6 +192,11 @@ impl Registry for Shared {
     }
 
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        let mut unheard = self.world.unheard.subscribe();
+        // The sender is this world's own.
+        let _ = unheard
+            .wait_for(|unheard| !unheard.contains(&self.me))
+            .await;
         self.world.records.release(batch).await
     }
 

@@ -427,18 +427,19 @@ async fn what_is_being_ended_here_is_served_by_whoever_owns_it_now() {
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    let slow = Fault::Delay(Duration::from_secs(2));
-    b.faults.next(Operation::ExitCode, 1, slow);
+    fleet.hold_releases("b", true);
     fleet.change("b", |b| b.standing = PeerStanding::Live);
     b.node.condemn(&id, old, "it was lost");
     b.fleet.stand(Standing::Live);
-    let ending = |session: Session| session.state == SessionState::Stopping;
-    while !b.node.get(&id).is_some_and(ending) && b.node.is_live(&id) {
+    let deadline = Instant::now() + PATIENCE;
+    while b.node.get(&id).map(|session| session.state) != Some(SessionState::Stopping) {
+        assert!(Instant::now() < deadline, "{:?}", b.node.get(&id));
         tokio::time::sleep(PAUSE).await;
     }
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     assert!(a.node.is_live(&id));
+    fleet.hold_releases("b", false);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
