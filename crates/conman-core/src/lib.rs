@@ -38,7 +38,7 @@ pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_sign
 pub use resolve::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
-    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, resolve,
+    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, resolve,
 };
 pub use sparing::Sparing;
 pub use spec_policy::{

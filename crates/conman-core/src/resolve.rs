@@ -102,22 +102,24 @@ fn find_template<'a>(
 }
 
 fn unknown_template(policy: &SpecPolicy, name: &str) -> String {
-    let known = || policy.templates.keys().map(String::as_str);
+    let known: Vec<&str> = policy.templates.keys().map(String::as_str).collect();
+    no_template(name, &known, "This node's")
+}
+
+/// That there is no such template among those that are known, and what `whose` are called.
+#[must_use]
+pub fn no_template(name: &str, known: &[&str], whose: &str) -> String {
     let shown = quote(name);
-    if policy.templates.is_empty() {
-        return format!("there is no template `{shown}`: this node has no templates");
+    if known.is_empty() {
+        return format!("there is no template `{shown}`, nor any other");
     }
-    let hint = match nearest(name, known()) {
+    let hint = match nearest(name, known.iter().copied()) {
         Some(near) => format!("; did you mean `{near}`?"),
         None => ".".to_owned(),
     };
-    let listed = known().take(MAX_NAMED).collect::<Vec<_>>().join(", ");
-    let more = if policy.templates.len() > MAX_NAMED {
-        ", …"
-    } else {
-        ""
-    };
-    format!("there is no template `{shown}`{hint} This node's templates are: {listed}{more}")
+    let listed = known[..known.len().min(MAX_NAMED)].join(", ");
+    let more = if known.len() > MAX_NAMED { ", …" } else { "" };
+    format!("there is no template `{shown}`{hint} {whose} templates are: {listed}{more}")
 }
 
 /// `whole` tells whether all parts are there: a template by itself, or a request whose template is

@@ -416,11 +416,13 @@ impl Fleet for EtcdRegistry {
 
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
         if !fresh && let Some(located) = self.shared.location(id) {
+            figures::looked_up("memory");
             return Ok(Sighting {
                 located: Some(located),
                 fresh: false,
             });
         }
+        figures::looked_up("etcd");
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
         self.run(async move {
             let located = locate(&shared, &id).await?;
@@ -450,7 +452,8 @@ impl Fleet for EtcdRegistry {
     }
 
     fn takeover(&self) -> Duration {
-        Duration::from_millis(self.shared.timing.takeover_ms)
+        let own_ms = self.shared.timing.takeover_ms;
+        Duration::from_millis(own_ms.max(self.membership.longest_patience_ms()))
     }
 
     fn standing(&self) -> watch::Receiver<Standing> {

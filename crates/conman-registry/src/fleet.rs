@@ -30,7 +30,7 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// Whoever was said to own that generation says that it does not.
     fn forget_location(&self, id: &SessionId, generation: Generation);
 
-    /// How long a node is not heard of before it is declared dead.
+    /// How long a node is not heard of before it is declared dead, whichever of them that is.
     fn takeover(&self) -> Duration {
         Duration::from_millis(Timing::default().takeover_ms)
     }

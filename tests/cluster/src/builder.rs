@@ -31,7 +31,7 @@ const FIRST_YEAR: i32 = 2_090;
 pub struct Builder {
     pub(crate) nodes: u8,
     pub(crate) members: u8,
-    pub(crate) etcd_arguments: Vec<String>,
+    etcd_arguments: Vec<String>,
     binaries: BTreeMap<String, PathBuf>,
     timing: Timing,
     /// Whether the nodes share etcd, or each has a registry of its own.
@@ -39,6 +39,8 @@ pub struct Builder {
     unfenced: Option<String>,
     /// Who signs the nodes' certificates, where they have those instead of a secret.
     authority: Option<Arc<Authority>>,
+    /// Who signs those that nodes and etcd know each other by, where etcd asks for some.
+    etcd_authority: Option<Arc<Authority>>,
     docker: bool,
     docker_too: bool,
     sections: Vec<(Option<String>, String, String)>,
@@ -56,6 +58,7 @@ impl Default for Builder {
             joined: true,
             unfenced: None,
             authority: None,
+            etcd_authority: None,
             docker: false,
             docker_too: false,
             sections: Vec::new(),
@@ -102,6 +105,12 @@ impl Builder {
     /// Has the nodes know each other by certificates of this authority, and by nothing else.
     pub fn certified(mut self, by: &Arc<Authority>) -> Self {
         self.authority = Some(Arc::clone(by));
+        self
+    }
+
+    /// Has etcd and the nodes know each other by certificates of this authority.
+    pub fn etcd_certified(mut self, by: &Arc<Authority>) -> Self {
+        self.etcd_authority = Some(Arc::clone(by));
         self
     }
 
@@ -172,6 +181,12 @@ impl Builder {
             // etcd wants its own to itself.
             make_private(&layout.etcd_directory(&host.name))?;
         }
+        if let Some(authority) = &self.etcd_authority {
+            for host in layout.hosts() {
+                certificates::trust_for_etcd(layout, &host, &[authority])?;
+                authority.certify_for_etcd(layout, &host, FIRST_YEAR)?;
+            }
+        }
         overlap::make_journal(layout)?;
         make_secret(&layout.directory.join(SECRET))?;
         for host in layout.node_hosts() {
@@ -206,12 +221,29 @@ impl Builder {
         String::new()
     }
 
-    fn registry(&self, layout: &Layout) -> String {
+    /// What a member is started with besides what all are.
+    pub(crate) fn arguments(&self, layout: &Layout, host: &Host) -> Vec<String> {
+        let mut arguments = match &self.etcd_authority {
+            Some(_) => certificates::etcd_arguments(layout, host),
+            None => Vec::new(),
+        };
+        arguments.extend_from_slice(&self.etcd_arguments);
+        arguments
+    }
+
+    fn registry(&self, layout: &Layout, host: &Host) -> String {
         if !self.joined {
             return String::new();
         }
-        let endpoints = layout.endpoints();
-        format!("kind = \"etcd\"\nendpoints = {endpoints:?}\n")
+        let (endpoints, known_by) = match &self.etcd_authority {
+            Some(_) => {
+                let members = layout.member_hosts().into_iter();
+                let endpoints = members.map(|host| host.etcd_url_with_tls()).collect();
+                (endpoints, certificates::etcd_lines(layout, host))
+            }
+            None => (layout.endpoints(), String::new()),
+        };
+        format!("kind = \"etcd\"\nendpoints = {endpoints:?}\n{known_by}")
     }
 
     fn fleet(&self, layout: &Layout, host: &Host) -> String {
@@ -262,7 +294,7 @@ impl Builder {
                 ),
             ),
             ("docker", self.docker_table(layout, host)),
-            ("registry", self.registry(layout)),
+            ("registry", self.registry(layout, host)),
             ("fleet", self.fleet(layout, host)),
             ("limits", String::new()),
             ("preempt", String::new()),

@@ -1,4 +1,5 @@
-//! Who signs the certificates that nodes know each other by, where they have no common secret.
+//! Who signs the certificates that nodes know each other by, where they have no common secret, and
+//! that etcd and nodes know each other by, where etcd asks for some.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,9 +12,10 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use crate::layout::{Host, Layout};
 
-const CA: &str = "fleet-ca.pem";
-const CERT: &str = "fleet-cert.pem";
-const KEY: &str = "fleet-key.pem";
+/// Whom to trust, an own certificate and its key, for connections between nodes.
+const FLEET: [&str; 3] = ["fleet-ca.pem", "fleet-cert.pem", "fleet-key.pem"];
+/// The same for those between nodes and etcd.
+const ETCD: [&str; 3] = ["etcd-ca.pem", "etcd-cert.pem", "etcd-key.pem"];
 
 /// Signs the certificates of one fleet.
 pub struct Authority {
@@ -42,7 +44,7 @@ impl Authority {
 
     /// Has a node take those for nodes that this authority has signed.
     pub(crate) fn trusted_by(&self, layout: &Layout, host: &Host) -> Result<()> {
-        replace(&path(layout, host, CA), &self.pem)
+        replace(&files(layout, host, FLEET)[0], &self.pem)
     }
 
     /// Gives a node a certificate that ends with the year before.
@@ -50,24 +52,71 @@ impl Authority {
     /// # Errors
     /// When it cannot be written.
     pub fn certify(&self, layout: &Layout, host: &Host, year: i32) -> Result<()> {
+        self.sign(files(layout, host, FLEET), host, year)
+    }
+
+    /// The same for connections between nodes and etcd.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn certify_for_etcd(&self, layout: &Layout, host: &Host, year: i32) -> Result<()> {
+        self.sign(etcd_files(layout, host), host, year)
+    }
+
+    fn sign(&self, [_, cert_file, key_file]: [PathBuf; 3], host: &Host, year: i32) -> Result<()> {
         let mut params = CertificateParams::new(vec![host.address.to_string()])?;
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &self.issuer)?;
-        replace(&path(layout, host, KEY), &key.serialize_pem())?;
-        replace(&path(layout, host, CERT), &cert.pem())
+        replace(&key_file, &key.serialize_pem())?;
+        replace(&cert_file, &cert.pem())
     }
+}
+
+/// Has a node or a member of etcd trust these authorities, the member once it is started again.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn trust_for_etcd(layout: &Layout, host: &Host, these: &[&Authority]) -> Result<()> {
+    let pem: String = these.iter().map(|one| one.pem.as_str()).collect();
+    replace(&etcd_files(layout, host)[0], &pem)
+}
+
+/// Whom a host trusts in connections with etcd, its certificate and its key.
+#[must_use]
+pub fn etcd_files(layout: &Layout, host: &Host) -> [PathBuf; 3] {
+    files(layout, host, ETCD)
 }
 
 /// As a node's configuration has them, in `[fleet]`.
 pub(crate) fn line(layout: &Layout, host: &Host) -> String {
-    let path = |file| path(layout, host, file).display().to_string();
-    let (ca, cert, key) = (path(CA), path(CERT), path(KEY));
+    let [ca, cert, key] = files(layout, host, FLEET).map(|path| path.display().to_string());
     format!("tls = {{ ca = \"{ca}\", cert = \"{cert}\", key = \"{key}\" }}\n")
 }
 
-fn path(layout: &Layout, host: &Host, file: &str) -> PathBuf {
-    layout.host_directory(&host.name).join(file)
+/// The same in `[registry]`.
+pub(crate) fn etcd_lines(layout: &Layout, host: &Host) -> String {
+    let [ca, cert, key] = etcd_files(layout, host).map(|path| path.display().to_string());
+    format!("ca_file = \"{ca}\"\ncert_file = \"{cert}\"\nkey_file = \"{key}\"\n")
+}
+
+/// Has a member ask nodes for certificates. What the tests themselves ask goes without.
+pub(crate) fn etcd_arguments(layout: &Layout, host: &Host) -> Vec<String> {
+    let [ca, cert, key] = etcd_files(layout, host).map(|path| path.display().to_string());
+    let urls = format!("http://{},{}", host.etcd(), host.etcd_url_with_tls());
+    let arguments = [
+        ["--listen-client-urls", &urls],
+        ["--trusted-ca-file", &ca],
+        ["--cert-file", &cert],
+        ["--key-file", &key],
+    ];
+    let mut all: Vec<String> = arguments.concat().into_iter().map(str::to_owned).collect();
+    all.push("--client-cert-auth".to_owned());
+    all
+}
+
+fn files(layout: &Layout, host: &Host, names: [&str; 3]) -> [PathBuf; 3] {
+    names.map(|name| layout.host_directory(&host.name).join(name))
 }
 
 /// Whole or not at all.

@@ -91,7 +91,8 @@ impl Cluster {
         network::make(&layout)?;
         let archive = builder.prepare(&layout, &ready.native, witness)?;
         for host in layout.member_hosts() {
-            let member = Member::new(&layout, host, &builder.etcd_arguments)?;
+            let arguments = builder.arguments(&layout, &host);
+            let member = Member::new(&layout, host, arguments)?;
             member.start()?;
             cluster.members.push(member);
         }

@@ -28,7 +28,7 @@ pub struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(layout: &Arc<Layout>, host: Host, arguments: &[String]) -> Result<Self> {
+    pub(crate) fn new(layout: &Arc<Layout>, host: Host, arguments: Vec<String>) -> Result<Self> {
         let here = (std::net::Ipv4Addr::LOCALHOST, 0).into();
         let namespace = layout.namespace_path(&host.name);
         Ok(Self {
@@ -36,7 +36,7 @@ impl Member {
             layout: Arc::clone(layout),
             host,
             process: Mutex::new(None),
-            arguments: arguments.to_vec(),
+            arguments,
         })
     }
 

@@ -32,6 +32,7 @@ const PEERS_PORT: u16 = 7702;
 /// Where members answer clients.
 pub(crate) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
+const ETCD_TLS_PORT: u16 = 2_381;
 
 /// Most nodes, and most members.
 pub(crate) const MOST: u8 = 100;
@@ -237,6 +238,11 @@ impl Host {
     #[must_use]
     pub fn etcd(&self) -> SocketAddr {
         (self.address, ETCD_PORT).into()
+    }
+
+    /// Where one that asks for certificates listens for nodes.
+    pub(crate) fn etcd_url_with_tls(&self) -> String {
+        format!("https://{}:{ETCD_TLS_PORT}", self.address)
     }
 
     /// Where an etcd member listens for other members.

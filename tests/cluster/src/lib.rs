@@ -40,7 +40,7 @@ mod slots;
 mod timing;
 
 pub use builder::Builder;
-pub use certificates::Authority;
+pub use certificates::{Authority, etcd_files, trust_for_etcd};
 pub use cluster::Cluster;
 pub use cut::Cut;
 pub use docker::has_docker;

@@ -60,7 +60,13 @@ impl Node {
     /// The API over TCP.
     #[must_use]
     pub fn api(&self) -> Api {
-        Api::tcp(self.forward.addresses()[0])
+        Api::tcp(self.api_address())
+    }
+
+    /// Where this machine reaches the API.
+    #[must_use]
+    pub fn api_address(&self) -> SocketAddr {
+        self.forward.addresses()[0]
     }
 
     /// Raw HTTP to the sessions' listener.

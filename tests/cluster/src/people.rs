@@ -94,7 +94,7 @@ fn fill(
     let archive = builder.prepare(layout, &ready.native, witness)?;
     for host in layout.member_hosts() {
         step(&format!("starting etcd on {}", host.name));
-        etcd::spawn(layout, &host, &builder.etcd_arguments)?;
+        etcd::spawn(layout, &host, &builder.arguments(layout, &host))?;
     }
     for host in layout.member_hosts() {
         let what = format!("etcd on {} serves", host.name);

@@ -1,5 +1,6 @@
 //! One request's way to its session's node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +9,10 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
+use conman_core::no_template;
 use conman_node::StopError;
 use conman_peer::{Node, Waiting, Whereabouts};
-use conman_proto::{Generation, Problem, SessionId, StopReport};
+use conman_proto::{FieldError, Generation, Problem, SessionId, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::{Method, StatusCode};
 use tokio::time::Instant;
@@ -329,6 +331,7 @@ impl Visit {
         if let Some(step) = last {
             return Ok(step);
         }
+        self.require_template(wish.template.as_deref())?;
         let reasons: Vec<String> = placement
             .refused
             .iter()
@@ -344,6 +347,30 @@ impl Visit {
                 reasons.join("; ")
             }
         )))
+    }
+
+    /// Refuses a template that no node has, dead ones included: no wait brings it.
+    fn require_template(&self, name: Option<&str>) -> Result<(), ApiError> {
+        let Some(name) = name else {
+            return Ok(());
+        };
+        let peers = self.hop.map.fleet().peers();
+        let mut known = BTreeSet::new();
+        for peer in peers.iter() {
+            match &peer.announcement {
+                Some(told) => known.extend(told.templates.iter().map(String::as_str)),
+                // It may have it.
+                None => return Ok(()),
+            }
+        }
+        if known.contains(name) {
+            return Ok(());
+        }
+        let known: Vec<&str> = known.into_iter().collect();
+        Err(Kind::BAD_SPEC.with_fields(vec![FieldError {
+            field: "template".to_owned(),
+            message: no_template(name, &known, "The fleet's"),
+        }]))
     }
 }
 

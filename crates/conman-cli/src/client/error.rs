@@ -98,6 +98,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         }
         "forbidden" => "use a token with a wider scope: read < frontend < admin",
         "no-such-session" => "`conman ps --all` lists the sessions",
+        "no-such-node" => "`conman nodes` lists the nodes",
         "image-not-found" => "`conman image ls` lists the images",
         "image-store-full" => "make room on the node's disk, or remove images: `conman image rm`",
         "bad-image" => {

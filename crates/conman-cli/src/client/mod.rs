@@ -41,7 +41,8 @@ use target::Target;
 pub(crate) const PROMPT: Duration = Duration::from_secs(45);
 
 /// Patience for a start: the longest ready timeout that a spec may have (600 s), and the
-/// runtime's own time.
+/// runtime's own time. For the end of a session as well, whose node may have to be given up first,
+/// which takes as long as its fleet is configured to wait for it.
 pub(crate) const START: Duration = Duration::from_secs(15 * 60);
 
 /// Patience for an import: its upload over a slow line, and tens of gigabytes to unpack.

@@ -93,17 +93,19 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
             ]
         })
         .collect();
-    if !rows.is_empty() {
+    if rows.is_empty() {
+        output.line("There is nothing to move. Nothing was done.")?;
+    } else {
         let header = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
         output.table(&header, rows)?;
+        output.line(&format!(
+            "A drain now would stop {}, {} at a time, within about {}; longer if a container \
+             cannot be proven dead or no node takes it. Nothing was done.",
+            count(plan.sessions.len() as u64, "session"),
+            plan.parallel,
+            ms(plan.predicted_ms),
+        ))?;
     }
-    output.line(&format!(
-        "A drain now would stop {}, {} at a time, within about {}; longer if a container cannot be \
-         proven dead or no node takes it. Nothing was done.",
-        count(plan.sessions.len() as u64, "session"),
-        plan.parallel,
-        ms(plan.predicted_ms),
-    ))?;
     Ok(Exit::Done)
 }
 

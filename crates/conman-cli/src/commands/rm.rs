@@ -10,7 +10,7 @@ use serde_json::json;
 use super::Context;
 use super::session_pages::{self, Filter};
 use crate::args::RmArgs;
-use crate::client::{Answer, ClientError, PROMPT};
+use crate::client::{Answer, ClientError, START};
 use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds};
 use crate::progress::Progress;
@@ -58,7 +58,7 @@ async fn stop_all(context: &Context, ids: Vec<SessionId>) -> Vec<Outcome> {
             let path = format!("/v1/sessions/{id}");
             let answer = context
                 .client
-                .answer(Method::DELETE, &path, None::<&()>, PROMPT)
+                .answer(Method::DELETE, &path, None::<&()>, START)
                 .await;
             (id, answer)
         })

@@ -12,6 +12,7 @@ const LAPSES: &str = "conman_fleet_lapses_total";
 const RELEASES: &str = "conman_fleet_releases_total";
 const TAKEOVERS: &str = "conman_fleet_takeovers_total";
 const FENCED: &str = "conman_fleet_nodes_fenced_total";
+const LOOKUPS: &str = "conman_fleet_lookups_total";
 const CALLS: &str = "conman_etcd_seconds";
 const FAILURES: &str = "conman_etcd_failures_total";
 
@@ -36,10 +37,17 @@ pub(super) fn describe() {
         "Sessions of lost nodes that this node has claimed"
     );
     metrics::describe_counter!(FENCED, "Silent nodes that this node has declared dead");
+    metrics::describe_counter!(
+        LOOKUPS,
+        "How often it was to be known which node has a session, and whether etcd was asked"
+    );
     metrics::describe_histogram!(CALLS, "Time until etcd answered, by call");
     metrics::describe_counter!(FAILURES, "Calls that etcd did not answer as it should");
     for name in [RELEASES, TAKEOVERS, FENCED] {
         metrics::counter!(name).absolute(0);
+    }
+    for from in ["memory", "etcd"] {
+        metrics::counter!(LOOKUPS, "from" => from).absolute(0);
     }
     for to in ["late", "fenced"] {
         metrics::counter!(LAPSES, "to" => to).absolute(0);
@@ -72,6 +80,11 @@ pub(super) fn stands(standing: &Standing) {
     if let Some(to) = lapse {
         metrics::counter!(LAPSES, "to" => to).increment(1);
     }
+}
+
+/// Somebody wants to know which node has a session.
+pub(super) fn looked_up(from: &'static str) {
+    metrics::counter!(LOOKUPS, "from" => from).increment(1);
 }
 
 /// A call of etcd has ended; `path` is that of gRPC.

@@ -53,6 +53,8 @@ struct Known {
     heartbeat_at: BootTime,
     /// Since when it is seen to be fenced.
     gone_since: Option<BootTime>,
+    /// How long it is not heard of before it is declared dead; 0 where it does not say.
+    patience_ms: u64,
     text: Option<PeerText>,
     text_revision: i64,
     text_at: BootTime,
@@ -150,6 +152,7 @@ impl Membership {
                 heartbeat,
                 text,
                 odd,
+                patience_ms,
             } = read;
             let one = known.entry(name).or_insert_with(|| Known {
                 record,
@@ -157,6 +160,7 @@ impl Membership {
                 heartbeat,
                 heartbeat_at: now,
                 gone_since: None,
+                patience_ms,
                 text: None,
                 text_revision: 0,
                 text_at: BootTime(0),
@@ -174,6 +178,7 @@ impl Membership {
             }
             one.record = record;
             one.odd = odd;
+            one.patience_ms = patience_ms;
             if let Some((text, revision)) = text
                 && revision != one.text_revision
             {
@@ -182,6 +187,15 @@ impl Membership {
                 one.text_at = now;
             }
         }
+    }
+
+    /// The longest that any node which is not declared dead asks the others to wait.
+    pub(super) fn longest_patience_ms(&self) -> u64 {
+        let known = self.known();
+        let live = known
+            .values()
+            .filter(|one| one.record.state == NodeState::Live);
+        live.map(|one| one.patience_ms).max().unwrap_or(0)
     }
 
     /// Those that have been gone for long.
@@ -243,6 +257,7 @@ struct OneRead {
     /// And the revision that wrote it.
     text: Option<(PeerText, i64)>,
     odd: bool,
+    patience_ms: u64,
 }
 
 impl OneRead {
@@ -252,6 +267,7 @@ impl OneRead {
             heartbeat: None,
             text: None,
             odd: false,
+            patience_ms: 0,
         }
     }
 }
@@ -374,6 +390,7 @@ async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadErro
             continue;
         };
         let patience_ms = shared.timing.patience_ms(Some(silence_ms));
+        one.patience_ms = patience_ms;
         if patience_ms > shared.timing.takeover_ms {
             longer.push((name, patience_ms));
         }
@@ -479,6 +496,37 @@ mod tests {
         assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
         assert!(look(3, NodeState::Live, 0).is_empty());
         assert!(look(3, NodeState::Fenced, 0).is_empty());
+    }
+
+    #[test]
+    fn the_longest_that_any_live_node_asks_for_is_what_is_waited_for() {
+        let membership = Membership::default();
+        let now = BootTime(0);
+        let read = |states: [(&str, NodeState, u64); 3]| {
+            let one = |(name, state, patience_ms): (&str, NodeState, u64)| {
+                let record = NodeRecord {
+                    incarnation: 1,
+                    state,
+                };
+                let read = OneRead {
+                    patience_ms,
+                    ..OneRead::of(record)
+                };
+                (name.to_owned(), read)
+            };
+            states.map(one).into()
+        };
+        let (live, fenced) = (NodeState::Live, NodeState::Fenced);
+        membership.take(
+            now,
+            read([("a", live, 1), ("b", live, 9), ("c", fenced, 99)]),
+        );
+        assert_eq!(membership.longest_patience_ms(), 9);
+        membership.take(
+            now,
+            read([("a", live, 1), ("b", fenced, 9), ("c", live, 7)]),
+        );
+        assert_eq!(membership.longest_patience_ms(), 7);
     }
 
     #[test]

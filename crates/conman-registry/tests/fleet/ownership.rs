@@ -290,6 +290,11 @@ async fn a_node_of_longer_times_is_taken_over_from_no_sooner_than_its_own_allow(
     until("renewed once more", async || !heartbeat(&etcd).is_empty()).await;
     let last = heartbeat(&etcd);
     until("renewed once more", async || heartbeat(&etcd) != last).await;
+    let told = Duration::from_millis(long.silence_ms());
+    until("known to whoever waits", async || {
+        b.registry.takeover() >= told
+    })
+    .await;
     drop(a);
     b.claim_at_last("s").await;
     // A slow machine only makes it longer.

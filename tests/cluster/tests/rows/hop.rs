@@ -1,7 +1,6 @@
 //! What goes through another node, while the session's own stands still, is preempted, or has other
 //! certificates.
 
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +12,13 @@ use conman_proto::{ATTACH_PROTOCOL, EnsureResponse, ExecChannel};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::typed::{began, conman, printed, told};
 
 /// Has a session run on the first node.
 async fn ensured(fleet: &Fleet, id: &str, body: &Value) -> u64 {
@@ -170,37 +168,6 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     fleet.judge();
 }
 
-/// `conman` at the second node, and what it prints.
-fn conman(fleet: &Fleet, arguments: &[&str]) -> Child {
-    let layout = fleet.cluster.layout();
-    let mut command = Command::new(layout.binary("n2"));
-    command.arg("--socket").arg(layout.socket("n2"));
-    command.args(arguments).kill_on_drop(true);
-    for variable in ["CONMAN_URL", "CONMAN_SOCKET", "CONMAN_TOKEN_FILE"] {
-        command.env_remove(variable);
-    }
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("conman starts")
-}
-
-/// Waits for the first line.
-async fn began(child: &mut Child) {
-    let mut lines = BufReader::new(child.stdout.as_mut().expect("an output")).lines();
-    let line = timeout(PATIENCE, lines.next_line()).await;
-    let line = line.expect("a line in time").expect("readable");
-    assert_eq!(line.as_deref(), Some("up"));
-}
-
-/// How it ended, and what it told.
-async fn told(mut child: Child) -> (Option<i32>, String) {
-    let status = timeout(PATIENCE, child.wait()).await;
-    let status = status.expect("it ends").expect("it can be waited for");
-    let mut text = String::new();
-    let mut errors = child.stderr.take().expect("an output");
-    errors.read_to_string(&mut text).await.expect("text");
-    (status.code(), text)
-}
-
 #[tokio::test]
 async fn what_is_followed_through_another_node_tells_of_its_containers_preemption() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
@@ -226,18 +193,6 @@ async fn what_is_followed_through_another_node_tells_of_its_containers_preemptio
             assert!(text.contains(part), "{part}: {text}");
         }
     }
-}
-
-/// What it printed, once it has ended well or as is wanted.
-async fn printed(fleet: &Fleet, arguments: &[&str], wanted: i32) -> String {
-    let mut child = conman(fleet, arguments);
-    let mut output = child.stdout.take().expect("an output");
-    let mut text = String::new();
-    let read = timeout(PATIENCE, output.read_to_string(&mut text)).await;
-    read.expect("it ends").expect("text");
-    let (code, errors) = told(child).await;
-    assert_eq!(code, Some(wanted), "{arguments:?}: {text}{errors}");
-    text
 }
 
 #[tokio::test]

@@ -6,8 +6,9 @@ use conman_cluster::Cluster;
 use conman_cluster::overlap::monotonic_ns;
 use conman_e2e::eventually;
 use conman_linux::Signal;
+use conman_proto::{NodeList, NodeStanding};
 use futures_util::future::join_all;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use tokio::time::sleep;
 
 use crate::client::Client;
@@ -226,5 +227,35 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
     })
     .await;
     fleet.goes_on("late", new).await;
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn a_session_of_a_lost_node_is_deleted_through_a_preempted_one() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    fleet.preempt(1).await;
+    fleet.node(0).lose().expect("killed");
+    eventually("n1 is fenced", PATIENCE, async || {
+        let list: NodeList = fleet
+            .node(1)
+            .admin()
+            .get("/v1/nodes")
+            .await
+            .expect(StatusCode::OK);
+        let mut nodes = list.nodes.into_iter().filter_map(|node| node.fleet);
+        nodes.any(|node| node.standing == NodeStanding::Fenced)
+    })
+    .await;
+    let api = fleet.node(1).api();
+    let deleted = api.send(Method::DELETE, "/v1/sessions/w", None).await;
+    assert_eq!(deleted.status, StatusCode::OK, "{}", deleted.text());
+    let gone = fleet.ask(1, Method::GET, "/v1/sessions/w", None).await;
+    let gone = gone.expect("an answer");
+    assert_eq!(gone.status, StatusCode::OK, "{}", gone.text());
+    assert!(gone.text().contains("stopped"), "{}", gone.text());
     fleet.leaves_nothing().await;
 }

@@ -3,15 +3,19 @@
 //!
 //! Bad input is among them. A number that is missing here is tried where no fleet is needed.
 
+mod access;
 mod client;
+mod commands;
 mod events;
 mod fleet;
 mod hop;
 mod load;
+mod lookups;
 mod machine;
 mod network;
 mod node;
 mod restart;
 mod store;
 mod trouble;
+mod typed;
 mod versions;

@@ -1,0 +1,74 @@
+//! An etcd that asks for certificates, which are replaced while a node runs.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_cluster::{Authority, Cluster, etcd_files, trust_for_etcd};
+use conman_e2e::eventually;
+use tokio::time::sleep;
+
+use crate::fleet::{Fleet, PATIENCE};
+
+/// The first second of the year.
+const ENDS_2090: &str = "conman_etcd_certificate_expiry_seconds 3786912000";
+const ENDS_2092: &str = "conman_etcd_certificate_expiry_seconds 3849984000";
+const KEPT: &str = "kept what etcd knew this node by";
+/// In which a daemon looks at the files again, and once more.
+const LOOKS: Duration = Duration::from_secs(12);
+
+#[tokio::test]
+async fn certificates_for_etcd_are_replaced_while_a_node_runs_and_half_written_ones_are_left_alone()
+{
+    let [former, later] = ["former", "later"].map(Authority::new);
+    let (former, later) = (Arc::new(former.expect("one")), later.expect("another"));
+    let builder = Cluster::builder().nodes(1).members(1);
+    let builder = builder.etcd_certified(&former);
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let layout = fleet.cluster.layout().clone();
+    let host = fleet.node(0).host().clone();
+    // etcd reads at its start whom it trusts.
+    let trust = |fleet: &Fleet, these: &[&Authority]| {
+        let member = &fleet.cluster.members()[0];
+        trust_for_etcd(&layout, member.host(), these).expect("written");
+        member.kill().expect("killed");
+        member.start().expect("started");
+    };
+    trust(&fleet, &[&former, &later]);
+    let generation = fleet.ensure(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    shows(&fleet, ENDS_2090).await;
+
+    // The key of a new pair is there in part, and its certificate is not.
+    let [_, _, key] = etcd_files(&layout, &host);
+    let whole = fs::read_to_string(&key).expect("readable");
+    fs::write(&key, &whole[..whole.len() / 2]).expect("written");
+    let kept = |fleet: &Fleet| fleet.node(0).log().matches(KEPT).count();
+    eventually("it is told", PATIENCE, async || kept(&fleet) > 0).await;
+    sleep(LOOKS).await;
+    assert_eq!(kept(&fleet), 1, "{}", fleet.node(0).log());
+    fleet.all_ready().await;
+    fleet.goes_on("w", generation).await;
+
+    later
+        .certify_for_etcd(&layout, &host, 2_092)
+        .expect("written");
+    shows(&fleet, ENDS_2092).await;
+    // The former one is good for nothing any more.
+    trust(&fleet, &[&later]);
+    fleet.cluster.leader().await.expect("it answers");
+    fleet.all_ready().await;
+    fleet.goes_on("w", generation).await;
+    assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
+    fleet.leaves_nothing().await;
+}
+
+async fn shows(fleet: &Fleet, gauge: &str) {
+    eventually(gauge, PATIENCE, async || {
+        let metrics = fleet.node(0).admin().get("/metrics").await.text();
+        metrics.contains(gauge)
+    })
+    .await;
+}

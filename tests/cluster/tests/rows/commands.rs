@@ -1,0 +1,152 @@
+//! Nodes that are emptied, given up, taken back and forgotten by what people type at another one.
+
+use conman_cluster::Cluster;
+use conman_e2e::{eventually, eventually_some};
+use conman_proto::{DrainReport, NodeList, NodeStanding, NodeState};
+
+use crate::fleet::{Fleet, PATIENCE};
+use crate::typed::{printed, refused};
+
+/// A command's words, with what it is to print; it ends well.
+async fn says(fleet: &Fleet, arguments: &[&str], parts: &[&str]) {
+    let text = printed(fleet, arguments, 0).await;
+    for part in parts {
+        assert!(text.contains(part), "{arguments:?} without {part}: {text}");
+    }
+}
+
+/// What the second node knows of the first.
+async fn state_of_first(fleet: &Fleet) -> Option<(NodeState, NodeStanding)> {
+    let list: NodeList = serde_json::from_str(&printed(fleet, &["nodes", "--json"], 0).await)
+        .expect("what the API says");
+    let mut nodes = list.nodes.into_iter();
+    let node = nodes.find(|node| node.name == "n1")?;
+    Some((node.state, node.fleet?.standing))
+}
+
+async fn first_becomes(fleet: &Fleet, state: NodeState, standing: NodeStanding) {
+    let what = format!("n1 is listed as {state:?} and {standing:?}");
+    eventually(&what, PATIENCE, async || {
+        state_of_first(fleet).await == Some((state, standing))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_is_drained_and_taken_back_by_commands_typed_at_another() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    says(&fleet, &["nodes"], &["n1", "n2", "live"]).await;
+    let url = format!("http://{}", fleet.node(1).api_address());
+    says(&fleet, &["--url", &url, "nodes"], &["n1", "n2", "live"]).await;
+
+    let plan = ["would stop 1 session", "Nothing was done"];
+    says(&fleet, &["drain", "n1", "--dry-run"], &plan).await;
+    fleet.is_one(1, "w", generation).await;
+
+    let done = ["Drained", "1 session released", "`conman undrain n1`"];
+    says(&fleet, &["drain", "n1", "--reason", "a test"], &done).await;
+    // A second one is the first.
+    let report = async || {
+        let text = printed(&fleet, &["drain", "n1", "--json"], 0).await;
+        serde_json::from_str::<DrainReport>(&text).expect("what the API says")
+    };
+    let (one, other) = (report().await, report().await);
+    assert_eq!((one.released, one.reason.as_str()), (1, "a test"));
+    assert_eq!(one, other);
+    let nothing = ["There is nothing to move", "Nothing was done"];
+    says(&fleet, &["drain", "n1", "--dry-run"], &nothing).await;
+    first_becomes(&fleet, NodeState::Draining, NodeStanding::Live).await;
+
+    for _ in 0..2 {
+        says(&fleet, &["undrain", "n1"], &["n1 is live"]).await;
+    }
+    first_becomes(&fleet, NodeState::Live, NodeStanding::Live).await;
+    fleet.ensure_on(0, "again").await;
+    let unknown = refused(&fleet, &["drain", "nobody"], 3).await;
+    for part in ["no node `nobody`", "`conman nodes`"] {
+        assert!(unknown.contains(part), "{part}: {unknown}");
+    }
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    let plan = ["would kill 1 session", "Nothing was done"];
+    says(&fleet, &["preempt", "n1", "--dry-run"], &plan).await;
+    fleet.is_one(1, "w", generation).await;
+
+    let done = ["1 of 1 session killed", "1 released", "`conman readmit n1`"];
+    says(&fleet, &["preempt", "n1"], &done).await;
+    says(&fleet, &["preempt", "n1"], &["`conman readmit n1`"]).await;
+    first_becomes(&fleet, NodeState::Preempted, NodeStanding::Live).await;
+    let next = fleet.ensure_after(1, "w", generation).await;
+    assert_eq!(next.node, "n2");
+
+    for _ in 0..2 {
+        says(&fleet, &["readmit", "n1"], &["n1 is live"]).await;
+    }
+    first_becomes(&fleet, NodeState::Live, NodeStanding::Live).await;
+    fleet.ensure_on(0, "again").await;
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn a_node_that_was_lost_is_forgotten_by_a_command_typed_at_another() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    let remove = ["nodes", "rm", "n1"];
+    let alive = refused(&fleet, &remove, 4).await;
+    for part in ["not known to be dead", "`conman drain NODE`"] {
+        assert!(alive.contains(part), "{part}: {alive}");
+    }
+
+    fleet.node(0).lose().expect("killed");
+    first_becomes(&fleet, NodeState::Live, NodeStanding::Fenced).await;
+    let owns = refused(&fleet, &remove, 4).await;
+    for part in ["still owns 1", "`w`", "`conman run ID`"] {
+        assert!(owns.contains(part), "{part}: {owns}");
+    }
+    let next = fleet.ensure_after(1, "w", generation).await;
+    assert_eq!(next.node, "n2");
+    says(&fleet, &remove, &["n1 is forgotten"]).await;
+    let gone = "n1 is not listed";
+    eventually(gone, PATIENCE, async || {
+        state_of_first(&fleet).await.is_none()
+    })
+    .await;
+    let unknown = refused(&fleet, &remove, 3).await;
+    for part in ["no node `n1`", "`conman nodes`"] {
+        assert!(unknown.contains(part), "{part}: {unknown}");
+    }
+
+    // Its name is free to be used again.
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    eventually_some("n1 is listed", PATIENCE, async || {
+        state_of_first(&fleet).await
+    })
+    .await;
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn a_template_that_no_node_has_is_refused_with_those_that_there_are() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let unknown = refused(&fleet, &["run", "s", "--template", "idel"], 4).await;
+    for part in ["`idel`", "did you mean `idle`", "The fleet's templates are"] {
+        assert!(unknown.contains(part), "{part}: {unknown}");
+    }
+    assert!(!unknown.contains("try again"), "{unknown}");
+}
