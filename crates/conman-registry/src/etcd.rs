@@ -51,6 +51,7 @@ mod store;
 mod wire;
 
 pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
+pub use membership::FORGET_AFTER;
 pub use orders::{Order, Orders};
 
 use client::Client;
@@ -98,6 +99,8 @@ pub struct EtcdOptions {
     pub timing: Timing,
     /// Accepts an etcd that has lost what it knew, with all generations up to this one used up.
     pub accept_above: Option<Generation>,
+    /// Whatever has been seen to be gone for so long is forgotten: [`FORGET_AFTER`].
+    pub forget_after: Duration,
     /// Looks after the tasks of the fleet's thread.
     pub vitals: Vitals,
 }
@@ -206,7 +209,13 @@ impl EtcdRegistry {
             .name("fleet".to_owned())
             .spawn(move || {
                 runtime.block_on(async {
-                    let looking = membership::run(Arc::clone(&helpers), members, watched, pulse);
+                    let looking = membership::run(
+                        Arc::clone(&helpers),
+                        members,
+                        watched,
+                        options.forget_after,
+                        pulse,
+                    );
                     tokio::spawn(essential(MEMBERSHIP, looking));
                     tokio::spawn(membership::watch(Arc::clone(&helpers), nodes, |_, _| true));
                     let parent = peers.clone();

@@ -40,7 +40,7 @@ pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
 pub use etcd::{
     AccessError, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError, EtcdTls,
-    MAX_SESSION_PAGE, Order, Orders,
+    FORGET_AFTER, MAX_SESSION_PAGE, Order, Orders,
 };
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{

@@ -32,10 +32,10 @@ const CALL_BOUND: Duration = Duration::from_secs(30);
 
 /// A node that has been seen to be gone for so long is forgotten: a day, in which somebody may want
 /// to see what became of it.
-const FORGOTTEN_AFTER_MS: u64 = 24 * 3_600_000;
+pub const FORGET_AFTER: Duration = Duration::from_hours(24);
 
-/// Between two tries to forget, each of which reads who owns what.
-const FORGET_INTERVAL_MS: u64 = 3_600_000;
+/// Between two tries to forget at most, each of which reads who owns what.
+const FORGET_INTERVAL: Duration = Duration::from_hours(1);
 
 /// Between two warnings of the same thing in the registry.
 const SAY_AGAIN_MS: u64 = 600_000;
@@ -199,11 +199,12 @@ impl Membership {
     }
 
     /// Those that have been gone for long.
-    fn long_gone(&self, now: BootTime) -> Vec<String> {
+    fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
         let known = self.known();
+
         let long_gone = known.iter().filter(|(_, one)| {
             one.gone_since
-                .is_some_and(|since| now.since(since) >= FORGOTTEN_AFTER_MS)
+                .is_some_and(|since| has_passed(now, since, forget_after))
         });
         long_gone.map(|(name, _)| name.clone()).collect()
     }
@@ -237,6 +238,10 @@ fn is_news(before: &Announcement, after: &Announcement) -> bool {
         ..one.clone()
     };
     settled(before) != settled(after)
+}
+
+fn has_passed(now: BootTime, since: BootTime, time: Duration) -> bool {
+    u128::from(now.since(since)) >= time.as_millis()
 }
 
 fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
@@ -277,12 +282,14 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     membership: Arc<Membership>,
     observed: watch::Sender<Vec<NodeName>>,
+    forget_after: Duration,
     pulse: Pulse,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let mut said = Sparing::new(SAY_AGAIN_MS);
     let mut announced: Option<(BootTime, PeerText)> = None;
     let mut forgot_at: Option<BootTime> = None;
+    let forget_every = FORGET_INTERVAL.min(forget_after);
     loop {
         pulse.beat().await;
         match pulse.wait(CALL_BOUND, look(&shared)).await {
@@ -299,9 +306,8 @@ pub(super) async fn run(
                 figures::describe();
                 let me = (&*shared.me, *shared.incarnation.borrow());
                 figures::peers(&membership.peers(me, fence_ms));
-                let gone = membership.long_gone(now);
-                if !gone.is_empty()
-                    && forgot_at.is_none_or(|at| now.since(at) >= FORGET_INTERVAL_MS)
+                let gone = membership.long_gone(now, forget_after);
+                if !gone.is_empty() && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
                 {
                     forgot_at = Some(now);
                     // Beside: it reads every session's record.
@@ -485,9 +491,9 @@ mod tests {
             now = now.plus(later_ms);
             let record = NodeRecord { incarnation, state };
             membership.take(now, [("a".to_owned(), OneRead::of(record))].into());
-            membership.long_gone(now)
+            membership.long_gone(now, FORGET_AFTER)
         };
-        let day = FORGOTTEN_AFTER_MS;
+        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
         assert!(look(1, NodeState::Live, 0).is_empty());
         assert!(look(1, NodeState::Fenced, 2 * day).is_empty());
         assert!(look(1, NodeState::Fenced, day - 1).is_empty());

@@ -1,11 +1,77 @@
 //! Nodes that are gone do not stay for ever, and come back as what they were.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
 use conman_core::ownership::{Slot, SlotView};
-use conman_registry::{Fleet as _, ForgetError, PeerStanding, Registry as _, RegistryError};
+use conman_registry::{
+    EtcdOptions, EtcdRegistry, FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder,
+    Fleet as _, ForgetError, MemoryFence, PeerStanding, Registry as _, RegistryError,
+};
+use tokio::sync::watch;
 
 use crate::etcd::Etcd;
 use crate::node::{Node, id, options, short, until};
 use crate::proxy::{Proxy, Way};
+
+/// In place of a day.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A fence that its node reaches only once it may: all that comes before the rejoin is done by then.
+#[derive(Debug)]
+struct Withheld {
+    fence: Arc<MemoryFence>,
+    reached: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl FenceLink for Withheld {
+    async fn connect(&self) -> Result<FenceHolds, FenceLinkError> {
+        let mut reached = self.reached.subscribe();
+        let reached = reached.wait_for(|reached| *reached).await;
+        reached.map(drop).expect("the sender is here");
+        self.fence.connect().await
+    }
+
+    async fn order(&self, order: FenceOrder) -> Result<(), FenceLinkError> {
+        self.fence.order(order).await
+    }
+
+    async fn news(&self) -> FenceNews {
+        self.fence.news().await
+    }
+}
+
+/// A node that was forgotten, and has begun to come back: it has taken its record back, and not
+/// joined. Also its incarnation before.
+async fn between_recall_and_rejoin(etcd: &Etcd, b: &Node) -> (Node, Arc<Withheld>, u64) {
+    let Node { registry, dir, .. } = Node::join(&etcd.url(), "a", short()).await;
+    drop(registry);
+    is_fenced(b, "a").await;
+    let before = incarnation(etcd, "node/a").await;
+    forget(b, "a").await.expect("it owns nothing");
+    assert_eq!(keys_of(etcd, "a"), ["gone/a"]);
+    let fence = Arc::new(MemoryFence::holding(Vec::new()));
+    let withheld = Arc::new(Withheld {
+        fence: Arc::clone(&fence),
+        reached: watch::Sender::new(false),
+    });
+    let link = Arc::clone(&withheld) as Arc<dyn FenceLink>;
+    let options = options(&etcd.url(), "a", short(), dir.path());
+    let registry = EtcdRegistry::start(options, link).expect("it starts");
+    until("its record is back", async || {
+        keys_of(etcd, "a") == ["node/a"]
+    })
+    .await;
+    assert_eq!(incarnation(etcd, "node/a").await, before);
+    let node = Node {
+        registry,
+        fence,
+        dir,
+    };
+    (node, withheld, before)
+}
 
 /// Every key below the prefix that ends with this node's name.
 fn keys_of(etcd: &Etcd, name: &str) -> Vec<String> {
@@ -155,4 +221,64 @@ async fn whoever_is_left_forgets_what_ended_on_a_node_that_is_gone_and_nothing_t
     b.release("lost", claimed).await.expect("released");
     forget("lost", claimed).await.expect("nobody's");
     assert!(b.claim_at_last("ended").await > ended, "it only grows");
+}
+
+#[tokio::test]
+async fn a_node_that_dies_between_its_recall_and_its_rejoin_joins_next_with_a_greater_incarnation()
+{
+    let Some(etcd) = Etcd::start() else { return };
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let (dead, _withheld, before) = between_recall_and_rejoin(&etcd, &b).await;
+    let Node { registry, dir, .. } = dead;
+    drop(registry);
+    // It is as gone as it was, and may be forgotten as before.
+    is_fenced(&b, "a").await;
+    forget(&b, "a").await.expect("it owns nothing");
+    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    assert_eq!(incarnation(&etcd, "gone/a").await, before);
+    let a = Node::in_dir(dir, Vec::new(), |dir| {
+        options(&etcd.url(), "a", short(), dir)
+    });
+    a.live().await;
+    assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
+    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    a.claim_at_last("s").await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_forgotten_between_its_recall_and_its_rejoin_takes_its_record_back_again() {
+    let Some(etcd) = Etcd::start() else { return };
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    let (a, withheld, before) = between_recall_and_rejoin(&etcd, &b).await;
+    is_fenced(&b, "a").await;
+    forget(&b, "a").await.expect("it owns nothing");
+    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    withheld.reached.send_replace(true);
+    a.live().await;
+    assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
+    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    a.claim_at_last("s").await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_been_gone_for_long_is_forgotten_unasked_once_it_owns_nothing() {
+    let Some(etcd) = Etcd::start() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let b = Node::in_dir(dir, Vec::new(), |dir| EtcdOptions {
+        forget_after: SOON,
+        ..options(&etcd.url(), "b", short(), dir)
+    });
+    b.live().await;
+    let [a, owner] = ["a", "owner"].map(|name| Node::begin(&etcd.url(), name, short()));
+    a.live().await;
+    owner.live().await;
+    owner.claim_at_last("s").await;
+    drop(owner.registry);
+    drop(a.registry);
+    let is_forgotten = async |name: &str| keys_of(&etcd, name) == [format!("gone/{name}")];
+    until("it is forgotten", async || is_forgotten("a").await).await;
+    is_fenced(&b, "owner").await;
+    assert!(!is_forgotten("owner").await, "it owns one still");
+    b.claim_at_last("s").await;
+    until("it is, too", async || is_forgotten("owner").await).await;
 }

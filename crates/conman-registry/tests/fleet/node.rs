@@ -8,8 +8,8 @@ use std::time::Duration;
 use conman_core::ownership::{SlotView, Timing};
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{
-    Ending, EtcdAccess, EtcdOptions, EtcdRegistry, Fleet, MemoryFence, Order, Registry,
-    RegistryError, Release, Standing,
+    Ending, EtcdAccess, EtcdOptions, EtcdRegistry, FORGET_AFTER, Fleet, MemoryFence, Order,
+    Registry, RegistryError, Release, Standing,
 };
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -64,6 +64,7 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
         prefix: "/conman/".to_owned(),
         timing,
         accept_above: None,
+        forget_after: FORGET_AFTER,
         vitals: Default::default(),
     }
 }

@@ -15,8 +15,8 @@ use conman_core::Instance;
 use conman_node::Node;
 use conman_proto::Generation;
 use conman_registry::{
-    EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FenceHolds, FenceLink,
-    FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, Standing,
+    EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER, FenceHolds,
+    FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
 use conman_vitals::{Vitals, essential};
@@ -64,6 +64,7 @@ pub(super) fn registry(
         prefix: fleet.prefix.clone(),
         timing: fleet.timing,
         accept_above: generation_floor,
+        forget_after: FORGET_AFTER,
         vitals: vitals.clone(),
     };
     let command = shim::command(config)?;
