@@ -11,7 +11,7 @@ use conman_image::{
     Digest, ImageLimits, ImageStore, ImportError, StoreError, StoreReader, UnpackError,
     resolve_user,
 };
-use support::{Stage, Tar, gzip, is_root, name, snapshot, unpack_error, zstd};
+use support::{Stage, Tar, gzip, is_root, lacks, name, snapshot, unpack_error, zstd};
 use tar::EntryType;
 
 fn opaque(path: &Path) -> bool {
@@ -411,7 +411,6 @@ fn a_saved_docker_image_is_imported_with_shared_layers_and_its_configuration() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
 fn real_docker_images_are_imported() {
     if !is_root() {
         return;
@@ -427,7 +426,7 @@ fn real_docker_images_are_imported() {
             .arg(&path)
             .output();
         if !saved.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: docker has no image {source}");
+            lacks(&format!("docker has no image {source}"));
             continue;
         }
         let image = stage

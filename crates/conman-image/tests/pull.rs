@@ -1,5 +1,4 @@
 //! Pulls from a real registry on loopback.
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 mod support;
 
@@ -12,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use conman_image::{Digest, Image, ImageStore, PullConfig, PullError, PullPhase, Puller};
-use support::{Stage, is_root, name};
+use support::{Stage, is_root, lacks, name};
 
 const SOURCE: &str = "conman-test:busybox";
 
@@ -40,7 +39,7 @@ impl Registry {
             .status()
             .is_ok_and(|status| status.success());
         if !has_image {
-            eprintln!("skipped: docker has no image {SOURCE}");
+            lacks(&format!("docker has no image {SOURCE}"));
             return None;
         }
         let registry = Self::start(stage).await?;
@@ -69,7 +68,7 @@ impl Registry {
             .stderr(output)
             .spawn();
         let Ok(process) = process else {
-            eprintln!("skipped: docker-registry is not installed");
+            lacks("docker-registry is not installed");
             return None;
         };
         let registry = Self {

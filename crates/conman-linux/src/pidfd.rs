@@ -124,6 +124,17 @@ impl PidFd {
         }
     }
 
+    /// For how long the process has existed, the machine's sleep included, whatever its clock was
+    /// set to meanwhile. Read by its PID: of one that is dead and reaped it tells nothing.
+    pub fn age(&self) -> io::Result<Duration> {
+        let ticks = crate::proc_stat::ProcStat::read(self.pid)?.start_time_ticks;
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+        let began = Duration::from_millis(ticks.saturating_mul(1_000) / ticks_per_second);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = Duration::try_from(now).unwrap_or_default();
+        Ok(now.saturating_sub(began))
+    }
+
     /// Takes hold of the process that has this PID now, along with what identifies it later.
     /// [`ProcessError::Gone`] if it dies meanwhile.
     pub fn open_identified(pid: i32) -> Result<(Self, ProcessIdentity), ProcessError> {

@@ -226,3 +226,23 @@ fn a_death_watch_reports_each_death_once() {
         .expect("epoll");
     assert_eq!(dead, [], "reaping is no second death");
 }
+
+#[test]
+fn whoever_was_started_later_is_younger() {
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .expect("started");
+    let pid = |pid: u32| i32::try_from(pid).expect("a pid");
+    let age = |pid| {
+        let process = PidFd::open(pid).expect("it lives");
+        process.age().expect("readable")
+    };
+    // The later one is read first.
+    let younger = age(pid(child.id()));
+    let older = age(pid(std::process::id()));
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    assert!(younger <= older, "{younger:?}, {older:?}");
+    assert!(younger < Duration::from_secs(3_600), "{younger:?}");
+}

@@ -378,22 +378,9 @@ pub(crate) fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<Session
     SessionHandle::new(record.id, record.spec, view)
 }
 
-/// Has nobody start a session again by its record, in the background: it goes.
-pub(crate) fn call_off(context: &Arc<Context>, handle: &Arc<SessionHandle>) {
-    let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
-        return;
-    };
-    let (context, id) = (Arc::clone(context), handle.id.clone());
-    tokio::spawn(async move {
-        if let Err(error) = context.registry.forget(&id, generation).await {
-            let reason = crate::error_chain(&error);
-            tracing::warn!(session = %id, reason, "its restart could not be called off");
-        }
-    });
-}
-
-/// Makes the registry forget, in the background. What it still remembers after a failure is shown
-/// again at the next start, and forgotten then.
+/// Makes the registry forget, in the background. What it still remembers after a failure is forgotten
+/// later: in a fleet by whoever looks through the records, else at the next start, when it is shown
+/// again.
 pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandle>>) {
     // By its record another node restarts what lost this one.
     let alone = *context.options.standing.borrow() == Standing::Alone;

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::context::Context;
 use crate::error::{EnsureError, FailureKind, StopError};
 use crate::kill_table::{KillEntry, Stage};
-use crate::session::{self, Beginning, Failure, SessionHandle, View};
+use crate::session::{self, Beginning, Failure, SessionHandle, View, unwanted_words};
 use crate::sessions::Admission;
 
 /// What an ensure came to.
@@ -228,9 +228,9 @@ pub(crate) async fn stop(
     };
     match (view.state, view.generation) {
         // Its node may have been quicker than this order.
-        (state, _) if state.is_ended() => call_off_restart(context, &handle).await?,
+        (state, _) if state.is_ended() => call_off(context, &handle).await?,
         (SessionState::Stuck | SessionState::Stopping, Some(generation)) => {
-            let reason = view.reason.clone().unwrap_or_default();
+            let reason = unwanted_words(view.reason.clone().unwrap_or_default(), why);
             note_unwanted(context, &handle, generation, reason).await?;
         }
         _ => {}
@@ -272,7 +272,7 @@ async fn note_unwanted(
             // A life that has not heard of it by then has nothing to tell: the record counts.
             let bound = context.options.bounds.registry;
             let _ = timeout(bound, handle.wait_for(ended)).await;
-            call_off_restart(context, handle).await
+            call_off(context, handle).await
         }
         // Nobody starts it unasked: it goes on without the note.
         Err(_) if handle.spec.on_node_loss != OnNodeLoss::Restart => Ok(()),
@@ -284,7 +284,7 @@ async fn note_unwanted(
 }
 
 /// Of what is to be restarted elsewhere, the record goes: nobody can start it by that any more.
-async fn call_off_restart(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
+pub(crate) async fn call_off(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
     let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
         return Ok(());
     };

@@ -10,6 +10,8 @@ use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
 use conman_runtime::{ContainerKey, Fault, Operation, Runtime};
+use futures_util::FutureExt as _;
+use jiff::Timestamp;
 use stage::flaky_registry::FlakyRegistry;
 use stage::{Stage, eventually, idle, program, session, web};
 
@@ -27,6 +29,37 @@ fn a_registry_that_does_not_answer_for_a_moment_is_asked_again() {
     assert_eq!(registry.refused(), 1);
     assert_eq!(daemon.show("alice").generation, before.generation);
     assert_eq!(daemon.faults().calls(Operation::Create), 0);
+}
+
+#[test]
+fn a_lifetime_goes_on_under_the_next_daemon_whatever_the_clock_was_set_to() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let lives = |seconds| SessionRequest {
+        max_lifetime_s: Some(seconds),
+        ..idle()
+    };
+    daemon.start("long", &lives(86_400));
+    daemon.start("short", &lives(5));
+    eventually("the record to say running", || {
+        matches!(daemon.record("long").state, RecordState::Running { .. }).then_some(())
+    });
+    let generation = daemon.record("long").generation;
+    daemon.vanish();
+    // As if the clock had been set on by half a century meanwhile.
+    let state = RecordState::Running {
+        started_at: Timestamp::UNIX_EPOCH,
+        phases: Phases::default(),
+    };
+    let id = session("long");
+    let noted = stage.registry.set_state(&id, generation, state);
+    noted.now_or_never().expect("at once").expect("noted");
+
+    let daemon = stage.boot();
+    let stopped = daemon.await_state("short", SessionState::Stopped);
+    let reason = stopped.reason.expect("it says why");
+    assert!(reason.contains("lifetime of 5 s"), "{reason}");
+    assert_eq!(daemon.show("long").state, SessionState::Running);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use conman_core::EndCause;
 use conman_linux::Cgroups;
 use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError};
-use conman_proto::{EventKind, Generation, PreemptRequest, ResolvedSpec, SessionState};
+use conman_proto::{EventKind, Generation, NodeState, PreemptRequest, ResolvedSpec, SessionState};
 use conman_registry::{RecordState, Registry as _};
 use conman_runtime::{ContainerKey, ContainerPlan, Operation, Runtime as _};
 use stage::flaky_registry::FlakyRegistry;
@@ -129,7 +129,19 @@ fn deleted_while_stuck(stage: &Stage) -> Option<(Daemon, Frozen)> {
     let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
     assert_eq!(report.expect("answered").state, SessionState::Stuck);
     assert_eq!(cause(), Some(EndCause::Deleted), "it is written down");
+    let RecordState::Stuck { reason, .. } = daemon.record("alice").state else {
+        panic!("it is stuck");
+    };
+    assert_eq!(reason, "deleted", "in words, too");
     Some((daemon, frozen))
+}
+
+/// What a conman that knows no causes goes by.
+fn says_deleted(daemon: &Daemon) {
+    let RecordState::Ended(ending) = daemon.record("alice").state else {
+        panic!("it has ended");
+    };
+    assert_eq!(ending.reason, "deleted");
 }
 
 fn ends_deleted(daemon: &Daemon, frozen: &Frozen) {
@@ -139,6 +151,33 @@ fn ends_deleted(daemon: &Daemon, frozen: &Frozen) {
     });
     let cause = daemon.record("alice").state.end_cause();
     assert_eq!(cause, Some(EndCause::Deleted));
+    says_deleted(daemon);
+}
+
+#[test]
+fn what_is_deleted_while_it_is_stuck_and_preempted_then_is_told_as_deleted_in_words_as_well() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with(quick(&stage));
+    daemon.start("alice", &idle());
+    let Some(frozen) = freeze(&stage, &daemon, "alice") else {
+        return;
+    };
+    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    assert_eq!(report.expect("answered").state, SessionState::Stuck);
+    let request = PreemptRequest::default();
+    let report = daemon.run(async {
+        let thawing = async {
+            // The preemption has begun, and hunts what it cannot kill.
+            while daemon.node.view().state != NodeState::Preempted {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            frozen.thaw();
+        };
+        let (report, ()) = tokio::join!(daemon.node.preempt(&request, "api"), thawing);
+        report
+    });
+    assert_eq!(report.expect("a report").released, 1);
+    says_deleted(&daemon);
 }
 
 #[test]

@@ -29,19 +29,35 @@ pub fn worker() -> Option<PathBuf> {
     let test = std::env::current_exe().ok()?;
     // <target>/<profile>/deps/<test>
     let directory = test.ancestors().nth(3)?.join("worker-vm");
-    let why = if !directory.join("recipe").exists() {
-        let why = fs::read_to_string(directory.join("none"));
-        why.unwrap_or_else(|_| "`cargo xtask setup` makes it on x86_64".to_owned())
-    } else if let Err(error) = Command::new(machine::EMULATOR).arg("-version").output() {
-        format!("{}: {error}", machine::EMULATOR)
-    } else {
-        return Some(directory);
-    };
-    say(&format!(
-        "skipped: no worker machine in {}: {why}",
-        directory.display()
-    ));
-    None
+    let place = directory.display();
+    if !directory.join("recipe").exists() {
+        match fs::read_to_string(directory.join("none")) {
+            // The set-up could not make it, and has said so.
+            Ok(why) => say(&format!("skipped: no worker machine in {place}: {why}")),
+            Err(_) if !cfg!(target_arch = "x86_64") => {
+                say("skipped: the worker machine is of x86_64");
+            }
+            Err(_) => lacks(&format!("no worker machine in {place}")),
+        }
+        return None;
+    }
+    if let Err(error) = Command::new(machine::EMULATOR).arg("-version").output() {
+        lacks(&format!("{}: {error}", machine::EMULATOR));
+        return None;
+    }
+    Some(directory)
+}
+
+/// The test goes without what `cargo xtask test` installs or builds.
+///
+/// # Panics
+/// With `CONMAN_NO_SKIPS` set.
+pub(crate) fn lacks(what: &str) {
+    assert!(
+        std::env::var_os("CONMAN_NO_SKIPS").is_none(),
+        "{what}; `cargo xtask test` makes it, and CONMAN_NO_SKIPS is set"
+    );
+    say(&format!("skipped: {what}; `cargo xtask test` makes it"));
 }
 
 /// Says something on standard error, where the test harness keeps what `eprintln!` says to itself.

@@ -34,9 +34,7 @@ impl Programs {
                 .filter_map(|line| line.split_once(' '))
                 .find(|(listed, path)| listed == name && Path::new(path).exists());
             let Some((_, path)) = found else {
-                say(&format!(
-                    "skipped: {name} is not built; `cargo xtask test` without `--package` builds it"
-                ));
+                crate::lacks(&format!("{name} is not built, as with `--package`"));
                 return None;
             };
             chosen.insert(*name, PathBuf::from(path));

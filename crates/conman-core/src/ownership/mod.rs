@@ -45,7 +45,7 @@ pub use node::{Action, Event, NodeProtocol, Stake};
 pub use observer::{Observer, Verdict};
 pub use rejoin::{Rejoin, Step};
 pub use renewal::{Renewal, Renewed};
-pub use timing::{Timing, UnsafeTiming};
+pub use timing::{KILLS_PER_MS, Timing, UnsafeTiming};
 
 /// A node's name in the registry.
 pub type NodeName = Arc<str>;

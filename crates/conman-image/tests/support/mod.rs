@@ -20,6 +20,18 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
+/// The test goes without what `cargo xtask test` installs.
+///
+/// # Panics
+/// With `CONMAN_NO_SKIPS` set.
+pub(crate) fn lacks(what: &str) {
+    assert!(
+        std::env::var_os("CONMAN_NO_SKIPS").is_none(),
+        "{what}, and CONMAN_NO_SKIPS is set"
+    );
+    eprintln!("skipped: {what}");
+}
+
 pub(crate) fn name(text: &str) -> ImageName {
     text.parse().expect("an image name")
 }

@@ -352,19 +352,16 @@ impl Preemption {
         let Some(target) = self.targets.get(id) else {
             return;
         };
-        let cause = match session::is_unwanted(target.entry.stop.borrow().as_ref()) {
-            true => EndCause::Deleted,
-            false => EndCause::Preempted,
-        };
-        let ending = Ending {
+        let mut ending = Ending {
             failed: false,
-            cause: Some(cause),
+            cause: Some(EndCause::Preempted),
             reason: format!("{PREEMPTED}: {}", self.reason),
             exit_code: None,
             ended_at: Timestamp::now(),
             started_at: target.entry.started_at,
             phases: target.entry.phases.clone(),
         };
+        session::tell_unwanted(target.entry.stop.borrow().as_ref(), &mut ending);
         self.releases.push(Release {
             id: id.clone(),
             generation,

@@ -6,6 +6,7 @@ use conman_core::EndCause;
 use conman_core::restart::{End, lost_by, was_last};
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
+use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
 
 use super::view::View;
@@ -27,6 +28,22 @@ pub(crate) struct StopOrder {
 /// Whether somebody does not want it any more.
 pub(crate) fn is_unwanted(order: Option<&StopOrder>) -> bool {
     order.is_some_and(|order| order.cause == EndCause::Deleted)
+}
+
+/// How the end is told of one that somebody does not want any more.
+pub(crate) fn tell_unwanted(order: Option<&StopOrder>, ending: &mut Ending) {
+    if let Some(order) = order.filter(|order| is_unwanted(Some(order))) {
+        ending.cause = Some(order.cause);
+        ending.reason = unwanted_words(std::mem::take(&mut ending.reason), &order.why);
+    }
+}
+
+/// A conman that knew no causes goes by the words: it would start again by them what nobody wants.
+pub(crate) fn unwanted_words(reason: String, why: &str) -> String {
+    match EndCause::written(None, &reason) {
+        EndCause::Unknown => reason,
+        _ => why.to_owned(),
+    }
 }
 
 /// One life of a session: from its start to its end, in one generation.
@@ -120,6 +137,14 @@ impl SessionHandle {
         match is_unwanted(self.stop.borrow().as_ref()) {
             true => EndCause::Deleted,
             false => cause,
+        }
+    }
+
+    /// Likewise in words.
+    pub(crate) fn told_why(&self, reason: String) -> String {
+        match self.stop.borrow().as_ref() {
+            Some(order) if is_unwanted(Some(order)) => unwanted_words(reason, &order.why),
+            _ => reason,
         }
     }
 

@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use conman_core::Activity;
+use conman_linux::PidFd;
 use conman_proto::ResolvedSpec;
 use jiff::Timestamp;
 use tokio::time::Instant;
+
+use super::view::View;
+use crate::phases;
 
 /// Readings in one idle timeout: a session may idle so much of it longer.
 const READINGS: u32 = 8;
@@ -14,6 +18,18 @@ const READINGS: u32 = 8;
 /// hours more.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long ago an earlier daemon found it ready: by the age of its process, as the machine's clock
+/// may have been set since.
+pub(super) fn lived(process: &PidFd, view: &View) -> Duration {
+    let Ok(age) = process.age() else {
+        let by_clock = |at| Duration::try_from(Timestamp::now().duration_since(at)).ok();
+        return view.started_at.and_then(by_clock).unwrap_or_default();
+    };
+    let getting_ready = view.phases.iter().find(|phase| phase.name == phases::READY);
+    let getting_ready_ms = getting_ready.map_or(0.0, |phase| phase.duration_ms);
+    age.saturating_sub(Duration::try_from_secs_f64(getting_ready_ms / 1_000.0).unwrap_or_default())
+}
 
 /// Watches one running session.
 #[derive(Debug)]
@@ -27,17 +43,15 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Begins now; `started_at` may be long ago, by an earlier daemon's clock.
+    /// Begins now; it may have `lived` for long under earlier daemons.
     pub(super) fn begin(
         spec: &ResolvedSpec,
         activity: &Activity,
-        started_at: Timestamp,
+        lived: Duration,
         now: Instant,
     ) -> Self {
         let seconds = |value: u32| Duration::from_secs(value.into());
         let idle_timeout = (spec.idle_timeout_s > 0).then(|| seconds(spec.idle_timeout_s));
-        let lived = Duration::try_from(Timestamp::now().duration_since(started_at))
-            .unwrap_or(Duration::ZERO);
         let lifetime_ends = (spec.max_lifetime_s > 0).then(|| {
             (
                 now + seconds(spec.max_lifetime_s).saturating_sub(lived),

@@ -31,6 +31,8 @@ mod view;
 
 pub(crate) use self::answer::LostStart;
 pub(crate) use self::driver::{Beginning, spawn};
-pub(crate) use self::handle::{MAX_ATTACHED, SessionHandle, StopOrder, is_unwanted};
+pub(crate) use self::handle::{
+    MAX_ATTACHED, SessionHandle, StopOrder, tell_unwanted, unwanted_words,
+};
 pub(crate) use self::lost_start::resolve;
 pub(crate) use self::view::{Failure, View};

@@ -295,7 +295,13 @@ impl Publisher {
         crate::adoption::forget(&self.context, forgotten);
         // Nobody wants it any more since its release was on its way.
         if self.handle.caused_by(told) != told {
-            crate::adoption::call_off(&self.context, &self.handle);
+            let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+            tokio::spawn(async move {
+                if let Err(error) = crate::ensure::call_off(&context, &handle).await {
+                    let reason = crate::error_chain(&error);
+                    tracing::warn!(session = %handle.id, reason, "its restart was not called off");
+                }
+            });
         }
     }
 

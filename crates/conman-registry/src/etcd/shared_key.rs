@@ -1,6 +1,9 @@
 //! A key that every node of the fleet has: made at random by whoever asks for it first.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
 
 use super::codec;
 use super::notes::unavailable;
@@ -8,8 +11,14 @@ use super::store::Store;
 use super::wire::{self, TxnRequest};
 use crate::RegistryError;
 
-/// Looks until there is one: each but the first after somebody's write.
-const MAX_LOOKS: u32 = 4;
+/// Writes until there is one: each comes to nothing only where somebody else's was quicker, or etcd
+/// does not take it.
+const MAX_WRITES: u32 = 4;
+/// A start ends when there is no key: this is longer than an etcd that has just let the node join
+/// takes to elect another leader or to be started anew.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two reads that failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Serialize, Deserialize)]
 struct KeyText {
@@ -19,10 +28,17 @@ struct KeyText {
 
 pub(super) async fn of(store: &Store) -> Result<[u8; 32], RegistryError> {
     let key = store.keys.shared_key();
-    let mut trouble = None;
-    for _ in 0..MAX_LOOKS {
-        let read = store.get(std::slice::from_ref(&key)).await;
-        let (found, _) = read.map_err(|error| unavailable(&error.to_string()))?;
+    let deadline = Instant::now() + PATIENCE;
+    let (mut trouble, mut writes) = (None, 0);
+    while writes < MAX_WRITES {
+        let found = match store.get(std::slice::from_ref(&key)).await {
+            Ok((found, _)) => found,
+            Err(_) if Instant::now() < deadline => {
+                sleep(RETRY_PAUSE).await;
+                continue;
+            }
+            Err(error) => return Err(unavailable(&error.to_string())),
+        };
         if let Some((name, bytes, _)) = found.into_iter().flatten().next() {
             let text = codec::parse::<KeyText>(&name, &bytes).ok();
             return text.and_then(|text| parse(&text.key)).ok_or_else(|| {
@@ -41,6 +57,7 @@ pub(super) async fn of(store: &Store) -> Result<[u8; 32], RegistryError> {
             compare: vec![wire::is(key.clone(), None)],
             success: vec![wire::put(key.clone(), codec::text(&text))],
         };
+        writes += 1;
         // Whether it was written, and whose it is, the next look tells.
         trouble = store.transact(request).await.trouble;
     }

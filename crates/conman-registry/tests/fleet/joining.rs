@@ -1,5 +1,8 @@
 //! What keeps a node from joining, and what it says then.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use conman_registry::{EtcdCredentials, Fleet as _, Registry, RegistryError, Standing};
 
 use crate::etcd::Etcd;
@@ -14,6 +17,26 @@ async fn all_nodes_have_one_key_whoever_asks_for_it_first() {
     let (one, other) = tokio::join!(ask(&a), ask(&b));
     assert!(one.is_some_and(|key| key != [0; 32]) && one == other);
     assert_eq!(ask(&a).await, one);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_is_asked_for_again_while_an_etcd_that_let_the_node_join_is_away() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    etcd.kill();
+    let registry = Arc::clone(&a.registry);
+    let asking = tokio::spawn(async move { registry.shared_key().await });
+    // Nobody tells when the first read has failed: its time is given it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let beginning = tokio::task::spawn_blocking(move || {
+        etcd.begin();
+        etcd
+    });
+    let _etcd = beginning.await.expect("etcd is back");
+    let key = asking.await.expect("no panic").expect("a key");
+    assert!(key.is_some());
 }
 
 #[tokio::test]

@@ -210,8 +210,9 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         log_format,
         policy,
     };
-    if config.shared.is_some() {
+    if let Some(shared) = &config.shared {
         registry::runtime_mistakes(reader, &config);
+        registry::kill_mistakes(reader, &config, shared);
     }
     config
 }

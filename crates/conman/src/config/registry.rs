@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use conman_core::ownership::Timing;
+use conman_core::ownership::{KILLS_PER_MS, Timing};
 use conman_proto::RuntimeKind;
 
 use super::Config;
@@ -30,6 +30,8 @@ pub(crate) struct SharedRegistry {
     /// `registry.cert_file` and `registry.key_file`
     pub(crate) identity_files: Option<(PathBuf, PathBuf)>,
     pub(crate) timing: Timing,
+    /// `fleet.unsafe_timing`: for tests that show what happens then.
+    pub(crate) unsafe_timing: bool,
 }
 
 /// `fleet` has more than is read here.
@@ -81,7 +83,6 @@ pub(super) fn registry(
         );
     }
     let timing = timing(fleet);
-    // For tests that show what happens then.
     let unsafe_timing = fleet.boolean("unsafe_timing").unwrap_or(false);
     let config = SharedRegistry {
         endpoints: endpoints.unwrap_or_default(),
@@ -90,6 +91,7 @@ pub(super) fn registry(
         ca_file,
         identity_files,
         timing,
+        unsafe_timing,
     };
     if let Err(error) = timing.slack_ms()
         && !unsafe_timing
@@ -127,6 +129,26 @@ fn timing(section: &Section<'_, '_>) -> Timing {
         );
     }
     timing
+}
+
+/// As many sessions as there may be have to be killed in the time that takeovers reckon with.
+pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &SharedRegistry) {
+    let sessions = u64::try_from(config.limits.node.max_sessions).unwrap_or(u64::MAX);
+    let timing = &shared.timing;
+    if sessions <= timing.killed_in_time() || shared.unsafe_timing {
+        return;
+    }
+    reader.mistake(
+        "limits.max_sessions",
+        format_args!(
+            "is {sessions}, but within `fleet.kill_ms`, which is {}, no more than {} are sure to be \
+             killed that do not freeze: lower it, or raise `fleet.kill_ms` to {}, and \
+             `fleet.takeover_ms` with it",
+            timing.kill_ms,
+            timing.killed_in_time(),
+            sessions.div_ceil(KILLS_PER_MS),
+        ),
+    );
 }
 
 /// What is not under the shim's fence cannot be proven to stand still.

@@ -184,6 +184,24 @@ fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing(
 }
 
 #[test]
+fn more_sessions_than_are_killed_in_time_are_refused_with_what_that_takes() {
+    let fleet = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n";
+    let limits = "[limits]\nmax_sessions = 4001\n";
+    let text = mistakes(&format!("{fleet}{limits}"));
+    for part in [
+        "5: `limits.max_sessions` is 4001",
+        "`fleet.kill_ms`, which is 2000, no more than 4000",
+        "raise `fleet.kill_ms` to 2001",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    accepted(&format!("{fleet}{limits}[fleet]\nkill_ms = 2001\n"));
+    accepted(&format!("{fleet}[limits]\nmax_sessions = 4000\n"));
+    accepted(&format!("{fleet}{limits}[fleet]\nunsafe_timing = true\n"));
+    accepted(limits);
+}
+
+#[test]
 fn a_safe_fleet_tells_by_how_much() {
     let config = accepted(
         "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\

@@ -1,6 +1,7 @@
 //! Takes note of what happened, and says it in the machine's words.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_core::lifecycle::{Event, State, Step};
 use conman_core::{EndCause, PREEMPTED, UNRECORDED};
@@ -255,7 +256,7 @@ impl Driver {
         self.clock.end(phases::PUBLISH);
         let started_at = Timestamp::now();
         self.was_running = true;
-        self.begin_patience(started_at);
+        self.begin_patience(Duration::ZERO);
         let phases = self.clock.shared();
         self.context
             .table
@@ -265,9 +266,9 @@ impl Driver {
         self.note(RecordState::Running { started_at, phases });
     }
 
-    pub(super) fn begin_patience(&mut self, started_at: Timestamp) {
+    pub(super) fn begin_patience(&mut self, lived: Duration) {
         let (spec, activity) = (&self.handle.spec, &self.handle.activity);
-        self.patience = Some(Patience::begin(spec, activity, started_at, Instant::now()));
+        self.patience = Some(Patience::begin(spec, activity, lived, Instant::now()));
     }
 
     fn fail(&mut self, trouble: Trouble) -> String {

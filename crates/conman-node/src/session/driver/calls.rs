@@ -20,6 +20,7 @@ use crate::readiness::{self, Probe};
 use crate::session::answer::{
     Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble,
 };
+use crate::session::handle::tell_unwanted;
 use crate::session::release::Obituary;
 use crate::session::view::Failure;
 use crate::session::{claim, hold_process, launch, lost_start, make, release};
@@ -243,7 +244,8 @@ impl Driver {
                 Some(ending) => ending,
                 None => release::ending(&context, runtime.as_ref(), &key, obituary).await,
             };
-            ending.cause = Some(handle.caused_by(ending.cause()));
+            ending.cause = Some(ending.cause());
+            tell_unwanted(handle.stop.borrow().as_ref(), &mut ending);
             Answer::Release(release::release(&context, &key, ending).await)
         });
     }

@@ -14,14 +14,13 @@ use conman_proto::Generation;
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::{Answer, Trouble};
 use super::handle::{SessionHandle, StopOrder};
-use super::idle::Patience;
+use super::idle::{self, Patience};
 use super::publisher::Publisher;
 use super::view::Failure;
 use crate::context::Context;
@@ -145,7 +144,7 @@ impl Driver {
         let mut driver = Self {
             runtime: context.runtime(handle.spec.runtime).cloned(),
             publisher: Publisher::new(Arc::clone(&context), Arc::clone(&handle)),
-            clock: PhaseClock::resumed(view.phases),
+            clock: PhaseClock::resumed(view.phases.clone()),
             context,
             handle,
             life,
@@ -171,8 +170,8 @@ impl Driver {
         match beginning {
             Beginning::Fresh(read) => driver.read = read,
             Beginning::Running(process) => {
+                driver.begin_patience(idle::lived(&process, &view));
                 driver.hold(process);
-                driver.begin_patience(view.started_at.unwrap_or_else(Timestamp::now));
                 driver.was_running = true;
             }
             Beginning::Unready(process) => driver.hold(process),
@@ -345,6 +344,7 @@ impl Driver {
                         .stuck(self.life.generation(), &cause, pid, trouble)
                 {
                     let cause = Some(self.handle.caused_by(cause.told()));
+                    let reason = self.handle.told_why(reason);
                     self.note(RecordState::Stuck { reason, cause });
                 }
             }
