@@ -115,7 +115,9 @@ impl ShimFence {
     /// Connects, starting a shim where none answers, and asks what its fence holds.
     pub async fn look(&self) -> Result<FenceSeen, FenceFailure> {
         let connection = self.link.connection().await.map_err(failure)?;
-        if let Some(freeze_ms) = self.freeze_ms {
+        let current = self.current().clone();
+        let is_known = current.is_some_and(|known| Arc::ptr_eq(&known, &connection));
+        if let Some(freeze_ms) = self.freeze_ms.filter(|_| !is_known) {
             agree(&connection, freeze_ms).await?;
         }
         // Of earlier connections; what this one tells is told again by its state.

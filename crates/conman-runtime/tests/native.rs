@@ -169,16 +169,19 @@ mod trouble {
         let socket = host.path(&format!("{}.sock", stage.instance()));
         for freeze_ms in [700, 1_300] {
             let fence = ShimFence::new(socket.clone(), None, Some(freeze_ms));
-            // Once more over the same connection, as after a lost answer.
-            for _ in 0..2 {
-                fence.look().await.expect("they agree");
-            }
+            fence.look().await.expect("they agree");
             let mut client = Client::connect(&socket, PATIENCE).expect("connected");
-            let hello = Request::Hello { version: VERSION };
-            match client.ask(hello).expect("answered") {
-                Reply::Hello { freeze_ms: its, .. } => assert_eq!(its, Some(freeze_ms)),
+            let mut its = || match client.ask(Request::Hello { version: VERSION }) {
+                Ok(Reply::Hello { freeze_ms, .. }) => freeze_ms,
                 other => panic!("{other:?}"),
-            }
+            };
+            assert_eq!(its(), Some(freeze_ms));
+            // Not once more over the same connection: it would undo this.
+            let other = Request::FreezePatience { freeze_ms: 9_000 };
+            let mut another = Client::connect(&socket, PATIENCE).expect("connected");
+            another.ask(other).expect("told");
+            fence.look().await.expect("they have agreed");
+            assert_eq!(its(), Some(9_000));
         }
     }
 
