@@ -66,6 +66,13 @@ impl DeadMan {
         self.fence.as_ref().is_some_and(Fence::has_fired)
     }
 
+    /// Whether it has fired and has not yet given up on what is not proven frozen.
+    pub(crate) fn awaits_proof(&self, now_ns: u64) -> bool {
+        let kept = self.fence.as_ref().map(Fence::kept);
+        let fired = kept.and_then(|kept| kept.fired);
+        fired.is_some_and(|at| whole_ms(now_ns) < at.0.saturating_add(self.timing.freeze_ms))
+    }
+
     /// `all_verified`: no look at a cgroup is outstanding.
     pub(crate) fn state(&self, all_verified: bool) -> FenceState {
         let Some(fence) = &self.fence else {
@@ -234,6 +241,15 @@ mod tests {
         fence.on(1_001 * MS, FenceEvent::FreezeVerified(slot("a.1")));
         fence.on(1_001 * MS, FenceEvent::StartOver(slot("b.1")));
         assert_eq!(fence.state(true), FenceState::Fenced { since_boottime_ns });
+    }
+
+    #[test]
+    fn proof_is_awaited_from_the_deadline_until_the_rest_is_killed() {
+        let mut fence = armed();
+        assert!(!fence.awaits_proof(999 * MS));
+        fence.on(1_000 * MS, FenceEvent::Tick);
+        assert!(fence.awaits_proof(1_099 * MS));
+        assert!(!fence.awaits_proof(1_100 * MS));
     }
 
     #[test]

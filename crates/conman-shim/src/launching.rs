@@ -325,6 +325,17 @@ impl Launching {
         }
     }
 
+    /// Takes back a start that no launcher has been told of.
+    pub(crate) fn withdraw(&mut self, name: &str) -> Option<Pending> {
+        let named = |one: &Waiting| {
+            let start = one.ticket.and_then(|ticket| self.pending.get(&ticket));
+            start.is_some_and(|start| start.name == name)
+        };
+        let at = self.waiting.iter().position(named)?;
+        let ticket = self.waiting.remove(at)?.ticket?;
+        self.pending.remove(&ticket)
+    }
+
     /// Remembers to kill a container whose start is ordered as soon as it has a process. `false`
     /// when there is no such start.
     pub(crate) fn kill_when_begun(&mut self, name: &str) -> bool {

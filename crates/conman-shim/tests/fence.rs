@@ -4,33 +4,17 @@ mod support;
 
 use std::process::Command;
 
-use conman_linux::{CgroupLayout, CgroupPart, Cgroups, Freezer, PidFd};
+use conman_linux::{Cgroups, Freezer, PidFd};
 use conman_shim::{CallError, Client, ClientError, ContainerState, FenceState, Reply, Request};
 
-use support::{Shim, available, boottime_ns, has_own_ids, next_end, subscribe, until, wait_dead};
+use support::{
+    Shim, available, boottime_ns, has_own_ids, hosts, next_end, subscribe, until, wait_dead,
+};
 
 const MS: u64 = 1_000_000;
 
 fn freezer() -> Freezer {
     Freezer::detect().expect("detected")
-}
-
-/// How the host's cgroups are used, by the shim and by the test; what the host lacks is left out.
-#[expect(clippy::print_stderr, reason = "a skipped test says so there")]
-fn hosts() -> Vec<(&'static [&'static str], Freezer)> {
-    let layout = CgroupLayout::detect().expect("detected");
-    let parts: [(&[&str], CgroupPart); 2] = [
-        (&[], CgroupPart::All),
-        (&["--cgroups", "v1"], CgroupPart::V1),
-    ];
-    let usable = parts.into_iter().filter_map(|(flags, part)| {
-        let freezer = Freezer::of(&layout.clone().part(part));
-        if let Err(error) = &freezer {
-            eprintln!("skipped with {flags:?}: {error}");
-        }
-        Some((flags, freezer.ok()?))
-    });
-    usable.collect()
 }
 
 fn state(client: &mut Client) -> FenceState {

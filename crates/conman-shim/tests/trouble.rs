@@ -6,30 +6,13 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use conman_linux::{Cgroups, Freezer, PidFd};
+use conman_linux::{Freezer, PidFd};
 use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Request};
 
 use probe::{Arg, Probe};
-use support::{SOON, Shim, available, has_own_ids, next_end, subscribe, until, wait_dead};
-
-fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
-    let path = format!("/proc/{shim_pid}/task/{shim_pid}/children");
-    let children = std::fs::read_to_string(path).ok()?;
-    let cgroups = Cgroups::detect().ok()?;
-    let pids = children
-        .split_ascii_whitespace()
-        .filter_map(|pid| pid.parse().ok());
-    let named = |pid: &i32| {
-        let command = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-        command.is_ok_and(|command| command == "shim-launcher\n")
-    };
-    // A container has its name until it is one, and joins its cgroups a moment after its birth;
-    // the launcher is the eldest.
-    let eldest = pids
-        .filter(named)
-        .find(|pid| !cgroups.contains(cgroup, *pid))?;
-    PidFd::open(eldest).ok()
-}
+use support::{
+    SOON, Shim, available, has_own_ids, launcher, next_end, subscribe, until, wait_dead,
+};
 
 #[test]
 fn a_launcher_killed_at_any_point_of_a_start_leaves_nothing_of_it() {

@@ -248,13 +248,17 @@ impl Control {
         self.reply(start.client, start.call, Reply::Failed { error }, None);
     }
 
+    /// There is no launcher that could answer them.
+    pub(super) fn interrupt_starts(&mut self) {
+        for start in self.launching.died().into_values() {
+            self.interrupted(start, LaunchError::LauncherDied);
+        }
+    }
+
     pub(super) fn launcher_died(&mut self) {
         // What it still said counts.
         self.take_reports();
-        let orphans = self.launching.died();
-        for start in orphans.into_values() {
-            self.interrupted(start, LaunchError::LauncherDied);
-        }
+        self.interrupt_starts();
         if let Err(error) = self.ensure_launcher() {
             tracing::error!(%error, "there is no new launcher; the next start tries again");
         }

@@ -9,8 +9,12 @@ use crate::fence::{KeptFence, name_of, slot, whole_ms};
 use crate::ledger::Record;
 use crate::protocol::{CallError, FenceState, Message, Reply};
 
-/// Pause between two looks whether everything is frozen.
+/// Pause between two looks whether everything is frozen, while others wait for that.
 const LOOK_NS: u64 = 2_000_000;
+
+/// Pause between two looks when nobody does: before the fence has fired, and once what is not
+/// frozen is being killed, which may take as long as a disk hangs.
+const SLOW_LOOK_NS: u64 = 250_000_000;
 
 impl Control {
     fn fence_state(&self) -> FenceState {
@@ -199,7 +203,12 @@ impl Control {
                 FenceAction::Kill(slot) => self.kill_slot(&name_of(&slot)),
                 // It comes of an end, which is told as such: to subscribers, to whoever ordered
                 // the start that failed, or by there being nothing of that name to be killed.
-                FenceAction::Certificate(_) => {}
+                FenceAction::Certificate(slot) => {
+                    let was_looked_at = self.unverified.remove(&name_of(&slot));
+                    if was_looked_at && self.unverified.is_empty() {
+                        self.tell_fence();
+                    }
+                }
             }
         }
         if fired {
@@ -317,18 +326,10 @@ impl Control {
             self.unverified.remove(&name);
             self.change(FenceEvent::FreezeVerified(slot(&name)));
         }
-        let gone: Vec<String> = self
-            .unverified
-            .iter()
-            .filter(|name| match self.containers.get(name) {
-                Some(container) => !container.is_alive(),
-                None => !self.launching.is_starting(name),
-            })
-            .cloned()
-            .collect();
-        for name in gone {
-            self.unverified.remove(&name);
-        }
+        self.tell_fence();
+    }
+
+    fn tell_fence(&mut self) {
         let state = self.fence_state();
         if state != self.told_fence {
             self.told_fence = state;
@@ -337,8 +338,12 @@ impl Control {
     }
 
     pub(super) fn next_fence_ns(&self, now_ns: u64) -> Option<u64> {
+        let pause_ns = match self.fence.awaits_proof(now_ns) {
+            true => LOOK_NS,
+            false => SLOW_LOOK_NS,
+        };
         let look = !self.unverified.is_empty();
-        let look = look.then(|| now_ns.saturating_add(LOOK_NS));
+        let look = look.then(|| now_ns.saturating_add(pause_ns));
         self.fence.next_wake_ns().into_iter().chain(look).min()
     }
 }

@@ -13,7 +13,7 @@ use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{MAX_PENDING, Own, Pending};
-use crate::protocol::{CallError, Reply};
+use crate::protocol::{CallError, LaunchError, Reply};
 use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
 use crate::sweeper::BoundedLog;
 
@@ -246,6 +246,12 @@ impl Control {
 
     /// Kills it, and goes on doing so until it is dead while the fence is armed.
     pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
+        if let Some(mut start) = self.launching.withdraw(&name) {
+            start.killed = true;
+            let killed = io::Error::other("it was killed before its turn came");
+            self.fail(start, LaunchError::step("begin", &killed));
+            return Ok(Reply::Done);
+        }
         if self.containers.get(&name).is_none()
             && (self.launching.kill_when_begun(&name) || self.tell_when_swept(&name))
         {

@@ -146,6 +146,10 @@ impl Control {
         for token in [LISTENER, SIGNALS, TIMER] {
             self.watch(token)?;
         }
+        if self.fence.is_closed() {
+            // Of the program that this one replaces: they have waited for too long.
+            self.interrupt_starts();
+        }
         self.ensure_launcher()?;
         self.ensure_sweeper()?;
         self.launching.flush();

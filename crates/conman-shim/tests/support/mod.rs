@@ -4,6 +4,8 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt as _, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -11,10 +13,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use conman_linux::{CgroupLimits, Cgroups, Features, PidFd, proc_scan};
+use conman_linux::{
+    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, proc_scan,
+};
 use conman_shim::{
-    Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Request, RootSpec,
-    SHARED_IDS,
+    Call, Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Reply,
+    Request, RootSpec, SHARED_IDS, VERSION, encode,
 };
 
 /// Bound on whatever should happen at once.
@@ -262,6 +266,105 @@ impl Drop for Shim {
             let own = self.directory.path().to_string_lossy().into_owned();
             assert!(!mounts.contains(&own), "a mount is left: {mounts}");
         }
+    }
+}
+
+/// How the host's cgroups are used, by the shim and by the test; what the host lacks is left out.
+pub(crate) fn hosts() -> Vec<(&'static [&'static str], Freezer)> {
+    let layout = CgroupLayout::detect().expect("detected");
+    let parts: [(&[&str], CgroupPart); 2] = [
+        (&[], CgroupPart::All),
+        (&["--cgroups", "v1"], CgroupPart::V1),
+    ];
+    let usable = parts.into_iter().filter_map(|(flags, part)| {
+        let freezer = Freezer::of(&layout.clone().part(part));
+        if let Err(error) = &freezer {
+            eprintln!("skipped with {flags:?}: {error}");
+        }
+        Some((flags, freezer.ok()?))
+    });
+    usable.collect()
+}
+
+/// The process that makes containers.
+pub(crate) fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
+    let path = format!("/proc/{shim_pid}/task/{shim_pid}/children");
+    let children = fs::read_to_string(path).ok()?;
+    let cgroups = Cgroups::detect().ok()?;
+    let pids = children
+        .split_ascii_whitespace()
+        .filter_map(|pid| pid.parse().ok());
+    let named = |pid: &i32| {
+        let command = fs::read_to_string(format!("/proc/{pid}/comm"));
+        command.is_ok_and(|command| command == "shim-launcher\n")
+    };
+    // A container has its name until it is one, and joins its cgroups a moment after its birth;
+    // the launcher is the eldest.
+    let eldest = pids
+        .filter(named)
+        .find(|pid| !cgroups.contains(cgroup, *pid))?;
+    PidFd::open(eldest).ok()
+}
+
+/// A connection on which many calls may wait at once.
+pub(crate) struct Calls {
+    socket: OwnedFd,
+    next_call: u64,
+    buffer: Vec<u8>,
+}
+
+impl Calls {
+    pub(crate) fn connect(shim: &Shim) -> Self {
+        let mut connected = None;
+        until(|| {
+            connected = conman_shim::socket::connect(&shim.socket()).ok();
+            connected.is_some()
+        });
+        let mut calls = Self {
+            socket: connected.expect("a shim that takes connections"),
+            next_call: 0,
+            buffer: Vec::new(),
+        };
+        let hello = calls.send(Request::Hello { version: VERSION });
+        assert!(matches!(calls.next(), (id, Reply::Hello { .. }) if id == hello));
+        calls
+    }
+
+    /// The number of the call.
+    pub(crate) fn send(&mut self, request: Request) -> u64 {
+        self.next_call += 1;
+        let id = self.next_call;
+        let bytes = encode(&Call { id, request }).expect("encoded");
+        let sent = until(
+            || match conman_shim::socket::send(&self.socket, &bytes, &[]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+                sent => sent.is_ok(),
+            },
+        );
+        assert!(sent, "the shim does not read");
+        id
+    }
+
+    /// What has been answered already.
+    pub(crate) fn answered(&mut self) -> Option<(u64, Reply)> {
+        match conman_shim::socket::receive(&self.socket, &mut self.buffer) {
+            Ok(Some(incoming)) => match incoming.message.expect("understood") {
+                Message::Reply { id, reply } => Some((id, reply)),
+                told => panic!("{told:?}"),
+            },
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next answer, to whichever call.
+    pub(crate) fn next(&mut self) -> (u64, Reply) {
+        let mut answer = None;
+        until(|| {
+            answer = self.answered();
+            answer.is_some()
+        });
+        answer.expect("an answer")
     }
 }
 
