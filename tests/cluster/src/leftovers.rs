@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use conman_linux::{Cgroups, Freezer, PidFd, remove_tree};
 
 use crate::layout::{Layout, PREFIX, places};
-use crate::{docker, network, process};
+use crate::{docker, network, people, process};
 
 /// Bound on the end of what was killed, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,6 +69,7 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
 /// What could not be removed; the rest is.
 pub fn remove(layout: &Layout) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
+    people::remove_forwarding(layout)?;
     let mut problems = Vec::new();
     let instances = loop {
         problems.clear();

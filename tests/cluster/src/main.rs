@@ -19,6 +19,9 @@ use conman_cluster::{Cluster, Layout, has_docker, requirements};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask cluster", bin_name = "cargo xtask cluster")]
 struct Arguments {
+    /// A cluster beside that of people, which goes with this process.
+    #[arg(long, hide = true)]
+    owner: Option<i32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -99,7 +102,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let Arguments { owner, command } = Arguments::parse();
+    match run(owner, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -108,15 +112,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(owner: Option<i32>, command: Command) -> Result<()> {
     match command {
-        Command::Up { nodes, members } => up(nodes, members),
+        Command::Up { nodes, members } => up(owner, nodes, members),
         Command::Status => {
-            status(&people::current()?);
+            status(&people::current(owner)?);
             Ok(())
         }
         Command::Exec { host, command } => {
-            let mut command = people::command(&people::current()?, &host, &command)?;
+            let mut command = people::command(&people::current(owner)?, &host, &command)?;
             Err(command.exec()).with_context(|| format!("cannot run {command:?}"))
         }
         Command::Kill { host, daemon, shim } => {
@@ -125,19 +129,19 @@ fn run(command: Command) -> Result<()> {
                 (_, true) => Part::Shim,
                 _ => Part::Machine,
             };
-            people::kill(&people::current()?, &host, part)
+            people::kill(&people::current(owner)?, &host, part)
         }
-        Command::Start { host } => people::start(&people::current()?, &host),
-        Command::Stop { host } => people::pause(&people::current()?, &host, true),
-        Command::Continue { host } => people::pause(&people::current()?, &host, false),
+        Command::Start { host } => people::start(&people::current(owner)?, &host),
+        Command::Stop { host } => people::pause(&people::current(owner)?, &host, true),
+        Command::Continue { host } => people::pause(&people::current(owner)?, &host, false),
         Command::Cut {
             host,
             from,
             one_way,
-        } => people::cut(&people::current()?, &host, &from, one_way),
-        Command::Heal => people::heal(&people::current()?),
+        } => people::cut(&people::current(owner)?, &host, &from, one_way),
+        Command::Heal => people::heal(&people::current(owner)?),
         Command::Down => {
-            let was = people::down()?;
+            let was = people::down(owner)?;
             eprintln!(
                 "{}",
                 if was {
@@ -167,17 +171,17 @@ fn run(command: Command) -> Result<()> {
             };
             measure(&options, json)
         }
-        Command::Forward => people::forward_for_ever(),
+        Command::Forward => people::forward_for_ever(owner),
     }
 }
 
-fn up(nodes: u8, members: u8) -> Result<()> {
+fn up(owner: Option<i32>, nodes: u8, members: u8) -> Result<()> {
     let Some(ready) = requirements() else {
         bail!("this machine lacks what is named above");
     };
     let builder = Cluster::builder().nodes(nodes).members(members);
     let step = &mut |what: &str| eprintln!("  … {what}");
-    let layout = people::up(&builder, &ready, &witness()?, step)?;
+    let layout = people::up(owner, &builder, &ready, &witness()?, step)?;
     status(&layout);
     suggest(&layout);
     Ok(())

@@ -1,7 +1,8 @@
 //! A cluster for people to play with: it outlives the commands that make and change it.
 //!
-//! There is one at a time on a machine. Its only processes besides its own are one that forwards
-//! ports of loopback.
+//! There is one at a time on a machine, beside which a test may have one that goes with the test's
+//! process at the latest: its `owner`. Its only processes besides its own are one that forwards ports
+//! of loopback.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use conman_linux::Signal;
+use conman_linux::{ProcessIdentity, Signal};
 
 use crate::builder::{Builder, begin, import, log_tail};
 use crate::command::inside;
@@ -24,6 +25,8 @@ use crate::{network, node, process};
 const TAG: &str = "play";
 /// The first node's API on the machine: beside conman's own default, so that one may run as well.
 const FIRST_PORT: u16 = 7710;
+/// The same of a test's, whose numbers begin behind the last of people's.
+const FIRST_PORT_OF_TESTS: u16 = 9_710;
 /// Bound on the start of one process.
 const PATIENCE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(100);
@@ -44,12 +47,18 @@ pub struct HostStatus {
     pub answer: String,
 }
 
+/// What tells people's cluster, or that of an owner, from others.
+fn tag(owner: Option<i32>) -> String {
+    owner.map_or_else(|| TAG.to_owned(), |pid| format!("{TAG}-{pid}"))
+}
+
 /// The cluster that is up.
 ///
 /// # Errors
 /// When none is.
-pub fn current() -> Result<Layout> {
-    let directory = find(TAG).context("no cluster is up; `cargo xtask cluster up` makes one")?;
+pub fn current(owner: Option<i32>) -> Result<Layout> {
+    let directory =
+        find(&tag(owner)).context("no cluster is up; `cargo xtask cluster up` makes one")?;
     Layout::load(&directory)
 }
 
@@ -58,24 +67,30 @@ pub fn current() -> Result<Layout> {
 /// # Errors
 /// When there is one already, or something cannot be made. What was made is removed then.
 pub fn up(
+    owner: Option<i32>,
     builder: &Builder,
     ready: &Ready,
     witness: &Path,
     step: &mut dyn FnMut(&str),
 ) -> Result<Layout> {
     sweep()?;
-    if find(TAG).is_some() {
+    let tag = tag(owner);
+    if find(&tag).is_some() {
         bail!(
             "a cluster is up already, or was left half made; `cargo xtask cluster down` removes it"
         );
     }
-    let mut layout = begin(builder, TAG.to_owned(), conman_e2e::binary())?;
-    layout.first_port = FIRST_PORT;
+    let mut layout = begin(builder, tag, conman_e2e::binary())?;
+    layout.first_port = match owner {
+        Some(_) => FIRST_PORT_OF_TESTS,
+        None => FIRST_PORT,
+    };
+    let owner = owner.map(ProcessIdentity::of).transpose();
+    layout.owner = owner.context("the owner does not run")?;
     layout.save()?;
     match fill(builder, ready, witness, &layout, step) {
         Ok(()) => Ok(layout),
         Err(error) => {
-            remove_forwarding(&layout)?;
             remove(&layout).with_context(|| format!("cannot clean up after this: {error:#}"))?;
             Err(error)
         }
@@ -269,14 +284,13 @@ pub fn status(layout: &Layout) -> Vec<HostStatus> {
 ///
 /// # Errors
 /// When something is left, with all that is.
-pub fn down() -> Result<bool> {
+pub fn down(owner: Option<i32>) -> Result<bool> {
     sweep()?;
-    let Some(directory) = find(TAG) else {
+    let Some(directory) = find(&tag(owner)) else {
         return Ok(false);
     };
     match Layout::load(&directory) {
         Ok(layout) => {
-            remove_forwarding(&layout)?;
             remove(&layout)?;
             let left = leftovers(&layout);
             if !left.is_empty() {
@@ -296,8 +310,8 @@ pub fn down() -> Result<bool> {
 ///
 /// # Errors
 /// When a port is taken.
-pub fn forward_for_ever() -> Result<()> {
-    let layout = current()?;
+pub fn forward_for_ever(owner: Option<i32>) -> Result<()> {
+    let layout = current(owner)?;
     let mut forwards = Vec::new();
     for (index, host) in layout.node_hosts().into_iter().enumerate() {
         let namespace = layout.namespace_path(&host.name);
@@ -313,8 +327,12 @@ pub fn forward_for_ever() -> Result<()> {
 fn start_forwarding(layout: &Layout) -> Result<()> {
     let log = log_file(&layout.directory.join("forward.log"))?;
     let own = std::env::current_exe().context("cannot find the own program")?;
-    let mut child = Command::new("setsid")
-        .arg(own)
+    let mut command = Command::new("setsid");
+    command.arg(own);
+    if let Some(owner) = &layout.owner {
+        command.args(["--owner", &owner.pid.to_string()]);
+    }
+    let mut child = command
         .arg("forward")
         .stdin(Stdio::null())
         .stdout(log.try_clone().context("cannot share a log")?)
@@ -338,7 +356,7 @@ fn forwarder_file(layout: &Layout) -> std::path::PathBuf {
     layout.directory.join("forward.pid")
 }
 
-fn remove_forwarding(layout: &Layout) -> Result<()> {
+pub(crate) fn remove_forwarding(layout: &Layout) -> Result<()> {
     let text = std::fs::read_to_string(forwarder_file(layout)).unwrap_or_default();
     let Ok(pid) = text.trim().parse::<i32>() else {
         return Ok(());

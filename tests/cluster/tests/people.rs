@@ -1,22 +1,32 @@
 //! The commands behind `cargo xtask cluster`, as people type them.
 
 use std::fs::File;
-use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
 use conman_cluster::{Layout, leftovers, people, requirements};
 use conman_e2e::eventually;
+use conman_linux::ProcessIdentity;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-cluster");
 /// Beside this program it finds this one.
 const _: &str = env!("CARGO_BIN_EXE_witness");
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn cluster(words: &[&str]) {
+/// Whose cluster it is: not people's, who may have one up.
+fn own() -> i32 {
+    i32::try_from(std::process::id()).expect("a process id")
+}
+
+fn program() -> Command {
     let mut command = Command::new(PROGRAM);
+    command.args(["--owner", &own().to_string()]);
     command.env("CONMAN_E2E_BINARY", conman_e2e::binary());
-    let done = command.args(words).output();
+    command
+}
+
+fn cluster(words: &[&str]) {
+    let done = program().args(words).output();
     let done = done.expect("it can be run");
     assert!(
         done.status.success(),
@@ -30,7 +40,7 @@ struct Up;
 
 impl Drop for Up {
     fn drop(&mut self) {
-        let _ = Command::new(PROGRAM).arg("down").output();
+        let _ = program().arg("down").output();
     }
 }
 
@@ -45,18 +55,16 @@ fn seen(layout: &Layout, name: &str) -> (String, usize) {
 #[tokio::test]
 async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing() {
     let Some(_ready) = requirements() else { return };
-    // There is one of these on a machine, and other tests may want it, too.
+    // Its ports are the same each time.
     let lock = std::env::temp_dir().join("conman-cluster.people");
     let lock = File::create(lock).expect("a file");
     lock.lock().expect("locked");
-    if people::current().is_ok() {
-        let _ = writeln!(std::io::stderr(), "skipped: somebody has a cluster up");
-        return;
-    }
     // What fails to come up removes itself.
     cluster(&["up", "--nodes", "2", "--members", "1"]);
     let _up = Up;
-    let layout = people::current().expect("it is up");
+    let layout = people::current(Some(own())).expect("it is up");
+    let maker = ProcessIdentity::of(own()).expect("this process");
+    assert_eq!(layout.owner, Some(maker), "by which it is swept");
     for name in ["n1", "n2"] {
         eventually("it is ready", PATIENCE, async || {
             seen(&layout, name).0 == "ready"
@@ -82,5 +90,5 @@ async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing
     .await;
     cluster(&["down"]);
     assert_eq!(leftovers(&layout), []);
-    assert!(people::current().is_err(), "none is up");
+    assert!(people::current(Some(own())).is_err(), "none is up");
 }
