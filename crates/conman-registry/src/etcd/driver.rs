@@ -100,6 +100,7 @@ enum Wake {
     Command(Option<Command>),
     Fence(Option<FenceEvent>),
     Observed,
+    Taken,
     Tick,
 }
 
@@ -262,6 +263,8 @@ impl<'a> Serving<'a> {
                 news = self.news.recv() => Wake::Fence(news),
                 // Cancel safe: a change stays one until it is looked at.
                 Ok(()) = self.driver.observed.changed() => Wake::Observed,
+                // Cancel safe: likewise.
+                () = self.shared.orders.taken() => Wake::Taken,
                 // Cancel safe: a tick is counted when it is returned.
                 _ = tick.tick() => Wake::Tick,
             };
@@ -276,6 +279,8 @@ impl<'a> Serving<'a> {
                     self.protocol.set_observed(boot_time(), &observed);
                     self.inbox.push_back(Event::Tick);
                 }
+                // Perhaps this node's standing waited for it.
+                Wake::Taken => {}
                 Wake::Tick => self.inbox.push_back(Event::Tick),
             }
         }
@@ -704,7 +709,10 @@ impl<'a> Serving<'a> {
             changed
         });
         let left_ms = self.protocol.deadline().since(now);
-        if self.protocol.may_act(now) {
+        let is_fenced = *shared.standing.borrow() == Standing::Fenced;
+        if is_fenced && self.protocol.may_act(now) && shared.orders.are_to_kill() {
+            // Who hears that it is live again must not be led to what it has lost.
+        } else if self.protocol.may_act(now) {
             let late = left_ms < shared.timing.fence_ms / 2;
             shared.stands(if late { Standing::Late } else { Standing::Live });
         } else if let Some(reason) = shared.store.client.seen().went_back() {

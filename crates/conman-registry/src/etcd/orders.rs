@@ -31,6 +31,8 @@ pub struct Orders {
     /// Why it is to be ended; without a reason it has ended.
     waiting: Mutex<BTreeMap<Slot, Option<String>>>,
     more: Notify,
+    /// Something was taken.
+    taken: Notify,
 }
 
 impl Orders {
@@ -38,6 +40,7 @@ impl Orders {
     pub async fn next(&self) -> Order {
         loop {
             if let Some(order) = self.take() {
+                self.taken.notify_one();
                 return order;
             }
             self.more.notified().await;
@@ -61,6 +64,16 @@ impl Orders {
             }
         }
         None
+    }
+
+    /// Whether anything is to be killed that the node does not know of yet.
+    pub(super) fn are_to_kill(&self) -> bool {
+        self.waiting().values().any(Option::is_some)
+    }
+
+    /// Returns when something was taken. Cancel safe: that is kept as a permit.
+    pub(super) async fn taken(&self) {
+        self.taken.notified().await;
     }
 
     pub(super) fn condemn(&self, slot: Slot, why: String) {

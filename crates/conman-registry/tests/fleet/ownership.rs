@@ -98,22 +98,23 @@ async fn a_node_that_comes_back_ends_what_it_lost_and_thaws_what_it_kept() {
     let taken = b.claim_at_last("lost").await;
     assert!(taken > lost);
     proxy.set(Way::Open);
-    let (id, generation) = a.next_condemned().await;
-    assert_eq!((id.as_str(), generation), ("lost", lost));
-    until("it is killed", async || {
+    until("it is killed, and what was kept is thawed", async || {
         a.fence.killed() == [slot("lost", lost.get())]
+            && a.fence.thawed() == [slot("kept", kept.get())]
     })
     .await;
+    // Nobody is led to what it has lost before it knows of that.
+    let standing = a.registry.standing().borrow().clone();
+    assert_eq!(standing, Standing::Fenced);
+    let (id, generation) = a.next_condemned().await;
+    assert_eq!((id.as_str(), generation), ("lost", lost));
     let refused = a.release("lost", lost).await.expect_err("it is b's");
     assert!(
         matches!(refused, RegistryError::Superseded { .. }),
         "{refused}"
     );
     a.live().await;
-    until("what was kept is thawed", async || {
-        a.fence.thawed() == [slot("kept", kept.get())] && !a.fence.is_closed()
-    })
-    .await;
+    assert!(!a.fence.is_closed());
     let held = b.claim("kept").await.expect_err("a's again");
     assert!(
         matches!(
