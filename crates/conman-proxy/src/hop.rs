@@ -44,11 +44,22 @@ pub(crate) async fn forward(
         fault,
     } = outgoing;
     let mut times = 0;
+    // What changes nothing may be sent twice (RFC 9110, section 9.2.2): nothing of an answer has been
+    // passed on, and of a body there is none.
+    let mut may_repeat = head.method.is_safe() && body.loan().is_none();
     loop {
         forward::readdress(&mut head, &route);
         let tried = match (&route.way, &offer) {
             (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
-            (Way::Peer { .. }, None) => send(client, &route, &head, body.loan(), &fault).await?,
+            (Way::Peer { .. }, None) => {
+                match send(client, &route, &head, body.loan(), &fault).await {
+                    Err(Unforwarded::Unanswered { source, .. }) if may_repeat => {
+                        may_repeat = false;
+                        Tried::Turned(Turned::Unreachable(source.to_string()))
+                    }
+                    tried => tried?,
+                }
+            }
             // It has come to this very node meanwhile.
             (Way::Session | Way::Api, None) => {
                 let parts = head;

@@ -27,7 +27,8 @@
 //!
 //! What holds throughout:
 //! * A request is forwarded at most once: no retry after its first byte could have been sent,
-//!   unless another node says that it took nothing but the head.
+//!   unless another node says that it took nothing but the head, or breaks before it answers what
+//!   changes nothing and has no body.
 //! * A request whose head could be read in two ways is not forwarded at all.
 //! * Nothing the client sends behind an upgrade reaches the session before its 101.
 //! * A connection to one generation of a session never carries a request for another; between
