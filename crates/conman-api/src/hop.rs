@@ -13,6 +13,7 @@
 
 mod caller;
 mod send;
+mod until_gone;
 mod visit;
 mod wish;
 

@@ -20,6 +20,7 @@ mod accept;
 mod address;
 mod client;
 mod dial;
+mod gone;
 pub mod holding;
 mod map;
 pub mod model;

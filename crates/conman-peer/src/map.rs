@@ -1,14 +1,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use conman_core::Closing;
 use conman_core::placement::{
     self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
 };
 use conman_proto::{Generation, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
+use crate::gone::GoneNodes;
 use crate::holding::{Cause, Held};
 use crate::{PeerAddress, PeerClient};
 
@@ -23,6 +25,7 @@ pub struct FleetMap {
     limits: PlacementLimits,
     /// Of requests that wait for a node.
     places: Semaphore,
+    gone: GoneNodes,
 }
 
 /// A request's place among those that wait for a node.
@@ -86,6 +89,7 @@ impl FleetMap {
             client,
             limits,
             places: Semaphore::new(MAX_WAITING),
+            gone: GoneNodes::default(),
         }
     }
 
@@ -184,6 +188,18 @@ impl FleetMap {
     fn peer(&self, name: &str) -> Option<Peer> {
         let peers = self.fleet.peers();
         peers.iter().find(|peer| peer.name == name).cloned()
+    }
+
+    /// Tells once [`Self::tell_of_gone_nodes`] finds that the node is gone, as it was when it was
+    /// looked up.
+    #[must_use]
+    pub fn gone(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
+        self.gone.watch(node)
+    }
+
+    /// Ends the streams with nodes that are gone, so that their clients ask anew.
+    pub fn tell_of_gone_nodes(&self) {
+        self.gone.tell(&self.fleet.peers());
     }
 
     /// The nodes that may start a session, the best first, and why the others may not.

@@ -5,6 +5,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use conman_auth::Caller;
+use conman_core::Closing;
 use conman_peer::{AskError, Node};
 use conman_proto::Generation;
 use http::header::{
@@ -17,8 +18,10 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
 
 use super::caller::to_header;
+use super::until_gone::UntilGone;
 use super::{BodyLimit, ByPeer, Hop, X_CONMAN_CALLER, X_CONMAN_ENDED, X_CONMAN_GENERATION};
 use crate::json_body;
 use crate::node_errors::chain;
@@ -121,10 +124,11 @@ impl Parcel {
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(response);
+            return self.switch(response, hop.map.gone(node));
         }
         let (mut parts, body) = response.into_parts();
         strip(&mut parts.headers, true);
+        let body = UntilGone::new(body, hop.map.gone(node));
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 
@@ -162,7 +166,11 @@ impl Parcel {
     }
 
     /// Joins the two connections once both have become what the other node has agreed to.
-    fn switch(&self, mut response: Response<Incoming>) -> Result<Response, Unsent> {
+    fn switch(
+        &self,
+        mut response: Response<Incoming>,
+        mut gone: watch::Receiver<Option<Closing>>,
+    ) -> Result<Response, Unsent> {
         let Some(here) = self.on_upgrade() else {
             let error =
                 Kind::NODE_SILENT.because("the node changes to a protocol nobody asked for");
@@ -180,8 +188,13 @@ impl Parcel {
                 TUNNEL_BUFFER_BYTES,
                 TUNNEL_BUFFER_BYTES,
             );
-            let error = ended.await.err();
-            tracing::trace!(?error, "a tunnel to another node ended");
+            tokio::select! {
+                ended = ended => tracing::trace!(?ended, "a tunnel to another node ended"),
+                // What is under way to or from a node that is gone is lost whatever is done.
+                _ = gone.wait_for(Option::is_some) => {
+                    tracing::trace!("a tunnel's node is gone");
+                }
+            }
         });
         let (mut parts, _no_body) = response.into_parts();
         let upgrade = parts.headers.get(UPGRADE).cloned();

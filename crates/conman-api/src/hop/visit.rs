@@ -236,7 +236,11 @@ impl Visit {
         };
         let shown = self.is_of_session();
         if shown && self.parcel.parts.method == Method::GET {
-            let session = self.hop.node.recorded(node, &record);
+            let mut session = self.hop.node.recorded(node, &record);
+            if !record.state.is_ended() {
+                let lost = "its node was lost, and no other has taken it over yet";
+                session.reason.get_or_insert_with(|| lost.to_owned());
+            }
             return Ok(Step::Answer(Json(session).into_response()));
         }
         if shown && self.parcel.parts.method == Method::DELETE {

@@ -88,15 +88,14 @@ impl Followed {
                 gone(detail).next(format!("`{again}` goes on with the new one")),
             ));
         }
-        if matches!(
-            session.state,
-            SessionState::Starting | SessionState::Running | SessionState::Frozen
-        ) {
-            return None;
-        }
         let reason = session.reason.as_deref().unwrap_or_default();
         if !FOR_ITS_NODE.iter().any(|why| reason.starts_with(why)) {
-            return Some(Fate::Ended);
+            let runs = [
+                SessionState::Starting,
+                SessionState::Running,
+                SessionState::Frozen,
+            ];
+            return (!runs.contains(&session.state)).then_some(Fate::Ended);
         }
         let detail = format!(
             "{id}: its container on node {node} (generation {generation}) was ended: {reason}"
@@ -163,6 +162,11 @@ mod tests {
             (Stopping, "preempted: a notice"),
             (Stopped, "drained: room for others"),
             (Stopped, "its node was lost: its machine was booted anew"),
+            // By the record of a node that could not write down how it ended.
+            (
+                Running,
+                "its node was lost, and no other has taken it over yet",
+            ),
         ] {
             let text = told(&session(3, state, Some(reason))).expect("told");
             for part in ["alice", "node n1", reason, "`conman logs -f alice`"] {

@@ -12,7 +12,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_core::Closing;
 use conman_node::{EnsureError, Node, RestartError, RouteError, SessionRoute};
 use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{
@@ -71,11 +70,7 @@ pub(super) struct Seeker {
     dialer: Dialer,
     main: Handle,
     quests: Mutex<HashMap<SessionId, Arc<Quest>>>,
-    /// How the tunnels to each node that has some are told that it is gone.
-    gone: Mutex<HashMap<Incarnation, watch::Sender<Option<Closing>>>>,
 }
-
-type Incarnation = (Arc<str>, u64);
 
 /// Something that all who wait for one session wait for. `None` until it is over.
 #[derive(Debug, Default)]
@@ -117,14 +112,13 @@ impl Seeker {
             dialer,
             main: Handle::current(),
             quests: Mutex::default(),
-            gone: Mutex::default(),
         });
         let watching = Arc::clone(&seeker);
         tokio::spawn(async move {
             let pause = || tokio::time::sleep(LOOK_EVERY);
             // A look that is not taken any more tells nobody anything.
             while closing.run_until_cancelled(pause()).await.is_some() {
-                watching.tell_of_gone_nodes();
+                watching.map.tell_of_gone_nodes();
             }
         });
         seeker
@@ -252,12 +246,8 @@ impl Seeker {
     }
 
     fn way(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {
-        let key = (owner.node.name, owner.node.incarnation);
-        let closing = lock(&self.gone)
-            .entry(key.clone())
-            .or_insert_with(|| watch::Sender::new(None))
-            .subscribe();
-        let (node, incarnation) = key;
+        let closing = self.map.gone(&owner.node);
+        let (node, incarnation) = (owner.node.name, owner.node.incarnation);
         Route {
             session: id.clone(),
             generation: owner.generation,
@@ -271,25 +261,6 @@ impl Seeker {
                 address,
             }),
         }
-    }
-
-    /// Ends the tunnels to nodes that are gone, so that their clients connect anew.
-    fn tell_of_gone_nodes(&self) {
-        let peers = self.map.fleet().peers();
-        lock(&self.gone).retain(|(name, incarnation), told| {
-            // An incarnation that was not known cannot be told from another.
-            let here = *incarnation == 0
-                || peers.iter().any(|peer| {
-                    peer.name == **name
-                        && peer.incarnation == *incarnation
-                        && peer.standing != PeerStanding::Fenced
-                });
-            if !here {
-                let why = format!("node {name} is gone, connect again");
-                told.send_replace(Some(Closing::service_restart(&why)));
-            }
-            here && told.receiver_count() > 0
-        });
     }
 
     /// Waits for what is needed, with all who wait for the session.

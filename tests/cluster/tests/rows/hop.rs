@@ -196,6 +196,34 @@ async fn what_is_followed_through_another_node_tells_of_its_containers_preemptio
 }
 
 #[tokio::test]
+async fn what_is_followed_of_a_node_that_stands_still_ends_once_that_one_is_declared_dead() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let script = ["sh", "-c", "echo up; sleep 1000000"];
+    ensured(&fleet, "s", &json!({"template": "idle", "command": script})).await;
+    let mut log = conman(&fleet, &["logs", "-f", "s"]);
+    let mut command = conman(
+        &fleet,
+        &["exec", "s", "--", script[0], script[1], script[2]],
+    );
+    began(&mut log).await;
+    began(&mut command).await;
+    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    for (child, wanted, again) in [
+        (log, 5, "`conman logs -f s`"),
+        (command, 125, "`conman exec s …`"),
+    ] {
+        let (code, text) = told(child).await;
+        assert_eq!(code, Some(wanted), "{text}");
+        for part in ["node n1", "its node was lost", again] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+}
+
+#[tokio::test]
 async fn a_session_is_inspected_entered_and_attached_to_from_another_node() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
