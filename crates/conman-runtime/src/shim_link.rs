@@ -26,6 +26,7 @@ use conman_linux::Features;
 use conman_shim::{
     Call, CallError, ContainerView, FenceState, Message, Reply, Request, VERSION, encode, socket,
 };
+use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -78,7 +79,8 @@ pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
 pub enum FenceOpener {
     /// Whoever connects: no other node can have taken anything over.
     Anybody,
-    /// The registry alone, by [`crate::ShimFence`], once it knows what is still this node's.
+    /// The registry alone, by [`crate::ShimFence`], once it knows what is still this node's; until
+    /// then it is closed.
     Registry,
 }
 
@@ -295,7 +297,7 @@ impl Link {
         }
         match self.opener {
             FenceOpener::Anybody => open_fence(&connection, left).await?,
-            FenceOpener::Registry => {}
+            FenceOpener::Registry => arm_fence(&connection, left).await?,
         }
         Ok(connection)
     }
@@ -365,6 +367,18 @@ async fn open_fence(connection: &Connection, patience: Duration) -> Result<(), L
             connection.call(&open, &[], patience).await.map(|_| ())
         }
     }
+}
+
+/// A shim that was never told of a deadline, or has lost it, would start what is ordered of it and
+/// let it run for ever, should this process stop before it tells one. So nothing is asked before
+/// there is a deadline: one that has passed, where there is no later one yet.
+async fn arm_fence(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
+    let now = clock_gettime(ClockId::Boottime);
+    let now_ns = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+    let arm = Request::ExtendDeadline {
+        until_boottime_ns: u64::try_from(now_ns).unwrap_or(0),
+    };
+    connection.call(&arm, &[], patience).await.map(|_| ())
 }
 
 fn spawn(command: &ShimCommand) -> io::Result<Child> {

@@ -42,6 +42,7 @@ mod trouble {
     use std::path::{Path, PathBuf};
 
     use conman_core::naming::{CgroupDriver, instance_cgroup};
+    use conman_core::ownership::{BootTime, Slot};
     use conman_image::ImageName;
     use conman_linux::{Cgroups, PidFd};
     use conman_runtime::conformance::{Stage, say_skipped};
@@ -183,6 +184,33 @@ mod trouble {
             fence.look().await.expect("they have agreed");
             assert_eq!(its(), Some(9_000));
         }
+    }
+
+    #[tokio::test]
+    async fn whoever_leaves_the_fence_to_the_registry_starts_nothing_before_that_opened_it() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        let first = stage.run_idle("first").await;
+        // A shim that was never told of a deadline.
+        let fence = ShimFence::new(socket.clone(), None, None);
+        assert!(fence.look().await.expect("answered").fired);
+        let plan = stage.plan("second", &["sleep", "1000"]);
+        stage.runtime().create(&plan).await.expect("created");
+        let refused = stage.runtime().start(&plan.key).await;
+        let refused = refused.expect_err("it is closed");
+        assert!(matches!(refused, RuntimeError::Fenced { .. }), "{refused}");
+        let slot = Slot {
+            session: first.key.session.as_str().into(),
+            generation: first.key.generation.get(),
+        };
+        let never = BootTime(1 << 40);
+        fence.thaw(never, &[slot]).await.expect("opened");
+        // Nobody who connects later closes it again.
+        let another = ShimFence::new(socket, None, None);
+        assert!(!another.look().await.expect("answered").fired);
+        let third = stage.run_idle("third").await;
+        first.kill();
+        third.kill();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -54,7 +54,8 @@ pub enum Request {
         names: Vec<String>,
     },
     /// SIGKILL to the container's init, which takes every other process of it along; as soon as
-    /// there is one when its start is under way.
+    /// there is one when its start is under way. A start whose turn has not come fails. With an
+    /// armed fence a name that is not known never begins.
     Kill {
         name: String,
     },
