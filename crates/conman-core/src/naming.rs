@@ -161,6 +161,17 @@ pub fn cgroup_parent(
     }
 }
 
+/// Whose systemd slice a child of the instance's is, by both names: the inverse of [`cgroup_parent`]
+/// below `above`, the instance's own.
+#[must_use]
+pub fn parse_slice(above: &str, slice: &str) -> Option<(SessionId, Generation)> {
+    let above = above.strip_prefix('/')?.strip_suffix(".slice")?;
+    let rest = slice.strip_prefix(above)?.strip_prefix('-')?;
+    let (id, generation) = rest.strip_suffix(".slice")?.rsplit_once('_')?;
+    let id = id.replace('_', "-").parse().ok()?;
+    Some((id, Generation::new(generation.parse().ok()?)?))
+}
+
 /// The path of the cgroup that holds everything of an instance.
 #[must_use]
 pub fn instance_cgroup(instance: &Instance, driver: CgroupDriver) -> String {
@@ -234,6 +245,16 @@ mod tests {
             prop_assert_eq!(Instance::parse(instance.as_str()), Ok(instance.clone()));
             let name = container_name(&instance, &id, generation);
             prop_assert_eq!(parse_container_name(&name), Some((instance, id, generation)));
+        }
+
+        #[test]
+        fn a_slice_tells_whose_it_is(id in ids(), generation in generations()) {
+            let instance = Instance::new([1; 4]);
+            let above = instance_cgroup(&instance, CgroupDriver::Systemd);
+            let slice = cgroup_parent(&instance, &id, generation, CgroupDriver::Systemd).name;
+            prop_assert_eq!(parse_slice(&above, &slice), Some((id, generation)));
+            let other = instance_cgroup(&Instance::new([2; 4]), CgroupDriver::Systemd);
+            prop_assert_eq!(parse_slice(&other, &slice), None);
         }
 
         #[test]

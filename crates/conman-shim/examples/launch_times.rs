@@ -89,6 +89,7 @@ fn main() -> Result<(), Failure> {
             prepare_for: prepare_for.parse()?,
             prepared_file: Path::new(directory).join("shim.prepared"),
             fence_cgroup: cgroup.to_owned(),
+            fence_slice: format!("{cgroup}.slice"),
             freeze_patience: Duration::from_secs(1),
         })?),
         _ => measure(&Plan::parse(&arguments)?),

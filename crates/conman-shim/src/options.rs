@@ -12,6 +12,9 @@ pub struct ShimOptions {
     pub roots: Vec<PathBuf>,
     /// The cgroup above everything that the fence freezes, in every hierarchy.
     pub fence_cgroup: String,
+    /// Where systemd has Docker put what it starts instead. Its parts come under the fence as they
+    /// are told of; a shim that has lost what it was told looks for them here.
+    pub fence_slice: String,
     /// Where what a later shim must know is kept: containers, their ids, the fence's deadline. In
     /// memory (below /run), since a write to a disk may wait.
     pub state_file: PathBuf,

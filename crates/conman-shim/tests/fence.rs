@@ -8,7 +8,7 @@ use conman_linux::{Cgroups, Freezer, PidFd};
 use conman_shim::{CallError, Client, ClientError, ContainerState, FenceState, Reply, Request};
 
 use support::{
-    Shim, available, boottime_ns, has_own_ids, hosts, next_end, subscribe, until, wait_dead,
+    Shim, available, boottime_ns, has_own_ids, hosts, lacks, next_end, subscribe, until, wait_dead,
 };
 
 const MS: u64 = 1_000_000;
@@ -338,11 +338,10 @@ struct Docked {
 
 impl Docked {
     /// `None` where there is no Docker.
-    #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
     fn create(name: &str, cgroup: &str, script: &str) -> Option<Self> {
         let known = docker(&["image", "inspect", IMAGE]);
         if known.is_none() {
-            eprintln!("skipped: Docker or its image {IMAGE} is missing");
+            lacks(&format!("Docker or its image {IMAGE} is missing"));
             return None;
         }
         let arguments = [
@@ -551,6 +550,58 @@ fn whatever_appears_of_a_start_that_was_killed_dies_until_the_start_is_over() {
             .expect("over");
         assert_eq!(next_end(&mut client).name, "never.1");
     }
+}
+
+#[test]
+fn what_docker_has_in_slices_of_systemds_is_found_again_by_a_shim_that_lost_its_state() {
+    if !available() {
+        return;
+    }
+    for (flags, freezer) in hosts() {
+        sliced_on(flags, &freezer);
+    }
+}
+
+fn sliced_on(flags: &[&str], freezer: &Freezer) {
+    let mut shim = Shim::start_with(flags);
+    let above = shim.cgroup.replacen('-', "_", 1);
+    let slice = format!("{above}.slice");
+    let cgroup = format!("{slice}{above}-a_docked_1.slice");
+    let name = format!("shimtest-{}-sliced", std::process::id());
+    let script = "while :; do echo ran; sleep 0.02; done";
+    let Some(docked) = Docked::create(&name, &cgroup, script) else {
+        return;
+    };
+    let mut client = shim.client();
+    let guard = Request::Guard {
+        name: "a-docked.1".to_owned(),
+        cgroup: cgroup.clone(),
+    };
+    client.ask(guard).expect("guarded");
+    docked.start();
+    let process = PidFd::open(docked.pid()).expect("it runs");
+    client.appeared("a-docked.1", &process).expect("taken");
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    std::fs::remove_file(shim.path("shim.state")).expect("removed");
+    shim.succeed();
+    let mut client = shim.client();
+    assert!(is_fenced(&mut client));
+    assert!(freezer.is_frozen(&cgroup).expect("asked"));
+    let found = client.list().expect("listed");
+    let found: Vec<_> = found
+        .iter()
+        .map(|one| (one.name.as_str(), one.pid, one.foreign))
+        .collect();
+    assert_eq!(found, [("a-docked.1", process.pid(), true)]);
+    let before = docked.log();
+    client.ask(unfence(None)).expect("opened");
+    assert!(until(|| docked.log() > before), "it runs again");
+    client.ask(Request::KillAll).expect("killed");
+    assert!(process.wait_dead(support::SOON).expect("waited"));
+    drop(docked);
+    let cgroups = Cgroups::detect().expect("detected");
+    assert!(until(|| cgroups.remove_tree(&slice).is_empty()));
 }
 
 #[test]

@@ -145,6 +145,7 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
         socket: place.socket(),
         roots: vec![state_dir.to_path_buf()],
         fence_cgroup: fence_cgroup.clone(),
+        fence_slice: instance_cgroup(&instance, CgroupDriver::Systemd),
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,

@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
         prepare_for: 0,
+        fence_slice: format!("{}.slice", cgroup.to_string_lossy().replacen('-', "_", 1)),
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         freeze_patience: FREEZE_PATIENCE,
     };

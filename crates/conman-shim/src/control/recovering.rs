@@ -7,6 +7,7 @@
 
 use std::io;
 
+use conman_core::naming::parse_slice;
 use conman_linux::{CgroupLayout, Cgroups, PidFd, ProcessIdentity, is_namespace_init};
 
 use super::{Control, boottime_ns};
@@ -51,10 +52,8 @@ impl Control {
     fn recover_unknown(&mut self) -> io::Result<bool> {
         let layout = CgroupLayout::detect()?.part(self.options.cgroups);
         let cgroups = Cgroups::of(&layout);
-        let above = self.options.fence_cgroup.clone();
         let mut found = false;
-        for name in cgroups.children(&above) {
-            let cgroup = format!("{above}/{name}");
+        for (name, cgroup) in self.cgroups_of_ours(&cgroups) {
             let pids = cgroups.pids_below(&cgroup);
             if pids.is_empty() {
                 continue;
@@ -85,6 +84,22 @@ impl Control {
             self.containers.adopt(name, container);
         }
         Ok(found)
+    }
+
+    /// Every cgroup that may hold a container, with the name that this has here.
+    fn cgroups_of_ours(&self, cgroups: &Cgroups) -> Vec<(String, String)> {
+        let (own, slice) = (&self.options.fence_cgroup, &self.options.fence_slice);
+        let children = |above: &str| cgroups.children(above).into_iter();
+        let own = children(own).map(|name| {
+            let cgroup = format!("{own}/{name}");
+            (name, cgroup)
+        });
+        let slices = children(slice).map(|child| {
+            let cgroup = format!("{slice}/{child}");
+            let name = parse_slice(slice, &child).map(|(id, number)| format!("{id}.{number}"));
+            (name.unwrap_or(child), cgroup)
+        });
+        own.chain(slices).collect()
     }
 
     /// One that runs, by its first process.

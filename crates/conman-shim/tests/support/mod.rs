@@ -44,12 +44,17 @@ pub(crate) fn available() -> bool {
     } else {
         return true;
     };
+    lacks(&why);
+    false
+}
+
+/// The test goes without what `cargo xtask test` installs.
+pub(crate) fn lacks(why: &str) {
     assert!(
         std::env::var_os("CONMAN_NO_SKIPS").is_none(),
         "{why}, and CONMAN_NO_SKIPS is set"
     );
     eprintln!("skipped: {why}");
-    false
 }
 
 /// Whether this kernel cannot map the owners of layers, so that all tests use the shared range.
