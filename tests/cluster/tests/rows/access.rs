@@ -44,7 +44,10 @@ async fn certificates_for_etcd_are_replaced_while_a_node_runs_and_half_written_o
     // The key of a new pair is there in part, and its certificate is not.
     let [_, _, key] = etcd_files(&layout, &host);
     let whole = fs::read_to_string(&key).expect("readable");
-    fs::write(&key, &whole[..whole.len() / 2]).expect("written");
+    // At once: every mistake that is found there is told.
+    let half = key.with_extension("half");
+    fs::write(&half, &whole[..whole.len() / 2]).expect("written");
+    fs::rename(&half, &key).expect("renamed");
     let kept = |fleet: &Fleet| fleet.node(0).log().matches(KEPT).count();
     eventually("it is told", PATIENCE, async || kept(&fleet) > 0).await;
     sleep(LOOKS).await;

@@ -99,7 +99,7 @@ async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
 
 #[tokio::test]
 async fn a_node_that_was_lost_is_forgotten_by_a_command_typed_at_another() {
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
     };
     let generation = fleet.ensure_on(0, "w").await.generation.get();

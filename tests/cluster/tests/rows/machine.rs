@@ -232,7 +232,7 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
 
 #[tokio::test]
 async fn a_session_of_a_lost_node_is_deleted_through_a_preempted_one() {
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
     };
     let generation = fleet.ensure_on(0, "w").await.generation.get();
