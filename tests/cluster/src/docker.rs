@@ -104,9 +104,11 @@ pub(crate) fn start(layout: &Layout) -> Result<()> {
     let log = log_file(&layout.directory.join("dockerd.log"))?;
     let mut host = std::ffi::OsString::from("unix://");
     host.push(own(layout));
-    // It makes no networks and touches none of the machine's rules.
-    let mut daemon = Command::new("setsid");
-    daemon.args(["dockerd", "--bridge", "none", "--iptables=false"]);
+    // It makes no networks and touches none of the machine's rules; without a bridge of its own it
+    // would remove the machine's `docker0`, if it saw that.
+    let mut daemon = Command::new("unshare");
+    daemon.args(["--net", "setsid", "dockerd"]);
+    daemon.args(["--bridge", "none", "--iptables=false"]);
     daemon.args(["--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]);
     daemon.args([
         "--exec-opt",
