@@ -13,8 +13,6 @@ use crate::restart::{End, lost_by};
 const ENDED_KEPT: Duration = Duration::from_secs(24 * 3_600);
 /// What still comes back when it is asked for, for a week: over holidays.
 const LOST_KEPT: Duration = Duration::from_secs(7 * 24 * 3_600);
-/// Whoever has just joined may not have heard of all nodes that are there.
-const SURE_AFTER: Duration = Duration::from_secs(60);
 
 /// How long records are kept.
 #[derive(Debug, Clone, Copy)]
@@ -23,8 +21,6 @@ pub struct Retention {
     pub ended: Duration,
     /// Of what lost its node, and whoever asks for it starts again by that.
     pub lost: Duration,
-    /// A node is not seen for so long before its records are judged.
-    pub sure_after: Duration,
 }
 
 impl Default for Retention {
@@ -32,7 +28,6 @@ impl Default for Retention {
         Self {
             ended: ENDED_KEPT,
             lost: LOST_KEPT,
-            sure_after: SURE_AFTER,
         }
     }
 }
@@ -59,9 +54,6 @@ impl Retention {
         gone_for: Duration,
         now: Timestamp,
     ) -> Lot {
-        if gone_for < self.sure_after {
-            return Lot::Stays;
-        }
         let Some(ended_at) = ended_at else {
             // No record says when it was lost.
             return match gone_for >= self.lost {
@@ -73,9 +65,10 @@ impl Retention {
             Some(_) => self.lost,
             None => self.ended,
         };
-        // By another node's clock: one that is far off, or was, has it kept for longer.
+        // By another node's clock, which may be far off, or have been: so nothing goes before its node
+        // was seen to be gone for as long, by a clock that nobody sets.
         let ago = Duration::try_from(now.duration_since(ended_at));
-        match ago.is_ok_and(|ago| ago >= kept) {
+        match gone_for >= kept && ago.is_ok_and(|ago| ago >= kept) {
             true => Lot::Forgotten,
             false => Lot::Stays,
         }
@@ -118,7 +111,8 @@ mod tests {
         for cause in [EndCause::Deleted, EndCause::Exited, EndCause::Failed] {
             let end = ended(cause);
             assert_eq!(lot(end, Some(DAY - SECOND), 9 * DAY), Lot::Stays);
-            assert_eq!(lot(end, Some(DAY), 60 * SECOND), Lot::Forgotten);
+            assert_eq!(lot(end, Some(9 * DAY), DAY - SECOND), Lot::Stays);
+            assert_eq!(lot(end, Some(DAY), DAY), Lot::Forgotten);
         }
     }
 
@@ -127,16 +121,11 @@ mod tests {
         for cause in [EndCause::Preempted, EndCause::Drained, EndCause::NodeLost] {
             let end = ended(cause);
             assert_eq!(lot(end, Some(7 * DAY - SECOND), 9 * DAY), Lot::Stays);
-            assert_eq!(lot(end, Some(7 * DAY), 60 * SECOND), Lot::Forgotten);
+            assert_eq!(lot(end, Some(9 * DAY), 7 * DAY - SECOND), Lot::Stays);
+            assert_eq!(lot(end, Some(7 * DAY), 7 * DAY), Lot::Forgotten);
         }
         let gone = |gone_for| lot(End::NodeGone, None, gone_for);
         assert_eq!(gone(7 * DAY - SECOND), Lot::Stays);
         assert_eq!(gone(7 * DAY), Lot::Ended);
-    }
-
-    #[test]
-    fn nothing_goes_of_a_node_that_was_not_seen_for_a_moment_only() {
-        let end = ended(EndCause::Exited);
-        assert_eq!(lot(end, Some(9 * DAY), 59 * SECOND), Lot::Stays);
     }
 }

@@ -53,7 +53,9 @@ pub(crate) async fn forward(
             (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
             (Way::Peer { .. }, None) => {
                 match send(client, &route, &head, body.loan(), &fault).await {
-                    Err(Unforwarded::Unanswered { source, .. }) if may_repeat => {
+                    Err(Unforwarded::Unanswered { source, .. })
+                        if may_repeat && Instant::now() < wait.until =>
+                    {
                         may_repeat = false;
                         Tried::Turned(Turned::Unreachable(source.to_string()))
                     }

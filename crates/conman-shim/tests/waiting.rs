@@ -155,10 +155,10 @@ fn handed_over_on(flags: &[&str]) -> bool {
     let first = calls.next();
     let begun = matches!(first, (id, Reply::Launched { .. }) if id == under_way);
     let mut refused = None;
-    until(|| {
+    assert!(until(|| {
         refused = replacer.answered();
         refused.is_some() || taken.exists()
-    });
+    }));
     if refused.is_some() {
         assert!(matches!(refused, Some((id, Reply::Failed { .. })) if id == replaced));
     }

@@ -114,7 +114,7 @@ async fn a_node_that_comes_back_ends_what_it_lost_and_thaws_what_it_kept() {
         "{refused}"
     );
     a.live().await;
-    assert!(!a.fence.is_closed());
+    until("the fence is open", async || !a.fence.is_closed()).await;
     let held = b.claim("kept").await.expect_err("a's again");
     assert!(
         matches!(

@@ -16,7 +16,8 @@ use conman_node::Node;
 use conman_proto::Generation;
 use conman_registry::{
     EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER, FenceHolds,
-    FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, Standing,
+    FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, RegistryError,
+    Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
 use conman_vitals::{Vitals, essential};
@@ -209,6 +210,18 @@ pub(super) async fn join(
     }
     tracing::info!("joined the fleet");
     Ok(listeners)
+}
+
+/// The fleet's key of connect tokens, which is asked for again while the registry does not answer.
+pub(super) async fn shared_key(fleet: &dyn Fleet) -> Result<Option<[u8; 32]>, RegistryError> {
+    let mut asking = fleet.shared_key();
+    loop {
+        service_manager::goes_on(JOINING_SIGN * 3);
+        // Cancel safe: it is the same call that is waited for.
+        if let Ok(key) = timeout(JOINING_SIGN, &mut asking).await {
+            return key;
+        }
+    }
 }
 
 /// Kills whatever an earlier daemon left with the shim: the machine is going, and nobody knows yet

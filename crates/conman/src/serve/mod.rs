@@ -154,12 +154,17 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let mut runtimes = Runtimes::open(&config, &state)?;
-    let listeners = tokio::select! {
+    let joining = async {
+        let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
+        let connect_tokens = connect_tokens(&config, &state, &credentials).await?;
+        anyhow::Ok((listeners, Arc::new(connect_tokens)))
+    };
+    let (listeners, connect_tokens) = tokio::select! {
         // A node of its own has joined already, and a signal that came before has to find what
         // an earlier daemon left.
         biased;
         // The listeners go with it, as does the process.
-        joined = fleet::join(&config, &*state.fleet, listeners) => joined?,
+        joined = joining => joined?,
         // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
         name = signals.ending.next() => {
             tracing::info!("stopping: {name}, before the node had joined its fleet");
@@ -170,7 +175,6 @@ async fn serve(
             return Ok(());
         }
     };
-    let connect_tokens = Arc::new(connect_tokens(&config, &state, &credentials).await?);
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
@@ -335,7 +339,7 @@ async fn connect_tokens(
     if let Some(secret) = &credentials.secret {
         return Ok(ConnectTokens::of_fleet(secret));
     }
-    let shared = state.fleet.shared_key().await;
+    let shared = fleet::shared_key(&*state.fleet).await;
     match shared.context("cannot get the fleet's key of connect tokens from the registry")? {
         Some(key) => Ok(ConnectTokens::of_shared_key(&key)),
         None => ConnectTokens::open(&config.state_dir, state.instance.as_str())

@@ -104,6 +104,7 @@ impl Restarter {
                 .idle(tokio::time::sleep(jittered(LOOK_EVERY_MS)))
                 .await;
             if !self.fleet.standing().borrow().is_ready() {
+                self.leftovers.start_over();
                 continue;
             }
             let now_gone = gone_nodes(&self.fleet.peers());
@@ -123,6 +124,7 @@ impl Restarter {
                 let begun = Instant::now();
                 if let Err(error) = self.scan(pulse).await {
                     tracing::warn!(%error, "the sessions' records cannot be looked through");
+                    self.leftovers.start_over();
                 }
                 took = begun.elapsed();
                 scanned = Some(Instant::now());

@@ -132,16 +132,23 @@ impl Seeker {
         mut fresh: bool,
     ) -> Result<Route, Refusal> {
         for _ in 0..MAX_LOOKUPS {
+            let mut over = None;
             if self.node.is_live(id) {
                 match self.own(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
-                    Err(error) if is_elsewhere(&error) || is_over(&error) => fresh = true,
+                    Err(error) if is_elsewhere(&error) => fresh = true,
+                    Err(error) if is_over(&error) => {
+                        fresh = true;
+                        over = Some(refusal(&error));
+                    }
                     Err(_) if !self.node.is_live(id) => fresh = true,
                     Err(error) => return Err(refusal(&error)),
                 }
             }
-            let whereabouts = self.map.look(id, &mut fresh).await.map_err(no_registry)?;
+            let looked = self.map.look(id, &mut fresh).await;
+            // Where nobody can tell of another node, what this one knows is told.
+            let whereabouts = looked.map_err(|error| over.unwrap_or_else(|| no_registry(error)))?;
             match whereabouts {
                 Whereabouts::There(owner) => {
                     let address = owner.node.address.clone().map_err(unreachable)?;

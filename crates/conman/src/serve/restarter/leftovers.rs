@@ -81,6 +81,14 @@ impl Leftovers {
         session.node == self.node.name() && self.node.get(&session.record.id).is_none()
     }
 
+    /// Nothing is known any more of how long which node has been gone: one that was may have come back
+    /// while nobody looked.
+    pub(super) fn start_over(&mut self) {
+        self.gone.clear();
+        self.met.clear();
+        self.found.clear();
+    }
+
     /// All records were looked at: those that were found go, in the background.
     pub(super) fn clear(&mut self) {
         let met = std::mem::take(&mut self.met);
