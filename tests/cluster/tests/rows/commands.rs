@@ -88,6 +88,16 @@ async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
     first_becomes(&fleet, NodeState::Preempted, NodeStanding::Live).await;
     let next = fleet.ensure_after(1, "w", generation).await;
     assert_eq!(next.node, "n2");
+    let story = [
+        "w is running on n2",
+        &format!("Generation {generation} on n1 ended at"),
+        "n1 gave it up, and n2 started it at",
+    ];
+    eventually("it is told why it moved", PATIENCE, async || {
+        let text = printed(&fleet, &["why", "w"], 0).await;
+        story.iter().all(|part| text.contains(part))
+    })
+    .await;
 
     for _ in 0..2 {
         says(&fleet, &["readmit", "n1"], &["n1 is live"]).await;
