@@ -10,14 +10,16 @@ use std::time::Duration;
 use conman_core::Sparing;
 use conman_core::ownership::{BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Value};
 use conman_vitals::Pulse;
-use tokio::sync::watch;
+use futures_util::{Stream, StreamExt as _};
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
+use tonic::Status;
 
 use super::codec::{self, Keys, PeerText};
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
 use super::store::{Entry, ReadError};
-use super::wire::{self, TxnRequest};
+use super::wire::{self, TxnRequest, WatchResponse};
 use super::{figures, forgetting};
 use crate::{Announcement, NodeLoad, Peer, PeerStanding};
 
@@ -453,28 +455,75 @@ pub(super) async fn watch(
     loop {
         let end = wire::behind(&parent);
         match shared.store.client.watch(parent.clone(), end).await {
-            Ok(mut stream) => loop {
-                match stream.message().await {
-                    Ok(Some(hint)) if !hint.canceled => {
-                        let mut changed = hint.events.iter().filter_map(|event| event.kv.as_ref());
-                        if changed.any(|kv| is_news(&kv.key, &kv.value)) {
-                            shared.hurry.notify_one();
-                        }
-                    }
-                    // Compacted away, or the line is gone: begun anew, and looked at all.
-                    Ok(_) | Err(_) => break,
-                }
-            },
+            Ok(hints) => follow(hints, &is_news, &shared.hurry).await,
             Err(error) => tracing::debug!(%error, "no watch"),
         }
-        shared.hurry.notify_one();
         sleep(REWATCH_PAUSE).await;
     }
 }
 
+/// Until the watch ends: compacted away, or the line is gone. A look tells what it does not any more.
+async fn follow(
+    mut hints: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
+    is_news: impl Fn(&[u8], &[u8]) -> bool,
+    hurry: &Notify,
+) {
+    while let Some(Ok(hint)) = hints.next().await
+        && !hint.canceled
+    {
+        let mut changed = hint.events.iter().filter_map(|event| event.kv.as_ref());
+        if changed.any(|kv| is_news(&kv.key, &kv.value)) {
+            hurry.notify_one();
+        }
+    }
+    hurry.notify_one();
+}
+
 #[cfg(test)]
 mod tests {
+    use futures_util::{FutureExt as _, stream};
+
+    use super::super::wire::{KeyValue, WatchEvent};
     use super::*;
+
+    fn hint(value: Option<&str>) -> WatchResponse {
+        let event = |value: &str| WatchEvent {
+            kv: Some(KeyValue {
+                value: value.into(),
+                ..KeyValue::default()
+            }),
+        };
+        WatchResponse {
+            events: value.map(event).into_iter().collect(),
+            ..WatchResponse::default()
+        }
+    }
+
+    /// Whether a look is asked for by a watch that has told this, and whether the watch goes on.
+    fn told_by(hint: Result<WatchResponse, Status>) -> (bool, bool) {
+        let hurry = Notify::new();
+        // More would come.
+        let hints = stream::iter([hint]).chain(stream::pending());
+        let is_news = |_: &[u8], value: &[u8]| value == b"news";
+        let ended = follow(hints, is_news, &hurry).now_or_never();
+        let asked = hurry.notified().now_or_never();
+        (asked.is_some(), ended.is_none())
+    }
+
+    #[test]
+    fn what_a_watch_does_not_tell_any_more_is_looked_at() {
+        let canceled = WatchResponse {
+            canceled: true,
+            compact_revision: 7,
+            ..WatchResponse::default()
+        };
+        assert_eq!(told_by(Ok(canceled)), (true, false), "compacted away");
+        let gone = Err(Status::unavailable("the line is gone"));
+        assert_eq!(told_by(gone), (true, false), "the line is gone");
+        assert_eq!(told_by(Ok(hint(Some("news")))), (true, true));
+        assert_eq!(told_by(Ok(hint(Some("else")))), (false, true));
+        assert_eq!(told_by(Ok(hint(None))), (false, true));
+    }
 
     fn told(label: &str) -> Announcement {
         Announcement {
