@@ -151,6 +151,14 @@ impl Cluster {
         cut.make(self.layout())
     }
 
+    /// Takes one cut back; others stay, even those of the same packets.
+    ///
+    /// # Errors
+    /// When it was not made, or nftables refuses.
+    pub fn mend(&self, cut: &Cut) -> Result<()> {
+        cut.mend(self.layout())
+    }
+
     /// Cuts a node off every etcd member, in both directions.
     ///
     /// # Errors
@@ -191,7 +199,7 @@ impl Cluster {
         started.await.context("a thread ended")?
     }
 
-    /// Lets everything through again.
+    /// Takes every cut back.
     ///
     /// # Errors
     /// When nftables refuses.

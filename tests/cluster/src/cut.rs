@@ -33,9 +33,34 @@ impl Cut {
         }
     }
 
+    /// What its rules are kept in, so that each of several that overlap can end by itself.
+    fn chain(&self) -> String {
+        match self {
+            Self::OneWay { from, to } => format!("from_{}_to_{}", from.name, to.name),
+            Self::Between(one, other) => format!("between_{}_and_{}", one.name, other.name),
+            Self::Replies { from, to, port } => {
+                format!("from_{}_{port}_to_{}", from.name, to.name)
+            }
+        }
+    }
+
     pub(crate) fn make(&self, layout: &Layout) -> Result<()> {
+        let chain = self.chain();
         for (from, to, port) in self.drops() {
-            nft(layout, to, &script(from, port))?;
+            nft(layout, to, &script(&chain, from, port))?;
+        }
+        Ok(())
+    }
+
+    /// Takes this one back; whatever else is cut stays so.
+    pub(crate) fn mend(&self, layout: &Layout) -> Result<()> {
+        let chain = self.chain();
+        for (_, to, _) in self.drops() {
+            nft(
+                layout,
+                to,
+                &format!("flush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n"),
+            )?;
         }
         Ok(())
     }
@@ -54,12 +79,12 @@ pub(crate) fn heal(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-fn script(from: Ipv4Addr, port: Option<u16>) -> String {
+fn script(chain: &str, from: Ipv4Addr, port: Option<u16>) -> String {
     let port = port.map_or_else(String::new, |port| format!("tcp sport {port} "));
     format!(
         "add table {TABLE}\n\
-         add chain {TABLE} lost {{ type filter hook input priority -300; }}\n\
-         add rule {TABLE} lost ip saddr {from} {port}counter drop\n"
+         add chain {TABLE} {chain} {{ type filter hook input priority -300; }}\n\
+         add rule {TABLE} {chain} ip saddr {from} {port}counter drop\n"
     )
 }
 

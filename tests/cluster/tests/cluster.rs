@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use conman_cluster::{Cluster, Cut, Node, leftovers, requirements, sweep};
+use conman_cluster::{Cluster, Cut, Host, Node, leftovers, people, requirements, sweep};
 use conman_e2e::eventually;
 use serde_json::json;
 
@@ -77,6 +77,48 @@ async fn a_cut_loses_what_one_host_sends_to_another_until_it_is_healed() {
         member.leads().await == Some(false)
     })
     .await;
+}
+
+/// Whether a request of one host to another's etcd is answered.
+fn reaches(cluster: &Cluster, from: &Host, to: &Host) -> bool {
+    let url = format!("http://{}/health", to.etcd());
+    let words = ["curl", "--silent", "--max-time", "1", "--output", "-", &url];
+    let curl = people::command(cluster.layout(), &from.name, &words.map(str::to_owned));
+    let output = curl.expect("a host").output().expect("curl runs");
+    output.status.success()
+}
+
+#[tokio::test]
+async fn a_cut_that_is_mended_leaves_those_that_overlap_it_and_all_others() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(2).members(1);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    let [one, two] = [0, 1].map(|node| cluster.nodes()[node].host().clone());
+    let etcd = cluster.members()[0].host().clone();
+    let cuts = [
+        Cut::Between(one.clone(), etcd.clone()),
+        Cut::Between(etcd.clone(), one.clone()),
+        Cut::Between(two.clone(), etcd.clone()),
+    ];
+    for cut in &cuts {
+        cluster.cut(cut).expect("cut");
+    }
+    // The first node is cut off twice.
+    for (cut, reached) in cuts
+        .iter()
+        .zip([[false, false], [true, false], [true, true]])
+    {
+        cluster.mend(cut).expect("mended");
+        for (node, reached) in [&one, &two].into_iter().zip(reached) {
+            if reached {
+                let what = format!("{} reaches etcd", node.name);
+                eventually(&what, PATIENCE, async || reaches(&cluster, node, &etcd)).await;
+            } else {
+                assert!(!reaches(&cluster, node, &etcd), "{}", node.name);
+            }
+        }
+    }
 }
 
 #[tokio::test]

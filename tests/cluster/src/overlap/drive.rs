@@ -320,11 +320,16 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
         | Fault::LoseRequests(_)
         | Fault::LoseReplies(_)
         | Fault::CutPeers(..) => {
-            for cut in cuts(cluster, fault) {
-                cluster.cut(&cut)?;
+            let cuts = cuts(cluster, fault);
+            for cut in &cuts {
+                cluster.cut(cut)?;
             }
             sleep(lasts).await;
-            cluster.heal()
+            // Another fault may have cut something else meanwhile.
+            for cut in &cuts {
+                cluster.mend(cut)?;
+            }
+            Ok(())
         }
     }
 }
