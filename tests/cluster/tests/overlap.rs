@@ -37,6 +37,7 @@ async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
         sessions: 6 + dockers,
         dockers,
         handovers: 10,
+        every_kind: false,
         most: Duration::from_secs(1_200),
         scale: Scale::of(builder.timing()),
     };

@@ -3,11 +3,12 @@
 //! One task a session asks any node for it, again and again, and gives it up now and then; the
 //! caller's task injects faults one after the other. They share nothing but the fleet.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use conman_e2e::Api;
-use conman_linux::Signal;
 use fastrand::Rng;
 use http::Method;
 use serde_json::{Value, json};
@@ -15,26 +16,24 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Report;
-use super::faults::{Event, Fault, Scale, draw};
+use super::faults::{Event, Fault, Scale, Targets, draw};
+use super::inflict::suffer;
 use super::tail::Tail;
 use super::witness::{DOCKERS, TEMPLATE, journal, monotonic_ns};
 use crate::cluster::Cluster;
-use crate::cut::Cut;
-use crate::layout::ETCD_PORT;
-use crate::node::Node;
 
 /// A client asks again after at most this long.
 const ASK_MS: std::ops::Range<u64> = 50..400;
 /// A client's patience with one answer: nodes stand still and are cut off here.
-const ANSWER: Duration = Duration::from_secs(5);
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
 /// One in so many questions is to end the session.
 const END_ONE_IN: u32 = 40;
 /// One in so many sessions is started again by the fleet itself.
 const RESTARTED_ONE_IN: usize = 3;
 /// Bound on a fleet's way back to where every node is ready and every session served, on a loaded
 /// machine.
-const RECOVERY: Duration = Duration::from_secs(120);
-const POLL: Duration = Duration::from_millis(100);
+pub(super) const RECOVERY: Duration = Duration::from_secs(120);
+pub(super) const POLL: Duration = Duration::from_millis(100);
 
 /// How a fleet is to be disturbed.
 #[derive(Debug, Clone)]
@@ -45,6 +44,8 @@ pub struct Drive {
     pub dockers: usize,
     /// It ends after so many handovers, each of Docker's having moved once on the average …
     pub handovers: usize,
+    /// … and, if so, after at least one fault of every kind, …
+    pub every_kind: bool,
     /// … or after this time, whatever has happened.
     pub most: Duration,
     pub scale: Scale,
@@ -57,7 +58,8 @@ impl Drive {
     /// every session was served again in the end.
     ///
     /// # Errors
-    /// When the fleet does not recover, or cannot be disturbed; when Docker's sessions have not moved.
+    /// When the fleet does not recover, or cannot be disturbed; when Docker's sessions have not moved,
+    /// or not every kind of fault has come that was to.
     pub async fn run(&self, cluster: &Cluster, tell: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut tail = Tail::open(&journal(cluster.layout()))?;
         let mut clients = JoinSet::new();
@@ -67,13 +69,27 @@ impl Drive {
             clients.spawn(ask_for_ever(number, self.wish(number), apis, random));
         }
         let mut random = Rng::with_seed(self.seed);
+        let targets = Targets {
+            nodes: cluster.nodes().len(),
+            members: cluster.members().len(),
+            docker: self.dockers > 0,
+        };
+        let mut inflicted = Inflicted::none(targets.docker);
         let begun = Instant::now();
         let mut report = tail.catch_up()?;
-        while (report.handovers < self.handovers || self.moved(&tail) < self.dockers)
-            && begun.elapsed() < self.most
-        {
-            let (nodes, docker) = (cluster.nodes().len(), self.dockers > 0);
-            let event = draw(&mut random, nodes, docker, self.scale);
+        while begun.elapsed() < self.most {
+            let moved_enough =
+                report.handovers >= self.handovers && self.moved(&tail) >= self.dockers;
+            let mut event = draw(&mut random, targets, self.scale);
+            if moved_enough {
+                if !self.every_kind || inflicted.missing().next().is_none() {
+                    break;
+                }
+                // Nothing else is waited for any more.
+                while !event.faults().any(|fault| inflicted.is_missing(fault)) {
+                    event = draw(&mut random, targets, self.scale);
+                }
+            }
             tell(&format!(
                 "{:4} s, {} handovers, {} of them Docker's: {event}",
                 begun.elapsed().as_secs(),
@@ -83,6 +99,7 @@ impl Drive {
             suffer(cluster, &event)
                 .await
                 .with_context(|| event.to_string())?;
+            inflicted.count(&event);
             match event.pause {
                 Some(pause) => sleep(pause).await,
                 None => recovered(cluster)
@@ -99,7 +116,16 @@ impl Drive {
         clients.abort_all();
         let report = self.served(cluster, &mut tail).await?;
         let moved = self.moved(&tail);
-        tell(&format!("{report}; {moved} handovers were Docker's"));
+        tell(&format!(
+            "{report}; {moved} handovers were Docker's; faults: {inflicted}"
+        ));
+        let missing: Vec<&str> = inflicted.missing().collect();
+        ensure!(
+            !self.every_kind || missing.is_empty() || !report.violations.is_empty(),
+            "in {:?} these faults have not come: {}",
+            self.most,
+            missing.join(", ")
+        );
         ensure!(
             moved >= self.dockers || !report.violations.is_empty(),
             "Docker's sessions have moved {moved} times, not {}, in {:?}",
@@ -163,6 +189,38 @@ impl Drive {
     }
 }
 
+/// How often each kind of fault has come.
+struct Inflicted(BTreeMap<String, usize>);
+
+impl Inflicted {
+    fn none(docker: bool) -> Self {
+        let kinds = Fault::kinds(docker).into_iter();
+        Self(kinds.map(|kind| (kind, 0)).collect())
+    }
+
+    fn count(&mut self, event: &Event) {
+        for fault in event.faults() {
+            *self.0.entry(fault.kind()).or_default() += 1;
+        }
+    }
+
+    fn is_missing(&self, fault: &Fault) -> bool {
+        self.0.get(&fault.kind()).is_none_or(|times| *times == 0)
+    }
+
+    fn missing(&self) -> impl Iterator<Item = &str> {
+        let missing = self.0.iter().filter(|(_, times)| **times == 0);
+        missing.map(|(kind, _)| kind.as_str())
+    }
+}
+
+impl fmt::Display for Inflicted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.0.iter().map(|(kind, times)| format!("{kind} {times}"));
+        formatter.write_str(&each.collect::<Vec<_>>().join(", "))
+    }
+}
+
 fn session(number: usize) -> String {
     format!("w{number}")
 }
@@ -211,159 +269,4 @@ async fn recovered(cluster: &Cluster) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Injects an event's faults, lets them last, and takes them back.
-async fn suffer(cluster: &Cluster, event: &Event) -> Result<()> {
-    let first = inflict(cluster, &event.fault, event.lasts);
-    match &event.beside {
-        Some((fault, lasts)) => {
-            tokio::try_join!(first, inflict(cluster, fault, *lasts)).map(|((), ())| ())
-        }
-        None => first.await,
-    }
-}
-
-/// Has a node told something, and the contrary after a while.
-async fn taken_back(node: &Node, order: &str, back: &str, lasts: Duration) -> Result<()> {
-    let admin = node.admin();
-    let body = json!({"reason": "a test"});
-    let path = format!("/v1/nodes/self/{order}");
-    // It may just have started, or be fenced.
-    let _ = timeout(ANSWER, admin.try_send(Method::POST, &path, Some(&body))).await;
-    sleep(lasts).await;
-    let path = format!("/v1/nodes/self/{back}");
-    let deadline = Instant::now() + RECOVERY;
-    loop {
-        let answer = timeout(ANSWER, admin.try_send(Method::POST, &path, None)).await;
-        let why = match answer {
-            Ok(Ok(answer)) if answer.status.is_success() => return Ok(()),
-            Ok(Ok(answer)) => answer.text(),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer".to_owned(),
-        };
-        ensure!(
-            Instant::now() < deadline,
-            "no {back} of {} in {RECOVERY:?}: {why}",
-            node.name()
-        );
-        sleep(POLL).await;
-    }
-}
-
-async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()> {
-    let nodes = cluster.nodes();
-    match fault {
-        Fault::KillDaemon(node) => {
-            nodes[*node].kill_daemon()?;
-            sleep(lasts).await;
-            nodes[*node].start()
-        }
-        Fault::KillShim(node) => {
-            nodes[*node].kill_shim()?;
-            sleep(lasts).await;
-            Ok(())
-        }
-        Fault::KillBoth(node) => {
-            // The daemon first, or it would start another shim meanwhile.
-            nodes[*node].kill_daemon()?;
-            nodes[*node].kill_shim()?;
-            sleep(lasts).await;
-            nodes[*node].start()
-        }
-        Fault::PauseDaemon(node) => {
-            nodes[*node].signal_daemon(Signal::STOP)?;
-            sleep(lasts).await;
-            nodes[*node].signal_daemon(Signal::CONT)
-        }
-        Fault::PauseShim(node) => {
-            nodes[*node].signal_shim(Signal::STOP)?;
-            sleep(lasts).await;
-            nodes[*node].signal_shim(Signal::CONT)
-        }
-        Fault::LoseMachine(node) => {
-            nodes[*node].lose()?;
-            sleep(lasts).await;
-            nodes[*node].start()
-        }
-        Fault::KillLeader => {
-            let leader = &cluster.members()[cluster.leader().await?];
-            leader.kill()?;
-            sleep(lasts).await;
-            leader.start()
-        }
-        Fault::PauseQuorum => {
-            let most = cluster.members().len() / 2 + 1;
-            for member in &cluster.members()[..most] {
-                member.signal(Signal::STOP)?;
-            }
-            sleep(lasts).await;
-            for member in &cluster.members()[..most] {
-                member.signal(Signal::CONT)?;
-            }
-            Ok(())
-        }
-        Fault::PauseDocker => {
-            cluster.signal_docker(Signal::STOP)?;
-            sleep(lasts).await;
-            cluster.signal_docker(Signal::CONT)
-        }
-        Fault::KillDocker => {
-            cluster.kill_docker()?;
-            sleep(lasts).await;
-            cluster.start_docker().await
-        }
-        Fault::Preempt(node) => taken_back(&nodes[*node], "preempt", "readmit", lasts).await,
-        Fault::Drain(node) => taken_back(&nodes[*node], "drain", "undrain", lasts).await,
-        Fault::CutFromAll(_)
-        | Fault::CutFromEtcd(_)
-        | Fault::LoseRequests(_)
-        | Fault::LoseReplies(_)
-        | Fault::CutPeers(..) => {
-            let cuts = cuts(cluster, fault);
-            for cut in &cuts {
-                cluster.cut(cut)?;
-            }
-            sleep(lasts).await;
-            // Another fault may have cut something else meanwhile.
-            for cut in &cuts {
-                cluster.mend(cut)?;
-            }
-            Ok(())
-        }
-    }
-}
-
-/// The packets that a fault of the network loses.
-fn cuts(cluster: &Cluster, fault: &Fault) -> Vec<Cut> {
-    let host = |node: &usize| cluster.nodes()[*node].host().clone();
-    let members = || cluster.members().iter().map(|member| member.host().clone());
-    match fault {
-        Fault::CutFromAll(node) => {
-            let own = host(node);
-            let all = cluster.layout().hosts().into_iter();
-            let others = all.filter(|other| *other != own);
-            others
-                .map(|other| Cut::Between(own.clone(), other))
-                .collect()
-        }
-        Fault::CutFromEtcd(node) => members()
-            .map(|member| Cut::Between(host(node), member))
-            .collect(),
-        Fault::LoseRequests(node) => members()
-            .map(|to| Cut::OneWay {
-                from: host(node),
-                to,
-            })
-            .collect(),
-        Fault::LoseReplies(node) => members()
-            .map(|from| Cut::Replies {
-                from,
-                to: host(node),
-                port: ETCD_PORT,
-            })
-            .collect(),
-        Fault::CutPeers(one, other) => vec![Cut::Between(host(one), host(other))],
-        _ => Vec::new(),
-    }
 }

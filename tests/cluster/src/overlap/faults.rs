@@ -1,5 +1,6 @@
 //! What befalls a fleet, drawn from a seed: plans only, so that a seed always means the same.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,6 +13,15 @@ pub struct Scale {
     pub takeover: Duration,
     /// The protocol bears a shim that stands still for so long.
     pub slack: Duration,
+}
+
+/// What there is to be disturbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Targets {
+    pub nodes: usize,
+    pub members: usize,
+    /// Whether nodes have a Docker as well.
+    pub docker: bool,
 }
 
 /// What is done to a fleet. Nodes and members are meant by their index.
@@ -34,8 +44,8 @@ pub enum Fault {
     LoseReplies(usize),
     CutPeers(usize, usize),
     KillLeader,
-    /// Most members stand still.
-    PauseQuorum,
+    /// Most members stand still: this one and those that follow it.
+    PauseQuorum(usize),
     /// The machine is said to be going, and stays.
     Preempt(usize),
     /// The node is emptied, and may go on.
@@ -54,6 +64,20 @@ enum Place {
 }
 
 impl Fault {
+    /// What it is called, whomever it befalls.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        let text = format!("{self:?}");
+        text.split('(').next().unwrap_or_default().to_owned()
+    }
+
+    /// Every one there is; Docker's only where there is a Docker.
+    #[must_use]
+    pub fn kinds(docker: bool) -> BTreeSet<String> {
+        let every = every(0, 1, 0, docker);
+        every.map(|(_, fault)| fault.kind()).collect()
+    }
+
     /// Whether another one may happen meanwhile: not to the same place twice, and none
     /// beside a shim that stands still, as what is done to the one would prolong the other.
     fn goes_with(&self, other: &Self) -> bool {
@@ -77,7 +101,7 @@ impl Fault {
             | Self::Preempt(node)
             | Self::Drain(node) => vec![Place::Node(*node)],
             Self::CutPeers(one, other) => vec![Place::Node(*one), Place::Node(*other)],
-            Self::KillLeader | Self::PauseQuorum => vec![Place::Etcd],
+            Self::KillLeader | Self::PauseQuorum(_) => vec![Place::Etcd],
             Self::PauseDocker | Self::KillDocker => vec![Place::Docker],
         }
     }
@@ -94,14 +118,22 @@ pub struct Event {
     pub pause: Option<Duration>,
 }
 
+impl Event {
+    /// The one, or both.
+    pub fn faults(&self) -> impl Iterator<Item = &Fault> {
+        let beside = self.beside.iter().map(|(fault, _)| fault);
+        std::iter::once(&self.fault).chain(beside)
+    }
+}
+
 /// One in so many events is two faults at once, if they go together.
 const TWO_ONE_IN: u32 = 5;
 
-/// The next one; Docker's only where there is a Docker.
-pub fn draw(random: &mut Rng, nodes: usize, docker: bool, scale: Scale) -> Event {
-    let (fault, lasts) = draw_one(random, nodes, docker, scale);
+/// The next one.
+pub fn draw(random: &mut Rng, targets: Targets, scale: Scale) -> Event {
+    let (fault, lasts) = draw_one(random, targets, scale);
     let two = random.u32(..TWO_ONE_IN) == 0;
-    let beside = two.then(|| draw_one(random, nodes, docker, scale));
+    let beside = two.then(|| draw_one(random, targets, scale));
     let beside = beside.filter(|(other, _)| fault.goes_with(other));
     let takeover = ms(scale.takeover);
     let pause = random.bool().then(|| random.u64(0..=takeover / 2));
@@ -112,37 +144,57 @@ pub fn draw(random: &mut Rng, nodes: usize, docker: bool, scale: Scale) -> Event
             Fault::KillShim(_) | Fault::KillBoth(_) | Fault::PauseShim(_)
         )
     };
-    let waits = ends_shim(&fault) || beside.as_ref().is_some_and(|(other, _)| ends_shim(other));
-    Event {
+    let mut event = Event {
         fault,
         lasts,
         beside,
-        pause: pause.filter(|_| !waits).map(Duration::from_millis),
+        pause: pause.map(Duration::from_millis),
+    };
+    if event.faults().any(ends_shim) {
+        event.pause = None;
     }
+    event
 }
 
-fn draw_one(random: &mut Rng, nodes: usize, docker: bool, scale: Scale) -> (Fault, Duration) {
+/// Every kind of fault as it befalls these, and how often it comes.
+fn every(
+    node: usize,
+    other: usize,
+    member: usize,
+    docker: bool,
+) -> impl Iterator<Item = (usize, Fault)> {
+    let every = [
+        (10, Fault::KillDaemon(node)),
+        (8, Fault::KillShim(node)),
+        (6, Fault::KillBoth(node)),
+        (10, Fault::PauseDaemon(node)),
+        (6, Fault::PauseShim(node)),
+        (14, Fault::LoseMachine(node)),
+        (10, Fault::CutFromAll(node)),
+        (6, Fault::CutFromEtcd(node)),
+        (6, Fault::LoseRequests(node)),
+        (6, Fault::LoseReplies(node)),
+        (3, Fault::CutPeers(node, other)),
+        (4, Fault::KillLeader),
+        (3, Fault::PauseQuorum(member)),
+        (4, Fault::Preempt(node)),
+        (4, Fault::Drain(node)),
+        (3, Fault::PauseDocker),
+        (3, Fault::KillDocker),
+    ];
+    let is_there = move |(_, fault): &(usize, Fault)| docker || fault.of() != [Place::Docker];
+    every.into_iter().filter(is_there)
+}
+
+fn draw_one(random: &mut Rng, targets: Targets, scale: Scale) -> (Fault, Duration) {
+    let Targets { nodes, members, .. } = targets;
     let node = random.usize(..nodes);
     let other = (node + random.usize(1..nodes.max(2))) % nodes;
-    let fault = match random.u8(..if docker { 106 } else { 100 }) {
-        0..10 => Fault::KillDaemon(node),
-        10..18 => Fault::KillShim(node),
-        18..24 => Fault::KillBoth(node),
-        24..34 => Fault::PauseDaemon(node),
-        34..40 => Fault::PauseShim(node),
-        40..54 => Fault::LoseMachine(node),
-        54..64 => Fault::CutFromAll(node),
-        64..70 => Fault::CutFromEtcd(node),
-        70..76 => Fault::LoseRequests(node),
-        76..82 => Fault::LoseReplies(node),
-        82..85 => Fault::CutPeers(node, other),
-        85..89 => Fault::KillLeader,
-        89..92 => Fault::PauseQuorum,
-        92..96 => Fault::Preempt(node),
-        96..100 => Fault::Drain(node),
-        100..103 => Fault::PauseDocker,
-        _ => Fault::KillDocker,
-    };
+    let member = random.usize(..members.max(1));
+    let mut lots: Vec<Fault> = every(node, other, member, targets.docker)
+        .flat_map(|(often, fault)| std::iter::repeat_n(fault, often))
+        .collect();
+    let fault = lots.swap_remove(random.usize(..lots.len()));
     let takeover = ms(scale.takeover);
     let lasts = match fault {
         Fault::KillBoth(_) => 0,
@@ -197,7 +249,9 @@ impl fmt::Display for Fault {
                 format!("{} and {} are cut off each other", name(one), name(other))
             }
             Fault::KillLeader => "etcd's leader is killed".to_owned(),
-            Fault::PauseQuorum => "most of etcd stands still".to_owned(),
+            Fault::PauseQuorum(member) => {
+                format!("most of etcd stands still, from e{} on", member + 1)
+            }
             Fault::Preempt(node) => format!("{} is preempted, and stays", name(node)),
             Fault::Drain(node) => format!("{} is drained, and goes on", name(node)),
             Fault::PauseDocker => "Docker stands still".to_owned(),
@@ -209,8 +263,6 @@ impl fmt::Display for Fault {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     const SCALE: Scale = Scale {
@@ -218,10 +270,27 @@ mod tests {
         slack: Duration::from_secs(1),
     };
 
-    fn drawn(seed: u64) -> Vec<Event> {
+    fn drawn_of(seed: u64, docker: bool) -> Vec<Event> {
+        let targets = Targets {
+            nodes: 3,
+            members: 3,
+            docker,
+        };
         let mut random = Rng::with_seed(seed);
         (0..1_000)
-            .map(|_| draw(&mut random, 3, true, SCALE))
+            .map(|_| draw(&mut random, targets, SCALE))
+            .collect()
+    }
+
+    fn drawn(seed: u64) -> Vec<Event> {
+        drawn_of(seed, true)
+    }
+
+    fn kinds(events: &[Event]) -> BTreeSet<String> {
+        events
+            .iter()
+            .flat_map(Event::faults)
+            .map(Fault::kind)
             .collect()
     }
 
@@ -229,11 +298,15 @@ mod tests {
     fn a_seed_always_means_the_same_and_every_fault_comes() {
         assert_eq!(drawn(7), drawn(7));
         assert_ne!(drawn(7), drawn(8));
-        let kinds: BTreeSet<String> = drawn(7)
-            .iter()
-            .map(|event| format!("{:?}", event.fault).replace(|c: char| !c.is_alphabetic(), ""))
-            .collect();
-        assert_eq!(kinds.len(), 17, "{kinds:?}");
+        assert_eq!(kinds(&drawn(7)), Fault::kinds(true));
+        assert_eq!(Fault::kinds(true).len(), 17);
+    }
+
+    #[test]
+    fn where_there_is_no_docker_nothing_befalls_it() {
+        let kinds = kinds(&drawn_of(7, false));
+        assert_eq!(kinds, Fault::kinds(false));
+        assert!(!kinds.iter().any(|kind| kind.contains("Docker")));
     }
 
     #[test]
