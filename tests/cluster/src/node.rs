@@ -1,18 +1,20 @@
 //! One conman node: its daemon, its shim and what they run.
 
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use conman_e2e::Api;
 use conman_linux::Signal;
 use conman_linux::proc_scan::{ProcEntry, alive_below};
 use http::{Method, StatusCode};
 
 use crate::builder::log_tail;
+use crate::command::run;
 use crate::etcd::{detached, log_file};
 use crate::forward::Forward;
 use crate::holdings::Holdings;
@@ -223,6 +225,48 @@ impl Node {
             daemon.wait().context("cannot wait for a daemon")?;
         }
         Ok(())
+    }
+
+    /// SIGTERM to the daemon, and the wait for its end. The sessions live on, and the shim with them.
+    ///
+    /// # Errors
+    /// When it does not end in time, or ends with an error.
+    pub async fn end_daemon(&self) -> Result<()> {
+        self.signal_daemon(Signal::TERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.daemon_pid().is_some() {
+            if let Some(status) = self.ended()? {
+                *self.child() = None;
+                // It had not begun to listen for signals.
+                let at_once = status.signal() == Some(Signal::TERM.as_raw());
+                ensure!(
+                    status.success() || at_once,
+                    "the daemon of {} has failed on SIGTERM ({status}); its log ends with\n{}",
+                    self.host.name,
+                    log_tail(&self.layout, &self.host.name, TAIL)
+                );
+            } else if Instant::now() > deadline {
+                bail!(
+                    "the daemon of {} has not ended {PATIENCE:?} after SIGTERM; its log ends with\n{}",
+                    self.host.name,
+                    log_tail(&self.layout, &self.host.name, TAIL)
+                );
+            } else {
+                tokio::time::sleep(POLL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the shim go on as its program anew.
+    ///
+    /// # Errors
+    /// When there is none, or it stays what it is.
+    pub fn replace_shim(&self) -> Result<()> {
+        let name = &self.host.name;
+        let mut replace = Command::new(self.layout.binary(name));
+        replace.args(["shim", "--replace", "--state-dir"]);
+        run(replace.arg(self.layout.state_dir(name))).map(drop)
     }
 
     /// SIGKILL to the shim's processes.

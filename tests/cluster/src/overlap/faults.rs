@@ -28,7 +28,11 @@ pub struct Targets {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     KillDaemon(usize),
+    /// It is told to end, and started again.
+    RestartDaemon(usize),
     KillShim(usize),
+    /// The shim goes on as a new program, with all that it runs.
+    ReplaceShim(usize),
     /// Daemon and shim at once, and both are started again at once: a shim that stays dead is beyond
     /// what the protocol assumes.
     KillBoth(usize),
@@ -43,6 +47,8 @@ pub enum Fault {
     /// What etcd answers is lost.
     LoseReplies(usize),
     CutPeers(usize, usize),
+    /// What the first sends to the second is lost.
+    LoseToPeer(usize, usize),
     KillLeader,
     /// Most members stand still: this one and those that follow it.
     PauseQuorum(usize),
@@ -89,7 +95,9 @@ impl Fault {
     fn of(&self) -> Vec<Place> {
         match self {
             Self::KillDaemon(node)
+            | Self::RestartDaemon(node)
             | Self::KillShim(node)
+            | Self::ReplaceShim(node)
             | Self::KillBoth(node)
             | Self::PauseDaemon(node)
             | Self::PauseShim(node)
@@ -100,7 +108,9 @@ impl Fault {
             | Self::LoseReplies(node)
             | Self::Preempt(node)
             | Self::Drain(node) => vec![Place::Node(*node)],
-            Self::CutPeers(one, other) => vec![Place::Node(*one), Place::Node(*other)],
+            Self::CutPeers(one, other) | Self::LoseToPeer(one, other) => {
+                vec![Place::Node(*one), Place::Node(*other)]
+            }
             Self::KillLeader | Self::PauseQuorum(_) => vec![Place::Etcd],
             Self::PauseDocker | Self::KillDocker => vec![Place::Docker],
         }
@@ -137,11 +147,12 @@ pub fn draw(random: &mut Rng, targets: Targets, scale: Scale) -> Event {
     let beside = beside.filter(|(other, _)| fault.goes_with(other));
     let takeover = ms(scale.takeover);
     let pause = random.bool().then(|| random.u64(0..=takeover / 2));
-    // A shim dies at most once within the takeover time: the protocol's assumption, too.
+    // A shim dies at most once within the takeover time: the protocol's assumption, too. One that
+    // becomes another program stands still meanwhile.
     let ends_shim = |fault: &Fault| {
         matches!(
             fault,
-            Fault::KillShim(_) | Fault::KillBoth(_) | Fault::PauseShim(_)
+            Fault::KillShim(_) | Fault::ReplaceShim(_) | Fault::KillBoth(_) | Fault::PauseShim(_)
         )
     };
     let mut event = Event {
@@ -165,7 +176,9 @@ fn every(
 ) -> impl Iterator<Item = (usize, Fault)> {
     let every = [
         (10, Fault::KillDaemon(node)),
+        (6, Fault::RestartDaemon(node)),
         (8, Fault::KillShim(node)),
+        (4, Fault::ReplaceShim(node)),
         (6, Fault::KillBoth(node)),
         (10, Fault::PauseDaemon(node)),
         (6, Fault::PauseShim(node)),
@@ -175,6 +188,7 @@ fn every(
         (6, Fault::LoseRequests(node)),
         (6, Fault::LoseReplies(node)),
         (3, Fault::CutPeers(node, other)),
+        (3, Fault::LoseToPeer(node, other)),
         (4, Fault::KillLeader),
         (3, Fault::PauseQuorum(member)),
         (4, Fault::Preempt(node)),
@@ -197,10 +211,11 @@ fn draw_one(random: &mut Rng, targets: Targets, scale: Scale) -> (Fault, Duratio
     let fault = lots.swap_remove(random.usize(..lots.len()));
     let takeover = ms(scale.takeover);
     let lasts = match fault {
-        Fault::KillBoth(_) => 0,
+        Fault::KillBoth(_) | Fault::ReplaceShim(_) => 0,
         // Longer would be beyond what the protocol assumes of a machine.
         Fault::PauseShim(_) => random.u64(0..=ms(scale.slack) / 2),
         Fault::KillDaemon(_)
+        | Fault::RestartDaemon(_)
         | Fault::KillShim(_)
         | Fault::Preempt(_)
         | Fault::Drain(_)
@@ -236,7 +251,9 @@ impl fmt::Display for Fault {
         let name = |node: &usize| format!("n{}", node + 1);
         let what = match self {
             Fault::KillDaemon(node) => format!("the daemon of {} is killed", name(node)),
+            Fault::RestartDaemon(node) => format!("the daemon of {} is ended", name(node)),
             Fault::KillShim(node) => format!("the shim of {} is killed", name(node)),
+            Fault::ReplaceShim(node) => format!("the shim of {} is replaced", name(node)),
             Fault::KillBoth(node) => format!("daemon and shim of {} are killed", name(node)),
             Fault::PauseDaemon(node) => format!("the daemon of {} stands still", name(node)),
             Fault::PauseShim(node) => format!("the shim of {} stands still", name(node)),
@@ -247,6 +264,9 @@ impl fmt::Display for Fault {
             Fault::LoseReplies(node) => format!("etcd's answers to {} are lost", name(node)),
             Fault::CutPeers(one, other) => {
                 format!("{} and {} are cut off each other", name(one), name(other))
+            }
+            Fault::LoseToPeer(from, to) => {
+                format!("what {} sends to {} is lost", name(from), name(to))
             }
             Fault::KillLeader => "etcd's leader is killed".to_owned(),
             Fault::PauseQuorum(member) => {
@@ -299,7 +319,7 @@ mod tests {
         assert_eq!(drawn(7), drawn(7));
         assert_ne!(drawn(7), drawn(8));
         assert_eq!(kinds(&drawn(7)), Fault::kinds(true));
-        assert_eq!(Fault::kinds(true).len(), 17);
+        assert_eq!(Fault::kinds(true).len(), 20);
     }
 
     #[test]
@@ -322,7 +342,7 @@ mod tests {
             if let Fault::PauseShim(_) = event.fault {
                 assert!(event.lasts <= SCALE.slack / 2, "{event}");
             }
-            if let Fault::CutPeers(one, other) = event.fault {
+            if let Fault::CutPeers(one, other) | Fault::LoseToPeer(one, other) = event.fault {
                 assert_ne!(one, other);
             }
             if let Fault::KillBoth(_) = event.fault {

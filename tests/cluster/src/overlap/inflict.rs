@@ -64,8 +64,25 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
             sleep(lasts).await;
             nodes[*node].start()
         }
+        Fault::RestartDaemon(node) => {
+            nodes[*node].end_daemon().await?;
+            sleep(lasts).await;
+            nodes[*node].start()
+        }
         Fault::KillShim(node) => {
             nodes[*node].kill_shim()?;
+            sleep(lasts).await;
+            Ok(())
+        }
+        Fault::ReplaceShim(node) => {
+            let deadline = Instant::now() + RECOVERY;
+            // It may just be started.
+            while let Err(error) = nodes[*node].replace_shim() {
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                sleep(POLL).await;
+            }
             sleep(lasts).await;
             Ok(())
         }
@@ -125,7 +142,8 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
         | Fault::CutFromEtcd(_)
         | Fault::LoseRequests(_)
         | Fault::LoseReplies(_)
-        | Fault::CutPeers(..) => {
+        | Fault::CutPeers(..)
+        | Fault::LoseToPeer(..) => {
             let cuts = cuts(cluster, fault);
             for cut in &cuts {
                 cluster.cut(cut)?;
@@ -170,6 +188,10 @@ fn cuts(cluster: &Cluster, fault: &Fault) -> Vec<Cut> {
             })
             .collect(),
         Fault::CutPeers(one, other) => vec![Cut::Between(host(one), host(other))],
+        Fault::LoseToPeer(from, to) => vec![Cut::OneWay {
+            from: host(from),
+            to: host(to),
+        }],
         _ => Vec::new(),
     }
 }
