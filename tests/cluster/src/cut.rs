@@ -1,8 +1,6 @@
 //! Packets that are lost on their way: nftables rules in the receiver's namespace, so that the
 //! sender notices nothing.
 
-use std::net::Ipv4Addr;
-
 use anyhow::Result;
 
 use crate::command::{inside, run_with_input};
@@ -19,17 +17,28 @@ pub enum Cut {
     Between(Host, Host),
     /// What a host answers to another from one port. Requests arrive and are carried out.
     Replies { from: Host, to: Host, port: u16 },
+    /// One such answer, and with it their connection, which would send it again.
+    Reply { from: Host, to: Host, port: u16 },
 }
 
 impl Cut {
-    /// Whose packets whom do not reach.
-    fn drops(&self) -> Vec<(Ipv4Addr, &Host, Option<u16>)> {
+    /// Which packets whom do not reach.
+    fn drops(&self) -> Vec<(String, &Host)> {
+        let all = |from: &Host| format!("ip saddr {}", from.address);
         match self {
-            Self::OneWay { from, to } => vec![(from.address, to, None)],
+            Self::OneWay { from, to } => vec![(all(from) + " drop", to)],
             Self::Between(one, other) => {
-                vec![(one.address, other, None), (other.address, one, None)]
+                vec![(all(one) + " drop", other), (all(other) + " drop", one)]
             }
-            Self::Replies { from, to, port } => vec![(from.address, to, Some(*port))],
+            Self::Replies { from, to, port } => {
+                vec![(format!("{} tcp sport {port} drop", all(from)), to)]
+            }
+            // The flag is that of packets with data. What rejects one ends its connection.
+            Self::Reply { from, to, port } => {
+                let one = "tcp flags & psh == psh limit rate 1/day burst 1 packets";
+                let lost = format!("{} tcp sport {port} {one} reject with tcp reset", all(from));
+                vec![(lost, to)]
+            }
         }
     }
 
@@ -41,13 +50,16 @@ impl Cut {
             Self::Replies { from, to, port } => {
                 format!("from_{}_{port}_to_{}", from.name, to.name)
             }
+            Self::Reply { from, to, port } => {
+                format!("one_from_{}_{port}_to_{}", from.name, to.name)
+            }
         }
     }
 
     pub(crate) fn make(&self, layout: &Layout) -> Result<()> {
         let chain = self.chain();
-        for (from, to, port) in self.drops() {
-            nft(layout, to, &script(&chain, from, port))?;
+        for (lost, to) in self.drops() {
+            nft(layout, to, &script(&chain, &lost))?;
         }
         Ok(())
     }
@@ -55,7 +67,7 @@ impl Cut {
     /// Takes this one back; whatever else is cut stays so.
     pub(crate) fn mend(&self, layout: &Layout) -> Result<()> {
         let chain = self.chain();
-        for (_, to, _) in self.drops() {
+        for (_, to) in self.drops() {
             nft(
                 layout,
                 to,
@@ -79,12 +91,11 @@ pub(crate) fn heal(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-fn script(chain: &str, from: Ipv4Addr, port: Option<u16>) -> String {
-    let port = port.map_or_else(String::new, |port| format!("tcp sport {port} "));
+fn script(chain: &str, lost: &str) -> String {
     format!(
         "add table {TABLE}\n\
          add chain {TABLE} {chain} {{ type filter hook input priority -300; }}\n\
-         add rule {TABLE} {chain} ip saddr {from} {port}counter drop\n"
+         add rule {TABLE} {chain} {lost}\n"
     )
 }
 

@@ -91,31 +91,31 @@ fn reaches(cluster: &Cluster, from: &Host, to: &Host) -> bool {
 #[tokio::test]
 async fn a_cut_that_is_mended_leaves_those_that_overlap_it_and_all_others() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(2).members(1);
+    let builder = Cluster::builder().nodes(1);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
-    let [one, two] = [0, 1].map(|node| cluster.nodes()[node].host().clone());
-    let etcd = cluster.members()[0].host().clone();
+    let node = cluster.nodes()[0].host();
+    let [one, two] = [0, 1].map(|member| cluster.members()[member].host());
     let cuts = [
-        Cut::Between(one.clone(), etcd.clone()),
-        Cut::Between(etcd.clone(), one.clone()),
-        Cut::Between(two.clone(), etcd.clone()),
+        Cut::Between(node.clone(), one.clone()),
+        Cut::Between(one.clone(), node.clone()),
+        Cut::Between(node.clone(), two.clone()),
     ];
     for cut in &cuts {
         cluster.cut(cut).expect("cut");
     }
-    // The first node is cut off twice.
+    // The first member is cut off twice.
     for (cut, reached) in cuts
         .iter()
         .zip([[false, false], [true, false], [true, true]])
     {
         cluster.mend(cut).expect("mended");
-        for (node, reached) in [&one, &two].into_iter().zip(reached) {
+        for (member, reached) in [one, two].into_iter().zip(reached) {
             if reached {
-                let what = format!("{} reaches etcd", node.name);
-                eventually(&what, PATIENCE, async || reaches(&cluster, node, &etcd)).await;
+                let what = format!("{} is reached", member.name);
+                eventually(&what, PATIENCE, async || reaches(&cluster, node, member)).await;
             } else {
-                assert!(!reaches(&cluster, node, &etcd), "{}", node.name);
+                assert!(!reaches(&cluster, node, member), "{}", member.name);
             }
         }
     }

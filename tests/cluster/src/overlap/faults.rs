@@ -46,6 +46,8 @@ pub enum Fault {
     LoseRequests(usize),
     /// What etcd answers is lost.
     LoseReplies(usize),
+    /// One answer of each member is lost, with the connection that it comes by.
+    LoseReply(usize),
     CutPeers(usize, usize),
     /// What the first sends to the second is lost.
     LoseToPeer(usize, usize),
@@ -106,6 +108,7 @@ impl Fault {
             | Self::CutFromEtcd(node)
             | Self::LoseRequests(node)
             | Self::LoseReplies(node)
+            | Self::LoseReply(node)
             | Self::Preempt(node)
             | Self::Drain(node) => vec![Place::Node(*node)],
             Self::CutPeers(one, other) | Self::LoseToPeer(one, other) => {
@@ -187,6 +190,7 @@ fn every(
         (6, Fault::CutFromEtcd(node)),
         (6, Fault::LoseRequests(node)),
         (6, Fault::LoseReplies(node)),
+        (4, Fault::LoseReply(node)),
         (3, Fault::CutPeers(node, other)),
         (3, Fault::LoseToPeer(node, other)),
         (4, Fault::KillLeader),
@@ -217,6 +221,7 @@ fn draw_one(random: &mut Rng, targets: Targets, scale: Scale) -> (Fault, Duratio
         Fault::KillDaemon(_)
         | Fault::RestartDaemon(_)
         | Fault::KillShim(_)
+        | Fault::LoseReply(_)
         | Fault::Preempt(_)
         | Fault::Drain(_)
         | Fault::KillDocker => random.u64(0..=takeover / 2),
@@ -262,6 +267,12 @@ impl fmt::Display for Fault {
             Fault::CutFromEtcd(node) => format!("{} is cut off etcd", name(node)),
             Fault::LoseRequests(node) => format!("{}'s requests to etcd are lost", name(node)),
             Fault::LoseReplies(node) => format!("etcd's answers to {} are lost", name(node)),
+            Fault::LoseReply(node) => {
+                format!(
+                    "one answer of each member of etcd to {} is lost",
+                    name(node)
+                )
+            }
             Fault::CutPeers(one, other) => {
                 format!("{} and {} are cut off each other", name(one), name(other))
             }
@@ -319,7 +330,7 @@ mod tests {
         assert_eq!(drawn(7), drawn(7));
         assert_ne!(drawn(7), drawn(8));
         assert_eq!(kinds(&drawn(7)), Fault::kinds(true));
-        assert_eq!(Fault::kinds(true).len(), 20);
+        assert_eq!(Fault::kinds(true).len(), 21);
     }
 
     #[test]

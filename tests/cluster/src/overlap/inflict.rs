@@ -142,6 +142,7 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
         | Fault::CutFromEtcd(_)
         | Fault::LoseRequests(_)
         | Fault::LoseReplies(_)
+        | Fault::LoseReply(_)
         | Fault::CutPeers(..)
         | Fault::LoseToPeer(..) => {
             let cuts = cuts(cluster, fault);
@@ -182,6 +183,13 @@ fn cuts(cluster: &Cluster, fault: &Fault) -> Vec<Cut> {
             .collect(),
         Fault::LoseReplies(node) => members()
             .map(|from| Cut::Replies {
+                from,
+                to: host(node),
+                port: ETCD_PORT,
+            })
+            .collect(),
+        Fault::LoseReply(node) => members()
+            .map(|from| Cut::Reply {
                 from,
                 to: host(node),
                 port: ETCD_PORT,
