@@ -122,6 +122,27 @@ async fn a_cut_that_is_mended_leaves_those_that_overlap_it_and_all_others() {
 }
 
 #[tokio::test]
+async fn one_answer_can_be_lost_while_what_comes_next_arrives() {
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(1);
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    // Members ask each other nothing by the port of clients.
+    let [from, to] = [0, 1].map(|member| cluster.members()[member].host());
+    let cut = Cut::Reply {
+        from: from.clone(),
+        to: to.clone(),
+        port: from.etcd().port(),
+    };
+    cluster.cut(&cut).expect("cut");
+    assert!(!reaches(&cluster, to, from));
+    eventually("the next one arrives", PATIENCE, async || {
+        reaches(&cluster, to, from)
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_node_that_is_lost_runs_nothing_and_comes_back() {
     let Some(ready) = requirements() else { return };
     let builder = Cluster::builder().nodes(1);
