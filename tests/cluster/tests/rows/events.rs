@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, PATIENCE, measured};
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Everything up to an event of this kind, of a node or of a session.
-async fn until(stream: &mut EventStream, kind: EventKind, of: &str) -> Vec<Event> {
+pub(crate) async fn until(stream: &mut EventStream, kind: EventKind, of: &str) -> Vec<Event> {
     let mut seen = Vec::new();
     loop {
         let event = stream.next().await.expect("the stream goes on");
@@ -35,6 +35,26 @@ async fn journal(fleet: &Fleet, node: usize, query: &str) -> Vec<Event> {
     let answer = fleet.node(node).admin().get(&path).await;
     let page: EventPage = answer.expect(StatusCode::OK);
     page.events
+}
+
+/// Of what a node has recorded between the first and the last that were seen of it, nothing is missing
+/// and nothing was told twice.
+pub(crate) async fn each_once(fleet: &Fleet, node: usize, seen: &[Event]) {
+    let name = fleet.node(node).name();
+    let recorded = |event: &&Event| {
+        let is_note = matches!(
+            event.kind,
+            EventKind::NodeUnreachable | EventKind::NodeReached
+        );
+        event.node == name && !is_note
+    };
+    let told = seen.iter().filter(recorded);
+    let told: Vec<u64> = told.map(|event| event.seq).collect();
+    let (first, last) = (told[0], told[told.len() - 1]);
+    let kept = journal(fleet, node, "").await;
+    let kept = kept.iter().map(|event| event.seq);
+    let kept: Vec<u64> = kept.filter(|seq| (first..=last).contains(seq)).collect();
+    assert_eq!(told, kept, "each once, in its order");
 }
 
 /// Ends a session's program, which nobody has asked for.
@@ -117,23 +137,7 @@ async fn row_02_events_of_others_go_on_beside_a_daemon_that_stands_still_and_its
     fleet.goes_on("after", after).await;
     seen.extend(until(&mut stream, EventKind::SessionReady, "after").await);
 
-    let recorded = |event: &&Event| {
-        let is_note = matches!(
-            event.kind,
-            EventKind::NodeUnreachable | EventKind::NodeReached
-        );
-        event.node == "n3" && !is_note
-    };
-    let told: Vec<u64> = seen
-        .iter()
-        .filter(recorded)
-        .map(|event| event.seq)
-        .collect();
-    let (first, last) = (told[0], told[told.len() - 1]);
-    let kept = journal(&fleet, 2, "").await;
-    let kept = kept.iter().map(|event| event.seq);
-    let kept: Vec<u64> = kept.filter(|seq| (first..=last).contains(seq)).collect();
-    assert_eq!(told, kept, "each once, in its order");
+    each_once(&fleet, 2, &seen).await;
     fleet.leaves_nothing().await;
 }
 

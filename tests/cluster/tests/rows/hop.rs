@@ -18,6 +18,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::fleet::{Fleet, PATIENCE, measured};
+use crate::load::Bystander;
 use crate::typed::{began, conman, printed, told};
 
 /// Has a session run on the first node.
@@ -131,10 +132,10 @@ async fn row_02_owner_that_stands_still_for_a_moment_serves_what_comes_through_a
         assert!(kept, "what was open stays open");
         fleet.goes_on("s", generation).await;
     }
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_another_node() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -145,6 +146,7 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     serves_pages(&fleet).await;
     fleet.goes_on("s", generation).await;
 
+    let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     let begun = monotonic_ns();
     fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
     let answer = page(&fleet).await;
@@ -162,10 +164,11 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     let (_, line) = open(&fleet, "s").await.expect("served");
     assert_eq!((line.host.as_str(), line.generation), ("n2", new));
     fleet.goes_on("s", new).await;
+    bystander.saw_nothing().await;
     fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
     fleet.all_ready().await;
     serves_pages(&fleet).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -324,5 +327,5 @@ async fn row_33_certificate_of_its_own_is_all_that_a_node_needs_and_may_change()
     let ends = "conman_fleet_certificate_expiry_seconds 3849984000";
     assert!(metrics.contains(ends), "{metrics}");
     fleet.goes_on("s", generation).await;
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }

@@ -221,11 +221,18 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
     sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
     fleet.goes_on("late", new).await;
     fleet.cluster.heal().expect("healed");
+    let healed = monotonic_ns();
     fleet.all_ready().await;
     eventually("what came late is gone", PATIENCE, async || {
         fleet.node(0).session_processes().is_empty()
     })
     .await;
+    within(
+        10_000,
+        "from healing until what came late is gone",
+        healed,
+        monotonic_ns(),
+    );
     fleet.goes_on("late", new).await;
     fleet.leaves_nothing().await;
 }

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use conman_cluster::overlap::monotonic_ns;
 use conman_cluster::{Cluster, Cut};
+use conman_e2e::eventually;
 use http::Method;
 
 use crate::client::Client;
-use crate::fleet::{Fleet, measured, within};
+use crate::fleet::{Fleet, PATIENCE, measured, within};
+use crate::load::Bystander;
 
 /// A session on the first node.
 async fn placed(fleet: &mut Fleet, id: &str) -> u64 {
@@ -39,6 +41,7 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
     let owner = host_of(fleet, "s", old);
     let other = another(fleet, owner);
     fleet.all_ready().await;
+    let bystander = Bystander::begin(fleet, other, &[other]).await;
     let begun = monotonic_ns();
     for cut in cuts(fleet, owner) {
         fleet.cluster.cut(&cut).expect("cut");
@@ -61,16 +64,15 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
     assert!(waited >= patience, "taken over after {waited} ms already");
     let last = fleet.life("s", old).expect("it wrote").last_ns;
     measured("from a cut to the last line there", begun, last);
+    bystander.saw_nothing().await;
     fleet.judge();
 
     fleet.cluster.heal().expect("healed");
     fleet.all_ready().await;
     // Its container is dead, not thawed, and the new one goes on.
-    conman_e2e::eventually(
-        "nothing of it is left",
-        crate::fleet::PATIENCE,
-        async || fleet.node(owner).session_processes().is_empty(),
-    )
+    eventually("nothing of it is left", PATIENCE, async || {
+        fleet.node(owner).session_processes().is_empty()
+    })
     .await;
     fleet.goes_on("s", new).await;
     assert_eq!(fleet.life("s", old).expect("it wrote").last_ns, last);
@@ -78,7 +80,7 @@ async fn taken_over_and_back(fleet: &mut Fleet, cuts: impl FnOnce(&Fleet, usize)
     fleet.judge();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_one_way_partition_of_what_a_node_sends_has_it_taken_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -97,7 +99,7 @@ async fn row_15_one_way_partition_of_what_a_node_sends_has_it_taken_over() {
     fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_one_way_partition_of_what_a_node_hears_has_it_taken_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -145,7 +147,7 @@ async fn row_15_clients_of_an_owner_cut_off_etcd_alone_are_held_and_served_by_th
     fleet.cluster.heal().expect("healed");
     assert_eq!(there.answered(held_there).await, new);
     assert_eq!(there.comes_back().await, new);
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test]
@@ -217,6 +219,11 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
         answer.text()
     );
     let held = client.ask_until_known();
+    eventually("it is told why it is held", PATIENCE, async || {
+        let metrics = fleet.node(other).admin().get("/metrics").await.text();
+        metrics.contains("conman_held{cause=\"silent\"} 1")
+    })
+    .await;
     let begun = tokio::time::Instant::now();
     let takeover = Duration::from_millis(fleet.timing().takeover_ms);
     while begun.elapsed() < takeover * 2 {

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use conman_cluster::overlap::monotonic_ns;
 use conman_cluster::{Builder, Cluster, Cut, Member};
-use conman_e2e::{eventually, eventually_some};
+use conman_e2e::{EventStream, eventually, eventually_some};
 use conman_linux::Signal;
+use conman_proto::{Event, EventKind};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::events::{has_seen_the_end, kill_sessions_of, was_killed};
+use crate::events::{each_once, has_seen_the_end, kill_sessions_of, until, was_killed};
 use crate::fleet::{Fleet, PATIENCE, measured, within};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -274,8 +275,11 @@ async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
+    let mut stream = EventStream::open(&fleet.node(1).api(), "/v1/events", None).await;
     let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
+    // It knows where that is, which is out of date afterwards.
+    fleet.is_one(1, "s", old).await;
     fleet.cluster.cut_from_etcd(1).expect("cut");
     // Meanwhile it ends, begins anew, and nothing of that is kept.
     fleet.stop(0, "s").await;
@@ -297,6 +301,14 @@ async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     fleet.cluster.heal().expect("healed");
     fleet.all_ready().await;
     fleet.is_one(1, "s", new).await;
+    let after = fleet.ensure_on(0, "after").await.generation.get();
+    fleet.goes_on("after", after).await;
+    let seen = until(&mut stream, EventKind::SessionReady, "after").await;
+    let ready = |event: &Event| {
+        event.kind == EventKind::SessionReady && event.generation.is_some_and(|it| it.get() == new)
+    };
+    assert!(seen.iter().any(ready), "{seen:?}");
+    each_once(&fleet, 0, &seen).await;
     fleet.leaves_nothing().await;
 }
 
@@ -322,6 +334,7 @@ async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
         let generation = fleet.ensure(0, &id).await.generation.get();
         fleet.goes_on(&id, generation).await;
         fleet.is_one(1, &id, generation).await;
+        assert_eq!(fleet.lives(&id).len(), 1, "{id} was started twice");
         fleet.judge();
     }
     fleet.leaves_nothing().await;
