@@ -103,28 +103,70 @@ pub fn describe() {
 
 #[cfg(test)]
 mod tests {
+    use conman_proto::RuntimeKind;
     use conman_registry::Announcement;
+    use jiff::Timestamp;
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
 
-    fn peer(standing: PeerStanding) -> Peer {
+    fn peer(standing: PeerStanding, state: Option<NodeState>) -> Peer {
+        let view = |state| conman_proto::Node {
+            name: "n1".to_owned(),
+            instance: String::new(),
+            version: String::new(),
+            state,
+            runtime: RuntimeKind::Native,
+            runtime_error: None,
+            sessions_running: 0,
+            sessions_starting: 0,
+            sessions_stuck: 0,
+            max_sessions: 0,
+            host_limit: None,
+            connections: 0,
+            started_at: Timestamp::UNIX_EPOCH,
+            fleet: None,
+        };
         Peer {
             name: "n1".to_owned(),
             incarnation: 1,
             standing,
-            announcement: Some(Announcement::default()),
+            announcement: Some(Announcement {
+                view: state.map(view),
+                ..Announcement::default()
+            }),
             announced_ago_ms: 0,
         }
     }
 
     #[test]
-    fn a_node_that_is_dead_or_silent_is_the_cause_whatever_a_connection_waits_for() {
-        let of = |standing| Cause::of(Some(&peer(standing)), Cause::Ended);
-        assert_eq!(of(PeerStanding::Live), Cause::Ended);
-        assert_eq!(of(PeerStanding::Silent), Cause::Silent);
-        assert_eq!(of(PeerStanding::Fenced), Cause::Fenced);
-        assert_eq!(Cause::of(None, Cause::Starting), Cause::Starting);
+    fn what_befalls_a_node_is_the_cause_whatever_a_connection_waits_for() {
+        use NodeState::{Draining, Live, Preempted, Recovering};
+        use PeerStanding::{Fenced, Silent};
+        for (standing, state, cause) in [
+            (PeerStanding::Live, None, None),
+            (PeerStanding::Live, Some(Live), None),
+            (PeerStanding::Live, Some(Recovering), None),
+            (PeerStanding::Live, Some(Draining), Some(Cause::Draining)),
+            (PeerStanding::Live, Some(Preempted), Some(Cause::Preempted)),
+            (Silent, None, Some(Cause::Silent)),
+            (Silent, Some(Live), Some(Cause::Silent)),
+            (Silent, Some(Recovering), Some(Cause::Silent)),
+            // What it has said explains its silence.
+            (Silent, Some(Draining), Some(Cause::Draining)),
+            (Silent, Some(Preempted), Some(Cause::Preempted)),
+            (Fenced, None, Some(Cause::Fenced)),
+            (Fenced, Some(Live), Some(Cause::Fenced)),
+            (Fenced, Some(Draining), Some(Cause::Fenced)),
+            (Fenced, Some(Preempted), Some(Cause::Fenced)),
+        ] {
+            for otherwise in [Cause::Starting, Cause::Ended] {
+                let found = Cause::of(Some(&peer(standing, state)), otherwise);
+                let wanted = cause.unwrap_or(otherwise);
+                assert_eq!(found, wanted, "{standing:?} and {state:?}");
+                assert_eq!(Cause::of(None, otherwise), otherwise);
+            }
+        }
     }
 
     #[test]
