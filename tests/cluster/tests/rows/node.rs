@@ -12,6 +12,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
 use crate::fleet::{Fleet, PATIENCE, within};
+use crate::load::Bystander;
 
 /// Sessions that a fault is to leave alone.
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -136,6 +137,12 @@ const ESSENTIAL: [&str; 10] = [
     "runtime health",
 ];
 
+/// What starts the daemon anew, and how long that takes by itself: `WatchdogSec` and `RestartSec`.
+#[cfg(debug_assertions)]
+const UNIT: &str = include_str!("../../../../deploy/systemd/conman.service");
+#[cfg(debug_assertions)]
+const UNIT_MS: u64 = 6_100;
+
 /// What a node's daemon reads who is to hang or to panic from; builds for debugging do.
 #[cfg(debug_assertions)]
 struct Failpoint(std::path::PathBuf);
@@ -180,6 +187,9 @@ async fn row_03_each_task_that_hangs_ends_the_signs_of_life_until_it_goes_on() {
     let Some(mut fleet) = Fleet::shared(builder).await else {
         return;
     };
+    for line in ["WatchdogSec=6s", "RestartSec=100ms"] {
+        assert!(UNIT.lines().any(|one| one == line), "`UNIT_MS` has {line}");
+    }
     let generations = started(&mut fleet).await;
     fleet.node(0).kill_daemon().expect("killed");
     let path = fleet.cluster.layout().directory.join("notify");
@@ -191,10 +201,17 @@ async fn row_03_each_task_that_hangs_ends_the_signs_of_life_until_it_goes_on() {
     fleet.all_ready().await;
     for task in ESSENTIAL {
         assert!(alive(&socket, PATIENCE).await, "before {task} hangs");
+        let begun = monotonic_ns();
         failpoint.set(task);
         let is_still =
             |line: &str| line.starts_with("STATUS=standing still") && line.contains(task);
         while !is_still(&told(&socket, task).await) {}
+        within(
+            10_000 - UNIT_MS,
+            "from a task's hang to the daemon's last sign of life",
+            begun,
+            monotonic_ns(),
+        );
         // It hangs until it is allowed to go on, so that nothing may say that the daemon lives.
         for _ in 0..3 {
             let line = told(&socket, task).await;
@@ -288,7 +305,7 @@ async fn alive(socket: &UnixDatagram, patience: Duration) -> bool {
     timeout(patience, told).await.is_ok()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
     let builder = Cluster::builder().nodes(1).short();
     let Some(mut fleet) = Fleet::start(builder).await else {
@@ -296,6 +313,7 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
     };
     let generations = started(&mut fleet).await;
     let old = fleet.node(0).shim_pids();
+    let bystander = Bystander::begin(&fleet, 0, &[0]).await;
     let begun = monotonic_ns();
     fleet.node(0).kill_shim().expect("killed");
     eventually("another shim stands", PATIENCE, async || {
@@ -310,10 +328,11 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
         monotonic_ns(),
     );
     untouched(&mut fleet, &generations).await;
+    bystander.saw_nothing().await;
     // Both the old sessions and new ones can be ended: nothing leaked.
     let more = fleet.ensure(0, "more").await.generation.get();
     fleet.goes_on("more", more).await;
-    for id in SESSIONS.into_iter().chain(["more"]) {
+    for id in SESSIONS.into_iter().chain(["more", "bystander"]) {
         fleet.stop(0, id).await;
     }
     assert_eq!(fleet.node(0).session_processes(), []);
