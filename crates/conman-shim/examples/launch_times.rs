@@ -90,6 +90,7 @@ fn main() -> Result<(), Failure> {
             prepared_file: Path::new(directory).join("shim.prepared"),
             fence_cgroup: cgroup.to_owned(),
             fence_slice: format!("{cgroup}.slice"),
+            standby: false,
             freeze_patience: Duration::from_secs(1),
         })?),
         _ => measure(&Plan::parse(&arguments)?),

@@ -29,6 +29,8 @@ pub struct ShimOptions {
     /// Where all shims of the host note for how many it has been prepared since the boot: the
     /// kernel stays so, whoever asked for it.
     pub prepared_file: PathBuf,
+    /// Where another shim runs already: to wait for its end and to succeed it, in place of giving up.
+    pub standby: bool,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
 }

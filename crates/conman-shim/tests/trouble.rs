@@ -396,6 +396,53 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
 }
 
 #[test]
+fn a_shim_on_standby_succeeds_one_that_dies() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let kept = client
+        .launch(shim.spec("kept.1", "exec sleep 1000"))
+        .expect("launched");
+    let stand_by = || {
+        std::process::Command::new(env!("CARGO_BIN_EXE_conman-shim"))
+            .arg(shim.socket())
+            .arg(&shim.cgroup)
+            .arg("--standby")
+            .arg(shim.directory.path())
+            .spawn()
+            .expect("it starts")
+    };
+    let waits = |pid: u32| {
+        let locks = std::fs::read_to_string("/proc/locks").expect("readable");
+        let pid = pid.to_string();
+        locks
+            .lines()
+            .any(|line| line.contains("->") && line.split_whitespace().any(|word| word == pid))
+    };
+    let mut standby = stand_by();
+    assert!(until(|| waits(standby.id())), "it does not wait");
+    assert_eq!(shim.client().shim_pid(), client.shim_pid());
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+    let pid = i32::try_from(standby.id()).expect("a PID");
+    let mut client = shim.client();
+    assert_eq!(client.shim_pid(), pid);
+    assert!(
+        client
+            .list()
+            .expect("listed")
+            .iter()
+            .any(|view| view.state.is_alive())
+    );
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&kept);
+    standby.kill().expect("killed");
+    standby.wait().expect("reaped");
+}
+
+#[test]
 fn one_shim_at_a_time_has_the_state() {
     if !available() {
         return;

@@ -151,6 +151,7 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
         cgroups: CgroupPart::All,
         prepare_for: arguments.prepare_for,
         prepared_file: PathBuf::from(PREPARED),
+        standby: arguments.standby,
         freeze_patience: Duration::from_millis(arguments.freeze_ms),
     })
     .context("the shim cannot go on")?;

@@ -32,6 +32,9 @@ pub struct ShimArgs {
     /// How long the fence waits for proof that a container is frozen before it kills it
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub freeze_ms: u64,
+    /// Where another shim runs already, wait for its end and succeed it
+    #[arg(long, conflicts_with_all = ["stop", "replace"])]
+    pub standby: bool,
     /// Have the shim that runs go on as this program, with everything that it runs: after an upgrade
     #[arg(long, conflicts_with = "stop")]
     pub replace: bool,

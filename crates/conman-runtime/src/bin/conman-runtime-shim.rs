@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         prepare_for: 0,
         fence_slice: format!("{}.slice", cgroup.to_string_lossy().replacen('-', "_", 1)),
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
+        standby: false,
         freeze_patience: FREEZE_PATIENCE,
     };
     match conman_shim::run(options) {

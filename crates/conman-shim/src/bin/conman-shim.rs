@@ -1,6 +1,6 @@
 //! The shim as a program of its own, for tests:
 //! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified]
-//! [--prepare-for COUNT] ROOT…`.
+//! [--prepare-for COUNT] [--standby] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 fn usage() -> ExitCode {
     eprintln!(
         "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] \
-         [--prepare-for COUNT] ROOT..."
+         [--prepare-for COUNT] [--standby] ROOT..."
     );
     ExitCode::from(2)
 }
@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         prepare_for: 0,
         fence_slice: format!("{}.slice", cgroup.to_string_lossy().replacen('-', "_", 1)),
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
+        standby: false,
         freeze_patience: FREEZE_PATIENCE,
     };
     while let Some(word) = arguments.next() {
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
                 Some(interface) => options.do_without.push(interface),
                 None => return usage(),
             },
+            Some("--standby") => options.standby = true,
             Some("--prepare-for") => match value().and_then(|count| count.parse().ok()) {
                 Some(count) => options.prepare_for = count,
                 None => return usage(),

@@ -42,7 +42,7 @@ impl Control {
     /// Binds the socket, adopts what an earlier shim left, and starts the launcher. The calling
     /// process has one thread.
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
-        let lock = Ledger::lock(&options.state_file)?;
+        let lock = Ledger::lock(&options.state_file, options.standby)?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?)?;
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
