@@ -99,8 +99,9 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
         let header = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
         output.table(&header, rows)?;
         output.line(&format!(
-            "A drain now would stop {}, {} at a time, within about {}; longer if a container \
-             cannot be proven dead or no node takes it. Nothing was done.",
+            "A drain now would stop {}, {} at a time: about {} until all are released, longer if a \
+             container cannot be proven dead. Those that other nodes start again take their time \
+             besides. Nothing was done.",
             count(plan.sessions.len() as u64, "session"),
             plan.parallel,
             ms(plan.predicted_ms),

@@ -346,7 +346,7 @@ async fn a_drains_dry_run_shows_the_order_and_promises_no_time() {
     }
     for part in [
         "2 sessions, 1 at a time",
-        "about",
+        "about 10.2 s until all are released",
         "longer if",
         "Nothing was done",
     ] {

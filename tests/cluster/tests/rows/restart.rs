@@ -4,11 +4,12 @@
 use conman_cluster::Cluster;
 use conman_cluster::overlap::{Life, monotonic_ns};
 use conman_e2e::eventually_some;
-use conman_proto::{DrainReport, DrainState};
+use conman_proto::{DrainPlan, DrainReport, DrainState};
 use http::{Method, StatusCode};
 use serde_json::json;
 
 use crate::fleet::{Fleet, PATIENCE, measured, within};
+use crate::typed::{began, conman};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -125,14 +126,7 @@ async fn sessions_of_a_drained_node_are_moved_and_the_report_says_where() {
     let admin = fleet.node(0).admin();
     let answer = admin.post("/v1/nodes/self/drain", &json!({})).await;
     assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
-    let report = eventually_some("it is drained", PATIENCE, async || {
-        let answer = fleet
-            .ask(0, Method::GET, "/v1/nodes/self/drain", None)
-            .await?;
-        let report: DrainReport = answer.expect(StatusCode::OK);
-        (report.state == DrainState::Drained).then_some(report)
-    })
-    .await;
+    let report = drained(&fleet).await;
     assert_eq!(report.released, 5);
     let mut moved: Vec<_> = report.moved.iter().map(|one| one.id.as_str()).collect();
     moved.sort_unstable();
@@ -151,4 +145,63 @@ async fn sessions_of_a_drained_node_are_moved_and_the_report_says_where() {
     let next = fleet.ensure_after(0, "waits", waits).await;
     fleet.goes_on("waits", next.generation.get()).await;
     fleet.leaves_nothing().await;
+}
+
+/// The first node's report, once nothing is left there.
+async fn drained(fleet: &Fleet) -> DrainReport {
+    let path = "/v1/nodes/self/drain";
+    eventually_some("it is drained", PATIENCE, async || {
+        let answer = fleet.ask(0, Method::GET, path, None).await?;
+        let report: DrainReport = answer.expect(StatusCode::OK);
+        (report.state == DrainState::Drained).then_some(report)
+    })
+    .await
+}
+
+/// All are stopped by SIGKILL after their grace, which none makes use of.
+#[tokio::test]
+async fn a_drain_takes_about_as_long_as_its_dry_run_has_said() {
+    const GRACE_MS: u64 = 1_000;
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let script = "trap \"\" TERM; echo up; while :; do sleep 1; done";
+    let body = json!({"template": "idle", "command": ["sh", "-c", script]});
+    for id in SESSIONS {
+        let path = format!("/v1/sessions/{id}?node_label=host%3Dn1");
+        eventually_some("it runs", PATIENCE, async || {
+            let answer = fleet.ask(0, Method::PUT, &path, Some(&body)).await?;
+            answer.status.is_success().then_some(())
+        })
+        .await;
+        began(&mut conman(&fleet, &["logs", "-f", id])).await;
+    }
+    let admin = fleet.node(0).admin();
+    let ask = |dry_run: bool| {
+        let body = json!({
+            "dry_run": dry_run, "parallel": 2, "signal": "SIGTERM", "grace_ms": GRACE_MS,
+        });
+        let admin = &admin;
+        async move { admin.post("/v1/nodes/self/drain", &body).await }
+    };
+    let plan: DrainPlan = ask(true).await.expect(StatusCode::OK);
+    let mut planned: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
+    planned.sort_unstable();
+    assert_eq!(planned, SESSIONS);
+    let answer = ask(false).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
+    let report = drained(&fleet).await;
+    assert_eq!(report.released, 4);
+    let finished_at = report.finished_at.expect("it is over");
+    let took = finished_at.duration_since(report.started_at).as_millis();
+    let took_ms = u64::try_from(took).expect("it ends after its beginning");
+    // Two at a time, each in turn.
+    assert!(took_ms >= 2 * GRACE_MS, "{took_ms} ms");
+    assert!(plan.predicted_ms >= 2 * GRACE_MS, "{plan:?}");
+    within(
+        plan.predicted_ms * 11 / 10,
+        &format!("a drain that was to take {} ms", plan.predicted_ms),
+        0,
+        took_ms * 1_000_000,
+    );
 }
