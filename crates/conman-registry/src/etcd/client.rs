@@ -197,7 +197,8 @@ impl Client {
     }
 
     /// From now on the same endpoints with these certificates and credentials. Calls under way go on
-    /// as they began.
+    /// as they began, and who has signed in needs to again only when etcd wants it: so that a new
+    /// password may be here before etcd has it.
     pub(super) fn renew(&self, access: &EtcdAccess) -> Result<(), AccessError> {
         let endpoints = endpoints(access, self.patience)?;
         *self.way() = Way {
@@ -209,7 +210,6 @@ impl Client {
             .credentials
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = credentials;
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(())
     }
 

@@ -161,13 +161,49 @@ impl Etcd {
         std::fs::remove_dir_all(self.dir.path().join("data")).expect("removed");
     }
 
+    /// Asks for passwords from now on, and knows one user, who may do everything.
+    pub(crate) fn asks_for_password_of_root(&self, password: &str) {
+        for arguments in [
+            &["user", "add", &format!("root:{password}")][..],
+            &["user", "grant-role", "root", "root"],
+            &["auth", "enable"],
+        ] {
+            self.ctl(arguments).expect("users are set up");
+        }
+    }
+
+    /// Gives that user another one.
+    pub(crate) fn replace_password_of_root(&self, former: &str, later: &str) {
+        let input = self.dir.path().join("password");
+        std::fs::write(&input, later).expect("written");
+        let input = std::fs::File::open(input).expect("readable");
+        let user = format!("root:{former}");
+        let done = self.run_ctl(
+            &[
+                "--user",
+                &user,
+                "user",
+                "passwd",
+                "root",
+                "--interactive=false",
+            ],
+            input.into(),
+        );
+        done.expect("the password is replaced");
+    }
+
     /// Runs etcdctl.
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String, String> {
+        self.run_ctl(arguments, Stdio::null())
+    }
+
+    fn run_ctl(&self, arguments: &[&str], input: Stdio) -> Result<String, String> {
         let output = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &self.url(), "--command-timeout", "20s"])
             .args(self.client_arguments())
             .args(arguments)
+            .stdin(input)
             .output()
             .map_err(|error| error.to_string())?;
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();

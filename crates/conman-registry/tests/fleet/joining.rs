@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_registry::{EtcdCredentials, Fleet as _, Registry, RegistryError, Standing};
+use conman_registry::{EtcdAccess, EtcdCredentials, Fleet as _, Registry, RegistryError, Standing};
 
 use crate::etcd::Etcd;
 use crate::node::{Node, options, patient, short};
@@ -105,13 +105,7 @@ async fn keys_of_something_else_and_of_newer_formats_are_left_alone() {
 #[tokio::test]
 async fn whoever_etcd_does_not_know_is_told_where_to_look() {
     let Some(etcd) = Etcd::start() else { return };
-    for arguments in [
-        &["user", "add", "root:secret"][..],
-        &["user", "grant-role", "root", "root"],
-        &["auth", "enable"],
-    ] {
-        etcd.ctl(arguments).expect("users are set up");
-    }
+    etcd.asks_for_password_of_root("secret");
     let with = |user: &str, password: &str| {
         let credentials = EtcdCredentials {
             user: user.to_owned(),
@@ -137,4 +131,44 @@ async fn whoever_etcd_does_not_know_is_told_where_to_look() {
     right.live().await;
     right.claim("s").await.expect("free");
     assert_eq!(right.registry.list().await.expect("listed").len(), 1);
+}
+
+#[tokio::test]
+async fn a_password_is_replaced_while_the_node_runs_whether_here_or_at_etcd_first() {
+    let Some(etcd) = Etcd::start() else { return };
+    etcd.asks_for_password_of_root("first");
+    let access = |password: &str| EtcdAccess {
+        endpoints: vec![etcd.url()],
+        credentials: Some(EtcdCredentials {
+            user: "root".to_owned(),
+            password: password.to_owned(),
+        }),
+        tls: None,
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let node = Node::in_dir(dir, Vec::new(), |dir| {
+        let mut options = options(&etcd.url(), "a", patient(), dir);
+        options.access = access("first");
+        options
+    });
+    node.live().await;
+    node.claim_at_last("s").await;
+
+    // Who is let in stays so, though etcd does not know this password yet.
+    let renewed = node.registry.renew_access(&access("second"));
+    renewed.expect("usable");
+    node.claim_at_last("t").await;
+    etcd.replace_password_of_root("first", "second");
+    node.claim_at_last("u").await;
+
+    etcd.replace_password_of_root("second", "third");
+    let refused = node.claim("v").await.expect_err("nobody knows it here");
+    assert!(
+        matches!(&refused, RegistryError::Unavailable { .. }),
+        "{refused}"
+    );
+    let renewed = node.registry.renew_access(&access("third"));
+    renewed.expect("usable");
+    node.claim_at_last("v").await;
+    assert_eq!(node.registry.list().await.expect("listed").len(), 4);
 }

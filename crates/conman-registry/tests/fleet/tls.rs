@@ -80,13 +80,7 @@ fn node(etcd: &Etcd, tls: Option<EtcdTls>, login: Option<(&str, &str)>) -> Node 
 async fn a_node_joins_by_its_certificate_its_user_and_its_password() {
     let authority = Authority::new("one");
     let Some(etcd) = authority.etcd() else { return };
-    for arguments in [
-        &["user", "add", "root:secret"][..],
-        &["user", "grant-role", "root", "root"],
-        &["auth", "enable"],
-    ] {
-        etcd.ctl(arguments).expect("users are set up");
-    }
+    etcd.asks_for_password_of_root("secret");
     let tls = || {
         Some(EtcdTls {
             ca: authority.pem.clone().into_bytes(),
