@@ -1,7 +1,9 @@
 //! Connect tokens: PASETO v4.local, bound to one session of one node and to a time.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use conman_proto::SessionId;
@@ -37,12 +39,19 @@ const HEADER: &str = LocalToken::HEADER;
 /// and what the token is for are its implicit assertion: a cookie does not pass as a token, nor
 /// either on another node, even if the keys were the same.
 pub struct ConnectTokens {
-    /// The first makes tokens; all of them are valid.
-    keys: Vec<SymmetricKey<V4>>,
+    keys: Keys,
     /// Of tokens in a header, a subprotocol or a URL.
     connect: Vec<u8>,
     /// Of cookies.
     cookie: Vec<u8>,
+}
+
+/// The first makes tokens; all of them are valid.
+enum Keys {
+    Fixed(Vec<SymmetricKey<V4>>),
+    /// One from each line of the secret as it is when a token is made or checked: far cheaper than
+    /// that itself, and a replaced secret counts at once.
+    Fleet(Arc<ClusterSecret>),
 }
 
 impl fmt::Debug for ConnectTokens {
@@ -108,13 +117,11 @@ impl ConnectTokens {
     }
 
     /// Tokens that every node of a fleet makes and takes: their keys come from the secret that the
-    /// nodes share, as it is now.
+    /// nodes share, and follow it when it is read again. What an old line of it has made is good for
+    /// as long as that line stands.
     #[must_use]
-    pub fn of_fleet(secret: &ClusterSecret) -> Self {
-        let keys = secret.derive(FLEET_KEYS);
-        // 32 bytes are a key.
-        let keys = keys.iter().filter_map(|key| SymmetricKey::from(key).ok());
-        Self::with_keys(keys.collect(), "fleet")
+    pub fn of_fleet(secret: Arc<ClusterSecret>) -> Self {
+        Self::with(Keys::Fleet(secret), "fleet")
     }
 
     /// Tokens that every node of a fleet makes and takes that has no secret file: by a key that they
@@ -127,10 +134,26 @@ impl ConnectTokens {
     }
 
     fn with_keys(keys: Vec<SymmetricKey<V4>>, instance: &str) -> Self {
+        Self::with(Keys::Fixed(keys), instance)
+    }
+
+    fn with(keys: Keys, instance: &str) -> Self {
         Self {
             keys,
             connect: format!("conman.connect.v1:{instance}").into_bytes(),
             cookie: format!("conman.cookie.v1:{instance}").into_bytes(),
+        }
+    }
+
+    fn keys(&self) -> Cow<'_, [SymmetricKey<V4>]> {
+        match &self.keys {
+            Keys::Fixed(keys) => keys.into(),
+            Keys::Fleet(secret) => {
+                let keys = secret.derive(FLEET_KEYS);
+                // 32 bytes are a key.
+                let keys = keys.iter().filter_map(|key| SymmetricKey::from(key).ok());
+                keys.collect::<Vec<_>>().into()
+            }
         }
     }
 
@@ -202,7 +225,8 @@ impl ConnectTokens {
             exp,
         };
         let claims = serde_json::to_vec(&claims).map_err(|_| MintError::Random)?;
-        let key = self.keys.first().ok_or(MintError::Random)?;
+        let keys = self.keys();
+        let key = keys.first().ok_or(MintError::Random)?;
         let token = LocalToken::encrypt(key, &claims, None, Some(purpose))
             .map_err(|_| MintError::Random)?;
         Ok(MintedToken {
@@ -224,7 +248,7 @@ impl ConnectTokens {
         let invalid = |_| ConnectTokenError::Invalid;
         let untrusted = UntrustedToken::<Local, V4>::try_from(token).map_err(invalid)?;
         let open = |key| LocalToken::decrypt(key, &untrusted, None, Some(purpose)).ok();
-        let trusted = self.keys.iter().find_map(open);
+        let trusted = self.keys().iter().find_map(open);
         let trusted = trusted.ok_or(ConnectTokenError::Invalid)?;
         let claims: Claims =
             serde_json::from_str(trusted.payload()).map_err(|_| ConnectTokenError::Invalid)?;
@@ -333,24 +357,38 @@ pub(crate) mod tests {
         use std::os::unix::fs::PermissionsExt as _;
 
         let folder = tempfile::tempdir().expect("a folder");
-        let fleet = |secrets: &str| {
-            let path = folder.path().join("fleet.key");
+        let write = |node: &str, secrets: &str| {
+            let path = folder.path().join(node);
             std::fs::write(&path, secrets).expect("written");
             let mode = std::fs::Permissions::from_mode(0o600);
             std::fs::set_permissions(&path, mode).expect("chmod");
-            ConnectTokens::of_fleet(&ClusterSecret::load(path).expect("valid"))
+            path
         };
         let (old, new) = ("0".repeat(32), "1".repeat(32));
-        let (id, now) = ("alice".parse().expect("an id"), Timestamp::now());
-        let made = fleet(&old).mint(&id, Duration::from_secs(60), now);
-        let token = made.expect("a token").token;
-        assert!(fleet(&old).verify(&token, &id, now).is_ok());
-        assert!(
-            fleet(&format!("{new}\n{old}"))
-                .verify(&token, &id, now)
-                .is_ok()
-        );
-        assert!(fleet(&new).verify(&token, &id, now).is_err());
+        let [here, there] = ["here", "there"].map(|node| {
+            let secret = ClusterSecret::load(write(node, &old)).expect("valid");
+            let secret = Arc::new(secret);
+            (Arc::clone(&secret), ConnectTokens::of_fleet(secret))
+        });
+        let made = |by: &ConnectTokens| by.mint(&id("a"), TTL, at(0)).expect("made").token;
+        let opens = |at_node: &ConnectTokens, token: &str| {
+            let verified = at_node.verify(token, &id("a"), at(0));
+            assert!(matches!(verified, Ok(_) | Err(ConnectTokenError::Invalid)));
+            verified.is_ok()
+        };
+        let former = made(&here.1);
+        assert!(opens(&there.1, &former));
+        write("there", &format!("{old}\n{new}"));
+        there.0.reload().expect("valid");
+        write("here", &format!("{new}\n{old}"));
+        here.0.reload().expect("valid");
+        let later = made(&here.1);
+        for node in [&here, &there] {
+            assert!(opens(&node.1, &former) && opens(&node.1, &later));
+        }
+        write("there", &new);
+        there.0.reload().expect("valid");
+        assert!(!opens(&there.1, &former) && opens(&there.1, &later));
     }
 
     #[test]

@@ -5,8 +5,9 @@
 //! [`ApiGuard`] judges requests to the API, [`SessionGuard`] those to the sessions themselves,
 //! [`PeerGuard`] those of other nodes. All are plain functions of a request's head, the last one
 //! with a memory of what it saw: no task runs here and no channel exists. What changes while the
-//! daemon runs are the tokens, the fleet's secret and its certificates, swapped whole by
-//! [`TokenFile::reload`], [`ClusterSecret::reload`] and [`FleetTls::reload`].
+//! daemon runs are the tokens, the fleet's secret, with it the keys of connect tokens that come from
+//! it, and its certificates, swapped whole by [`TokenFile::reload`], [`ClusterSecret::reload`] and
+//! [`FleetTls::reload`].
 //!
 //! What holds throughout:
 //! * A credential of conman's own never reaches a session, whether it was good or not.

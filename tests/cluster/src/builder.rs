@@ -18,8 +18,6 @@ use crate::layout::{self, Host, Layout, PREFIX};
 use crate::node::config_path;
 use crate::{cluster, command, docker, image, node, overlap, timing};
 
-/// What nodes of a cluster know each other by.
-const SECRET: &str = "fleet.key";
 /// A fence that closes long after a takeover.
 const UNFENCED_MS: u64 = 600_000;
 /// When the nodes' first certificates end.
@@ -188,8 +186,9 @@ impl Builder {
             }
         }
         overlap::make_journal(layout)?;
-        make_secret(&layout.directory.join(SECRET))?;
+        let secret = secret()?;
         for host in layout.node_hosts() {
+            write_secret(&layout.secret(&host.name), &secret)?;
             if let Some(authority) = &self.authority {
                 authority.trusted_by(layout, &host)?;
                 authority.certify(layout, &host, FIRST_YEAR)?;
@@ -253,7 +252,7 @@ impl Builder {
         let known_by = match &self.authority {
             Some(_) => certificates::line(layout, host),
             None => {
-                let secret = layout.directory.join(SECRET);
+                let secret = layout.secret(&host.name);
                 format!("secret_file = \"{}\"\n", secret.display())
             }
         };
@@ -383,12 +382,15 @@ pub(crate) fn log_tail(layout: &Layout, node: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-fn make_secret(path: &Path) -> Result<()> {
+fn secret() -> Result<String> {
     let mut random = [0; 32];
     File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut random))
         .context("cannot get random numbers")?;
-    let text = random.map(|byte| format!("{byte:02x}")).concat();
+    Ok(random.map(|byte| format!("{byte:02x}")).concat())
+}
+
+fn write_secret(path: &Path, text: &str) -> Result<()> {
     let file = File::options()
         .write(true)
         .create_new(true)

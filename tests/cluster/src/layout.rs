@@ -130,6 +130,13 @@ impl Layout {
         self.host_directory(node).join("state")
     }
 
+    /// What a node knows the others by, where that is a secret: the same on all of them, unless a
+    /// test writes another one.
+    #[must_use]
+    pub fn secret(&self, node: &str) -> PathBuf {
+        self.host_directory(node).join("fleet.key")
+    }
+
     /// A node's admin socket.
     #[must_use]
     pub fn socket(&self, node: &str) -> PathBuf {

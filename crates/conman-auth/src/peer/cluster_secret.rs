@@ -64,13 +64,17 @@ impl ClusterSecret {
         Ok(Self { path, keys })
     }
 
-    /// Reads the file again.
+    /// Reads the file again, and says whether its secrets or their order have changed.
     ///
     /// # Errors
     /// As for [`ClusterSecret::load`]; the secret stays as it was.
-    pub fn reload(&self) -> Result<(), ClusterSecretError> {
-        self.keys.store(Arc::new(read(&self.path)?));
-        Ok(())
+    pub fn reload(&self) -> Result<bool, ClusterSecretError> {
+        let keys = read(&self.path)?;
+        let changed = derive(&keys, b"") != self.derive(b"");
+        if changed {
+            self.keys.store(Arc::new(keys));
+        }
+        Ok(changed)
     }
 
     /// Where the secret comes from.
@@ -81,10 +85,7 @@ impl ClusterSecret {
 
     /// A key for another purpose from each secret, in the file's order.
     pub(crate) fn derive(&self, purpose: &[u8]) -> Vec<Vec<u8>> {
-        let keys = self.keys.load();
-        keys.iter()
-            .map(|key| hmac::sign(key, purpose).as_ref().to_vec())
-            .collect()
+        derive(&self.keys.load(), purpose)
     }
 
     pub(super) fn sign(&self, message: &[u8]) -> hmac::Tag {
@@ -107,6 +108,12 @@ impl fmt::Debug for ClusterSecret {
             .field("path", &self.path)
             .finish_non_exhaustive()
     }
+}
+
+fn derive(keys: &[hmac::Key], purpose: &[u8]) -> Vec<Vec<u8>> {
+    keys.iter()
+        .map(|key| hmac::sign(key, purpose).as_ref().to_vec())
+        .collect()
 }
 
 fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
@@ -204,7 +211,8 @@ mod tests {
         assert!(new.verify(b"x", old.sign(b"x").as_ref()));
         assert!(old.verify(b"x", new.sign(b"x").as_ref()));
         fs::write(&new_path, NEW).expect("written");
-        new.reload().expect("valid");
+        assert!(new.reload().expect("valid"), "it has changed");
+        assert!(!new.reload().expect("valid"), "not again");
         assert!(!new.verify(b"x", old.sign(b"x").as_ref()));
         fs::write(&new_path, "short").expect("written");
         new.reload().expect_err("too short");

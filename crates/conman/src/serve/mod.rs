@@ -337,7 +337,7 @@ async fn connect_tokens(
     credentials: &Credentials,
 ) -> Result<ConnectTokens> {
     if let Some(secret) = &credentials.secret {
-        return Ok(ConnectTokens::of_fleet(secret));
+        return Ok(ConnectTokens::of_fleet(Arc::clone(secret)));
     }
     let shared = fleet::shared_key(&*state.fleet).await;
     match shared.context("cannot get the fleet's key of connect tokens from the registry")? {

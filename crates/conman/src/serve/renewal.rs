@@ -6,38 +6,46 @@ use tokio_util::sync::CancellationToken;
 
 use super::peers::Credentials;
 
-/// Between two looks at the files of certificates.
+/// Between two looks at the files.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Looks now and then whether the certificates have changed, until the daemon stops.
+/// Looks now and then whether the certificates or the secret have changed, until the daemon stops.
 pub(super) fn run(credentials: &Credentials, closing: CancellationToken) {
-    if credentials.tls.is_none() {
+    if credentials.tls.is_some() {
+        metrics::describe_gauge!(
+            "conman_fleet_certificate_expiry_seconds",
+            "When this node's certificate for other nodes ends, in seconds since 1970"
+        );
+        tell_expiry(credentials);
+    }
+    if credentials.tls.is_none() && credentials.secret.is_none() {
         return;
     }
-    metrics::describe_gauge!(
-        "conman_fleet_certificate_expiry_seconds",
-        "When this node's certificate for other nodes ends, in seconds since 1970"
-    );
-    tell_expiry(credentials);
     let credentials = credentials.clone();
     tokio::spawn(async move {
         let pause = || tokio::time::sleep(LOOK_EVERY);
         // A look that is not taken any more matters to nobody.
         while closing.run_until_cancelled(pause()).await.is_some() {
-            reload_tls(&credentials).await;
+            reload(&credentials).await;
         }
     });
 }
 
-/// Reads everything again; what is wrong stays as it was.
+/// Takes what has changed; what is wrong stays as it was.
 pub(super) async fn reload(credentials: &Credentials) {
     reload_tls(credentials).await;
+    reload_secret(credentials).await;
+}
+
+/// The keys of connect tokens follow.
+async fn reload_secret(credentials: &Credentials) {
     let Some(secret) = credentials.secret.clone() else {
         return;
     };
     // A file is read: not on a thread that serves requests.
     match tokio::task::spawn_blocking(move || secret.reload()).await {
-        Ok(Ok(())) => tracing::info!("read the fleet's secret again"),
+        Ok(Ok(true)) => tracing::info!("read the fleet's secret again"),
+        Ok(Ok(false)) => {}
         Ok(Err(error)) => {
             tracing::error!("kept the fleet's former secret: {}", super::chain(&error));
         }

@@ -15,6 +15,7 @@ mod machine;
 mod network;
 mod node;
 mod restart;
+mod secret;
 mod single_flight;
 mod store;
 mod trouble;

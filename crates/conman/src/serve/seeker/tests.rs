@@ -253,7 +253,7 @@ fn api(
     node: &Arc<Node>,
     map: &Arc<FleetMap>,
     state: &TempDir,
-    secret: &ClusterSecret,
+    secret: &Arc<ClusterSecret>,
     closing: CancellationToken,
 ) -> ApiState {
     let listen = "127.0.0.1:7700".parse().expect("an address");
@@ -265,7 +265,7 @@ fn api(
         node: Arc::clone(node),
         guard: Arc::new(guard),
         fleet: Some(Arc::clone(map)),
-        connect_tokens: Arc::new(ConnectTokens::of_fleet(secret)),
+        connect_tokens: Arc::new(ConnectTokens::of_fleet(Arc::clone(secret))),
         images: ImageKeeper::new(images, PullConfig::default()),
         metrics: PrometheusBuilder::new().build_recorder().handle(),
         streams: StreamPlaces::default(),

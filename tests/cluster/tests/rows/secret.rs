@@ -1,0 +1,111 @@
+//! The secret by which nodes know each other, and whose connect tokens they take, replaced while they
+//! run.
+
+use std::fs;
+
+use conman_cluster::Cluster;
+use conman_e2e::eventually;
+use conman_linux::Signal;
+use conman_proto::ConnectToken;
+use http::header::SET_COOKIE;
+use http::{Method, StatusCode};
+use serde_json::json;
+
+use crate::fleet::{Fleet, PATIENCE};
+
+/// A connect token of a node's.
+async fn token(fleet: &Fleet, node: usize) -> String {
+    let admin = fleet.node(node).admin();
+    // It outlives the test.
+    let body = json!({"ttl_s": 86_400});
+    let made = admin.post("/v1/sessions/w/token", &body).await;
+    made.expect::<ConnectToken>(StatusCode::OK).token
+}
+
+/// Whether a node exchanges it for a cookie, as it does what is good.
+async fn takes(fleet: &Fleet, node: usize, token: &str) -> bool {
+    let path = format!("/s/w/?conman_token={token}");
+    let sessions = fleet.node(node).sessions();
+    let answer = sessions.send(Method::GET, &path, None).await;
+    assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.text());
+    let cookie = answer.headers[SET_COOKIE].to_str().expect("text");
+    !cookie.contains("Max-Age=0;")
+}
+
+/// What a node knows the others by from now on: one line each.
+fn write(fleet: &Fleet, node: usize, lines: &[&str]) {
+    let path = fleet.cluster.layout().secret(fleet.node(node).name());
+    // Renamed into place: nobody reads half of it.
+    let partial = path.with_extension("new");
+    fs::copy(&path, &partial).expect("made, as private as the former one");
+    fs::write(&partial, lines.join("\n")).expect("written");
+    fs::rename(&partial, &path).expect("renamed");
+}
+
+async fn has_read_it_again(fleet: &Fleet, node: usize) {
+    eventually("it has read the secret again", PATIENCE, async || {
+        let log = fleet.node(node).log();
+        log.contains("read the fleet's secret again")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_good_at_all() {
+    let builder = Cluster::builder().nodes(2).members(1).short();
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let former = fleet.cluster.layout().secret("n1");
+    let former = fs::read_to_string(former).expect("readable");
+    let later = "later".repeat(10);
+    let session = fleet.ensure_on(1, "w").await;
+    let generation = session.generation.get();
+    fleet.goes_on("w", generation).await;
+    let by_former = token(&fleet, 0).await;
+    assert!(takes(&fleet, 1, &by_former).await);
+
+    // One is told, the other finds it by itself.
+    for node in [0, 1] {
+        write(&fleet, node, &[&former, &later]);
+    }
+    fleet.node(0).signal_daemon(Signal::HUP).expect("told");
+    for node in [0, 1] {
+        has_read_it_again(&fleet, node).await;
+    }
+
+    // The first one uses the later one now, which the other only accepts so far.
+    write(&fleet, 0, &[&later, &former]);
+    fleet.node(0).kill_daemon().expect("killed");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    let by_later = token(&fleet, 0).await;
+    for node in [0, 1] {
+        for token in [&by_former, &by_later] {
+            assert!(takes(&fleet, node, token).await, "n{}", node + 1);
+        }
+    }
+    // They know each other: it runs on the second one.
+    let found = fleet.ensure(0, "w").await;
+    assert_eq!(
+        (found.node.as_str(), found.generation.get()),
+        ("n2", generation)
+    );
+
+    for node in [0, 1] {
+        write(&fleet, node, &[&later]);
+        fleet.node(node).signal_daemon(Signal::HUP).expect("told");
+    }
+    for node in [0, 1] {
+        eventually("the former one is worth nothing", PATIENCE, async || {
+            !takes(&fleet, node, &by_former).await
+        })
+        .await;
+        assert!(takes(&fleet, node, &by_later).await, "n{}", node + 1);
+    }
+    let found = fleet.ensure(0, "w").await;
+    assert_eq!(found.generation.get(), generation);
+    fleet.goes_on("w", generation).await;
+    assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
+    fleet.leaves_nothing().await;
+}
