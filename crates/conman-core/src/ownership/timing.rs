@@ -77,6 +77,14 @@ impl Timing {
             .fold(self.fence_ms, u64::saturating_add)
     }
 
+    /// B(1+ρ): the same in true time, at most.
+    #[must_use]
+    pub fn stretched_ms(&self) -> u64 {
+        let rate = MILLION + u128::from(self.drift_ppm);
+        let bound = u128::from(self.bound_ms()).saturating_mul(rate);
+        u64::try_from(bound.div_ceil(MILLION)).unwrap_or(u64::MAX)
+    }
+
     /// How many containers are killed in time, at [`KILLS_PER_MS`].
     #[must_use]
     pub fn killed_in_time(&self) -> u64 {
@@ -106,10 +114,7 @@ impl Timing {
     /// # Errors
     /// When nothing is left, with how much is missing.
     pub fn slack_ms(&self) -> Result<u64, UnsafeTiming> {
-        let drift = u128::from(self.drift_ppm);
-        let bound = u128::from(self.bound_ms()).saturating_mul(MILLION + drift);
-        let bound = u64::try_from(bound.div_ceil(MILLION)).unwrap_or(u64::MAX);
-        let patience = self.silence_ms();
+        let (bound, patience) = (self.stretched_ms(), self.silence_ms());
         if bound < patience {
             return Ok(patience - bound);
         }

@@ -209,12 +209,21 @@ impl fmt::Display for SharedRegistry {
             timing.takeover_ms,
         )?;
         match timing.slack_ms() {
-            Ok(slack) => write!(
-                formatter,
-                "with clocks that run wrong by {} ppm, a machine may stand still unnoticed for \
-                 {slack} ms",
-                timing.drift_ppm
-            ),
+            Ok(slack) => {
+                let drift = timing.drift_ppm as f64 / 1e6;
+                write!(
+                    formatter,
+                    "safe, since B (1 + ρ) < T (1 - ρ): ({} + {} + {} + {}) (1 + {drift}) = {} < \
+                     {} (1 - {drift}) = {}; a machine may stand still unnoticed for {slack} ms",
+                    timing.fence_ms,
+                    timing.shim_restart_ms,
+                    timing.freeze_ms,
+                    timing.kill_ms,
+                    timing.stretched_ms(),
+                    timing.takeover_ms,
+                    timing.silence_ms(),
+                )
+            }
             Err(error) => write!(
                 formatter,
                 "NOT SAFE, as `fleet.unsafe_timing` allows: {error}"

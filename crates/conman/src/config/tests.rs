@@ -208,10 +208,13 @@ fn a_safe_fleet_tells_by_how_much() {
          [fleet]\nlabels = { pool = \"gpu\" }\n",
     );
     let shown = config.to_string();
-    assert!(
-        shown.contains("9000 ms after the last renewal") && shown.contains("for 2790 ms"),
-        "{shown}"
-    );
+    for part in [
+        "9000 ms after the last renewal",
+        "B (1 + ρ) < T (1 - ρ): (5000 + 1000 + 1000 + 2000) (1 + 0.01) = 9090 < 12000 (1 - 0.01) = 11880",
+        "for 2790 ms",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     assert_eq!(config.fleet.labels["pool"], "gpu");
 }
 
