@@ -12,7 +12,7 @@ use conman_linux::Signal;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::command::{inside, run};
+use crate::command::{inside, run, run_with_input};
 use crate::forward::Forward;
 use crate::layout::{Host, Layout};
 use crate::process;
@@ -104,6 +104,32 @@ impl Member {
     /// When it does not answer.
     pub fn set_value(&self, key: &str, value: &str) -> Result<()> {
         run(self.etcdctl().args(["put", "--", key, value])).map(drop)
+    }
+
+    /// Has it ask for passwords from now on, and know one user, who may do everything.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn ask_for_password_of_root(&self, password: &str) -> Result<()> {
+        for arguments in [
+            &["user", "add", &format!("root:{password}")][..],
+            &["user", "grant-role", "root", "root"],
+            &["auth", "enable"],
+        ] {
+            run(self.etcdctl().args(arguments))?;
+        }
+        Ok(())
+    }
+
+    /// Gives that user another one.
+    ///
+    /// # Errors
+    /// When it does not answer, or the former one is another.
+    pub fn replace_password_of_root(&self, former: &str, later: &str) -> Result<()> {
+        let mut command = self.etcdctl();
+        command.args(["--user", &format!("root:{former}")]);
+        command.args(["user", "passwd", "root", "--interactive=false"]);
+        run_with_input(&mut command, later).map(drop)
     }
 
     fn etcdctl(&self) -> Command {

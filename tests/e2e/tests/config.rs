@@ -99,6 +99,23 @@ fn listening_beyond_loopback_without_tokens_is_refused() {
 }
 
 #[test]
+fn a_fleet_whose_takeovers_would_come_too_early_is_refused_with_what_is_missing() {
+    let (directory, output) = serve(
+        "[node]\nstate_dir = \"DIR/state\"\n[registry]\nkind = \"etcd\"\n\
+         endpoints = [\"http://127.0.0.1:31997\"]\n[fleet]\ntakeover_ms = 9000\n",
+    );
+    let text = refused(&output);
+    for part in [
+        "conman.toml:7: `fleet.takeover_ms` is too short",
+        "may end 181 ms after a takeover",
+        "kill = 9000 ms) stretched by the clock drift must stay below T = 9000 ms",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    nothing_was_made(directory.path());
+}
+
+#[test]
 fn text_that_is_no_toml_is_told_with_its_line() {
     let (directory, output) = serve("[node]\nstate_dir = \"DIR/state\"\nname = = 3\n");
     let text = refused(&output);

@@ -1,4 +1,4 @@
-//! An etcd that asks for certificates, which are replaced while a node runs.
+//! An etcd that asks for certificates or a password, which are replaced while a node runs.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::fleet::{Fleet, PATIENCE};
 /// The first second of the year.
 const ENDS_2090: &str = "conman_etcd_certificate_expiry_seconds 3786912000";
 const ENDS_2092: &str = "conman_etcd_certificate_expiry_seconds 3849984000";
+const RENEWED: &str = "read again what etcd knows this node by";
 const KEPT: &str = "kept what etcd knew this node by";
 /// In which a daemon looks at the files again, and once more.
 const LOOKS: Duration = Duration::from_secs(12);
@@ -63,6 +64,50 @@ async fn certificates_for_etcd_are_replaced_while_a_node_runs_and_half_written_o
     trust(&fleet, &[&later]);
     fleet.cluster.leader().await.expect("it answers");
     fleet.all_ready().await;
+    fleet.goes_on("w", generation).await;
+    assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test]
+async fn password_for_etcd_is_replaced_while_a_node_runs() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(1).members(1)).await else {
+        return;
+    };
+    let own = fleet.cluster.layout().host_directory("n1");
+    let (config, file) = (own.join("conman.toml"), own.join("etcd.password"));
+    let write = |password: &str| {
+        let partial = file.with_extension("new");
+        fs::write(&partial, password).expect("written");
+        fs::rename(&partial, &file).expect("renamed");
+    };
+    fleet.node(0).kill_daemon().expect("killed");
+    let member = &fleet.cluster.members()[0];
+    member.ask_for_password_of_root("first").expect("it asks");
+    write("first\n");
+    let text = fs::read_to_string(&config).expect("readable");
+    let login = format!(
+        "[registry]\nuser = \"root\"\npassword_file = {:?}\n",
+        file.display().to_string()
+    );
+    let text = text.replace("[registry]\n", &login);
+    fs::write(&config, text).expect("written");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    let generation = fleet.ensure(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+
+    // Here first: it is let in by what it has, until etcd wants the later one.
+    write("second\n");
+    eventually("it has read it again", PATIENCE, async || {
+        fleet.node(0).log().contains(RENEWED)
+    })
+    .await;
+    fleet.ensure(0, "x").await;
+    let member = &fleet.cluster.members()[0];
+    let replaced = member.replace_password_of_root("first", "second");
+    replaced.expect("replaced");
+    fleet.ensure(0, "y").await;
     fleet.goes_on("w", generation).await;
     assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
     fleet.leaves_nothing().await;

@@ -31,10 +31,15 @@ async fn an_etcd_that_is_not_there_at_the_start_is_waited_for() {
     let Some(mut fleet) = Fleet::shared(builder).await else {
         return;
     };
+    // It told by which numbers takeovers are safe.
+    let sums = "(2000 + 1000 + 500 + 1000) (1 + 0.01) = 4545 < 6000 (1 - 0.01) = 5940;";
+    let log = fleet.node(0).log();
+    assert!(log.contains(sums), "{log}");
     fleet.node(0).kill_daemon().expect("killed");
     fleet.cluster.members()[0].kill().expect("killed");
     fleet.node(0).start().expect("started");
-    says(&fleet, 0, &["etcd"]).await;
+    let endpoint = &fleet.cluster.layout().endpoints()[0];
+    says(&fleet, 0, &["cannot be connected to", endpoint]).await;
     starts_nothing(&fleet, 0).await;
     fleet.cluster.members()[0].start().expect("started");
     fleet.all_ready().await;
@@ -83,6 +88,11 @@ async fn a_newer_registry_is_refused_with_its_format() {
     let member = &fleet.cluster.members()[0];
     member.post("/v3/kv/put", &newer).await.expect("written");
     fleet.node(0).start().expect("started");
-    says(&fleet, 0, &["999"]).await;
+    let words = [
+        "has format 999",
+        "knows up to 1",
+        "run the newer conman that wrote it",
+    ];
+    says(&fleet, 0, &words).await;
     starts_nothing(&fleet, 0).await;
 }
