@@ -181,6 +181,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// What the cluster's own Docker answers to a command of `docker`.
+    ///
+    /// # Errors
+    /// When it refuses, or there is none.
+    pub fn ask_docker(&self, words: &[&str]) -> Result<String> {
+        docker::ask(self.layout(), words)
+    }
+
     /// SIGKILL to the cluster's own Docker; its containers live on.
     ///
     /// # Errors

@@ -71,6 +71,11 @@ fn docker(socket: Option<&Path>) -> Command {
     command
 }
 
+/// What the cluster's daemon answers to a command of `docker`.
+pub(crate) fn ask(layout: &Layout, words: &[&str]) -> Result<String> {
+    run(docker(Some(&own(layout))).args(words))
+}
+
 /// Starts the cluster's daemon and has each know the image of the sessions.
 pub(crate) fn begin(layout: &Layout, archive: &Path) -> Result<()> {
     start(layout)?;

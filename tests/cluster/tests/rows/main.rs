@@ -9,6 +9,7 @@ mod commands;
 mod events;
 mod fleet;
 mod hop;
+mod late;
 mod load;
 mod lookups;
 mod machine;
