@@ -203,7 +203,6 @@ impl Membership {
     /// Those that have been gone for long.
     fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
         let known = self.known();
-
         let long_gone = known.iter().filter(|(_, one)| {
             one.gone_since
                 .is_some_and(|since| has_passed(now, since, forget_after))

@@ -13,6 +13,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::process::Child;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
@@ -171,20 +172,23 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     fleet.leaves_nothing().await;
 }
 
+/// A session's log and a command in it, as somebody follows them through another node.
+async fn followed(fleet: &Fleet) -> (Child, Child) {
+    let script = ["sh", "-c", "echo up; sleep 1000000"];
+    ensured(fleet, "s", &json!({"template": "idle", "command": script})).await;
+    let mut log = conman(fleet, &["logs", "-f", "s"]);
+    let mut command = conman(fleet, &["exec", "s", "--", script[0], script[1], script[2]]);
+    began(&mut log).await;
+    began(&mut command).await;
+    (log, command)
+}
+
 #[tokio::test]
 async fn what_is_followed_through_another_node_tells_of_its_containers_preemption() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let script = ["sh", "-c", "echo up; sleep 1000000"];
-    ensured(&fleet, "s", &json!({"template": "idle", "command": script})).await;
-    let mut log = conman(&fleet, &["logs", "-f", "s"]);
-    let mut command = conman(
-        &fleet,
-        &["exec", "s", "--", script[0], script[1], script[2]],
-    );
-    began(&mut log).await;
-    began(&mut command).await;
+    let (log, command) = followed(&fleet).await;
     fleet.preempt(0).await;
     for (child, wanted, again) in [
         (log, Some(5), "`conman logs -f s`"),
@@ -203,15 +207,7 @@ async fn what_is_followed_of_a_node_that_stands_still_ends_once_that_one_is_decl
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
-    let script = ["sh", "-c", "echo up; sleep 1000000"];
-    ensured(&fleet, "s", &json!({"template": "idle", "command": script})).await;
-    let mut log = conman(&fleet, &["logs", "-f", "s"]);
-    let mut command = conman(
-        &fleet,
-        &["exec", "s", "--", script[0], script[1], script[2]],
-    );
-    began(&mut log).await;
-    began(&mut command).await;
+    let (log, command) = followed(&fleet).await;
     fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
     for (child, wanted, again) in [
         (log, 5, "`conman logs -f s`"),
