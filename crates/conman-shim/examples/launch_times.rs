@@ -80,19 +80,23 @@ struct Start {
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["shim", directory, cgroup, prepare_for] => Ok(run(ShimOptions {
-            socket: Path::new(directory).join("shim.sock"),
-            roots: vec![PathBuf::from(directory)],
-            state_file: Path::new(directory).join("shim.state"),
-            do_without: Vec::new(),
-            cgroups: CgroupPart::All,
-            prepare_for: prepare_for.parse()?,
-            prepared_file: Path::new(directory).join("shim.prepared"),
-            fence_cgroup: cgroup.to_owned(),
-            fence_slice: format!("{cgroup}.slice"),
-            standby: false,
-            freeze_patience: Duration::from_secs(1),
-        })?),
+        ["shim", directory, cgroup, prepare_for] => {
+            let ended = run(ShimOptions {
+                socket: Path::new(directory).join("shim.sock"),
+                roots: vec![PathBuf::from(directory)],
+                state_file: Path::new(directory).join("shim.state"),
+                do_without: Vec::new(),
+                cgroups: CgroupPart::All,
+                prepare_for: prepare_for.parse()?,
+                prepared_file: Path::new(directory).join("shim.prepared"),
+                fence_cgroup: cgroup.to_owned(),
+                fence_slice: format!("{cgroup}.slice"),
+                standby: false,
+                freeze_patience: Duration::from_secs(1),
+            })?;
+            drop(ended);
+            Ok(())
+        }
         _ => measure(&Plan::parse(&arguments)?),
     }
 }

@@ -12,6 +12,7 @@ mod foreign;
 mod keeping;
 mod logs;
 mod recovering;
+mod renewing;
 mod replacing;
 mod requests;
 mod setting_up;

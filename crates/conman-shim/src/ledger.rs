@@ -7,13 +7,11 @@
 //! it as if it were damaged: it begins closed if anything lives.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags};
-use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
 
 use crate::condemned::Condemned;
@@ -114,48 +112,6 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Makes sure that one shim at a time uses the file, of which another may be on `standby`. The
-    /// lock goes with the descriptor.
-    pub(crate) fn lock(path: &Path, standby: bool) -> io::Result<File> {
-        let path = path.with_extension("lock");
-        loop {
-            let file = Self::lock_once(&path, standby)?;
-            // Whoever ended in good order has removed what was waited for.
-            let held = file.metadata()?;
-            let is_there = fs::symlink_metadata(&path)
-                .is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()));
-            if is_there {
-                return Ok(file);
-            }
-        }
-    }
-
-    fn lock_once(path: &Path, standby: bool) -> io::Result<File> {
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-            .open(path)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if standby => {
-                tracing::info!(lock = %path.display(), "another shim runs; standing by to succeed it");
-                retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-                Ok(file)
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                format!(
-                    "another shim uses {}; end it first, or ask it to replace itself",
-                    path.display()
-                ),
-            )),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
     /// What an earlier shim of this boot left, and why that may not be all. Nothing where there was
     /// none, which is a reason for doubt, too, when containers live.
     pub(crate) fn read(path: &Path, boot_id: &str) -> io::Result<(Kept, Option<String>)> {
@@ -416,17 +372,6 @@ mod tests {
             .expect("written");
         let error = Ledger::read(&path, "boot").expect_err("too new");
         assert!(error.to_string().contains("later version"), "{error}");
-    }
-
-    #[test]
-    fn two_shims_do_not_share_a_state() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("state");
-        let lock = Ledger::lock(&path, false).expect("the first");
-        let error = Ledger::lock(&path, false).expect_err("the second");
-        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        drop(lock);
-        Ledger::lock(&path, false).expect("after the first");
     }
 
     proptest! {

@@ -52,6 +52,9 @@ mod spec;
 mod sweeper;
 mod terminal;
 mod terminal_modes;
+mod turn;
+
+use std::fs::File;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
@@ -73,8 +76,12 @@ pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 /// With SIGHUP, and when it is asked to, it goes on as the program that its path now names: with
 /// the arguments of this one, so that whoever calls this comes here again. A process that was
 /// executed only to say whether it could does not come back from here.
-pub fn run(options: ShimOptions) -> std::io::Result<()> {
-    match handover::asked()? {
+///
+/// # Errors
+/// When it cannot begin or go on; where another shim was waited for, also when the place of the
+/// lock was cleared away meanwhile: whoever keeps shims running starts it again.
+pub fn run(options: ShimOptions) -> std::io::Result<LastHold> {
+    let mut control = match handover::asked()? {
         handover::Asked::Check(memory, socket) => {
             let answered = handover::check(memory, &socket);
             // This is not the shim: whoever called must not clear up behind one that ends.
@@ -82,8 +89,18 @@ pub fn run(options: ShimOptions) -> std::io::Result<()> {
         }
         handover::Asked::Take(memory) => {
             let sealed = handover::Sealed::open(memory)?;
-            control::Control::take_over(options, sealed)?.run()
+            control::Control::take_over(options, sealed)?
         }
-        handover::Asked::Nothing => control::Control::new(options)?.run(),
-    }
+        handover::Asked::Nothing => control::Control::new(options)?,
+    };
+    control.run()?;
+    control.end()
+}
+
+/// Keeps successors off while what a shim that has ended leaves to nobody is cleared up: without, it
+/// would be a successor's.
+#[derive(Debug)]
+#[must_use = "nobody succeeds the shim while this is held, and anybody may from then on"]
+pub struct LastHold {
+    _lock: File,
 }

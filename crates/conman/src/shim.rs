@@ -141,7 +141,7 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
     // or whoever started it wants it where it is.
     let _ = rustix::process::setsid();
     let fence_cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
-    conman_shim::run(ShimOptions {
+    let hold = conman_shim::run(ShimOptions {
         socket: place.socket(),
         roots: vec![state_dir.to_path_buf()],
         fence_cgroup: fence_cgroup.clone(),
@@ -158,6 +158,8 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
     if Cgroups::detect().is_ok_and(|cgroups| cgroups.pids_below(&fence_cgroup).is_empty()) {
         place.clear();
     }
+    // A successor has found none of it, or begins now.
+    drop(hold);
     Ok(())
 }
 

@@ -1,9 +1,11 @@
 //! Daemons and shims that die or stop while native sessions run.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use conman_e2e::{Api, Conman, docker_shared, eventually, native};
+use conman_e2e::{Api, Conman, binary, docker_shared, eventually, native};
 use conman_linux::{PidFd, Signal};
 use conman_proto::{Generation, RuntimeKind, SessionList, SessionState};
 use http::StatusCode;
@@ -133,6 +135,88 @@ async fn a_stopped_daemon_leaves_the_shim_with_what_runs_and_takes_an_idle_one_a
     .await;
     let (code, said) = conman.stop_shim();
     assert_eq!((code, said.trim()), (Some(0), "no shim runs"));
+}
+
+/// What the shim's unit runs; it ends with the test.
+struct Unit(Child);
+
+impl Unit {
+    /// Where another shim runs it stands by.
+    fn start(conman: &Conman) -> Self {
+        let child = Command::new(binary())
+            .args(["shim", "--standby", "--config"])
+            .arg(conman.config_path())
+            .stderr(Stdio::piped())
+            .spawn();
+        Self(child.expect("conman starts"))
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).expect("a process id")
+    }
+
+    async fn stands_by(&self) {
+        let pid = self.0.id().to_string();
+        eventually("it stands by", PATIENCE, async || {
+            let locks = fs::read_to_string("/proc/locks").expect("readable");
+            locks
+                .lines()
+                .any(|line| line.contains("->") && line.split_whitespace().any(|word| word == pid))
+        })
+        .await;
+    }
+
+    /// How it ended, and what it said.
+    async fn ended(mut self) -> (bool, String) {
+        eventually("it ends", PATIENCE, async || {
+            self.0.try_wait().expect("it is our child").is_some()
+        })
+        .await;
+        let status = self.0.wait().expect("it is our child");
+        let stderr = self.0.stderr.take().expect("it was piped");
+        let said = std::io::read_to_string(stderr).expect("it can be read");
+        (status.success(), said)
+    }
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_shim_that_ends_in_good_order_takes_nothing_from_the_one_that_stood_by() {
+    let Some(native) = native() else { return };
+    let mut conman = Conman::builder().start_native(&native).await;
+    let place = conman.shim_directory();
+    let unit = Unit::start(&conman);
+    unit.stands_by().await;
+    // Idle, it goes with the daemon, and what it had with it.
+    assert!(conman.terminate().await.success());
+    let (succeeded, said) = unit.ended().await;
+    let lock = place.join("shim.lock").display().to_string();
+    let why = format!("cannot open {lock}");
+    assert!(!succeeded && said.contains(&why), "{said}");
+    assert!(!place.exists());
+
+    // As its manager starts it again.
+    let unit = Unit::start(&conman);
+    eventually("it serves", PATIENCE, async || {
+        place.join("shim.state").exists()
+    })
+    .await;
+    conman.launch().await;
+    conman.api().ensure("s", &json!({"template": "web"})).await;
+    assert_eq!(conman.shim_pid(), unit.pid());
+    assert_eq!(page(&conman, "s").await, "hello\n");
+    assert!(place.join("shim.lock").exists() && place.join("shim.state").exists());
+    assert_eq!(conman.api().stop("s").await.state, SessionState::Stopped);
+    assert!(conman.terminate().await.success());
+    let (succeeded, said) = unit.ended().await;
+    assert!(succeeded, "{said}");
+    assert!(!place.exists());
 }
 
 #[tokio::test]

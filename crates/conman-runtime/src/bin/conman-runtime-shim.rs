@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         freeze_patience: FREEZE_PATIENCE,
     };
     match conman_shim::run(options) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("conman-runtime-shim: {error}");
             ExitCode::FAILURE

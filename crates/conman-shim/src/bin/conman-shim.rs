@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         }
     }
     match conman_shim::run(options) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("conman-shim: {error}");
             ExitCode::FAILURE

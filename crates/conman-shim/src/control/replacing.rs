@@ -58,7 +58,7 @@ impl Replacing {
 
 /// What tells whether a file is still the one that was looked at.
 #[derive(Debug, PartialEq, Eq)]
-struct FileIdentity {
+pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
     changed: (i64, i64),
@@ -326,7 +326,7 @@ fn open_to_exec(fds: &[BorrowedFd<'_>]) -> io::Result<()> {
 }
 
 /// Whether only root could have put it there.
-fn check_file(program: &Path) -> Result<FileIdentity, String> {
+pub(super) fn check_file(program: &Path) -> Result<FileIdentity, String> {
     if !program.is_absolute() {
         return Err("its path is not absolute".to_owned());
     }

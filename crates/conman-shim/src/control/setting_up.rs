@@ -16,10 +16,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use super::clients::spare;
+use super::renewing::renew;
 use super::{
     Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
     SIGNALS, TIMER,
 };
+use crate::LastHold;
 use crate::condemned::Condemned;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
@@ -31,6 +33,7 @@ use crate::options::ShimOptions;
 use crate::protocol::{FenceState, Reply};
 use crate::seqpacket;
 use crate::sweeper::Sweeper;
+use crate::turn::{self, Turn};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -42,7 +45,11 @@ impl Control {
     /// Binds the socket, adopts what an earlier shim left, and starts the launcher. The calling
     /// process has one thread.
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
-        let lock = Ledger::lock(&options.state_file, options.standby)?;
+        let program = std::env::current_exe()?;
+        let (lock, come) = turn::take(&options.state_file, options.standby)?;
+        if come == Turn::Waited {
+            renew(&program);
+        }
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?)?;
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
@@ -134,6 +141,12 @@ impl Control {
             replacements: 0,
             unprotected: Vec::new(),
         })
+    }
+
+    /// Is the shim no more. Its socket goes first, and the launcher and the sweeper.
+    pub(crate) fn end(self) -> io::Result<LastHold> {
+        let lock = self.lock.try_clone()?;
+        Ok(LastHold { _lock: lock })
     }
 
     /// Everything that is known is in place.

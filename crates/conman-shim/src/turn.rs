@@ -1,0 +1,82 @@
+//! One shim at a time: the lock beside the file that says what a later one must know.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+/// How the lock was come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    AtOnce,
+    /// Another shim had it.
+    Waited,
+}
+
+/// Makes sure that one shim at a time uses the file, of which another may be on `standby`. The lock
+/// goes with the descriptor.
+pub(crate) fn take(state_file: &Path, standby: bool) -> io::Result<(File, Turn)> {
+    let path = state_file.with_extension("lock");
+    let mut turn = Turn::AtOnce;
+    loop {
+        let (file, this) = take_once(&path, standby)?;
+        turn = turn.max(this);
+        // Whoever ended in good order has removed what was waited for.
+        let held = file.metadata()?;
+        let is_there = fs::symlink_metadata(&path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()));
+        if is_there {
+            return Ok((file, turn));
+        }
+    }
+}
+
+fn take_once(path: &Path, standby: bool) -> io::Result<(File, Turn)> {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+        .map_err(|error| {
+            // Its directory goes with a shim that ends in good order, also under who waits for it.
+            let what = format!("cannot open {}: {error}", path.display());
+            io::Error::new(error.kind(), what)
+        })?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok((file, Turn::AtOnce)),
+        Err(Errno::WOULDBLOCK) if standby => {
+            tracing::info!(lock = %path.display(), "another shim runs; standing by to succeed it");
+            retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+            Ok((file, Turn::Waited))
+        }
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!(
+                "another shim uses {}; end it first, or ask it to replace itself",
+                path.display()
+            ),
+        )),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_shims_do_not_share_a_state() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let lock = take(&path, false).expect("the first");
+        let error = take(&path, false).expect_err("the second");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(lock);
+        take(&path, false).expect("after the first");
+    }
+}

@@ -1,0 +1,168 @@
+//! One shim at a time, and others that wait for their turn.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use conman_linux::PidFd;
+use conman_shim::Request;
+
+use support::{SOON, Shim, available, copy_program, until, wait_dead};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
+
+/// A shim that waits for another one's end; it ends with the test.
+struct Standby(Child);
+
+impl Standby {
+    /// By this program, for the place of that shim's; it waits from here on.
+    fn begin(program: &Path, socket: &Path, shim: &Shim) -> Self {
+        let child = Command::new(program)
+            .arg(socket)
+            .arg(&shim.cgroup)
+            .arg("--standby")
+            .arg(shim.directory.path())
+            .stderr(Stdio::piped())
+            .spawn();
+        let standby = Self(child.expect("it starts"));
+        assert!(until(|| standby.waits()), "it does not wait");
+        standby
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).expect("a PID")
+    }
+
+    fn waits(&self) -> bool {
+        let locks = fs::read_to_string("/proc/locks").expect("readable");
+        let pid = self.0.id().to_string();
+        locks
+            .lines()
+            .any(|line| line.contains("->") && line.split_whitespace().any(|word| word == pid))
+    }
+
+    /// As nothing else would.
+    fn kill(mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("reaped");
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn kill(shim: &mut Shim) {
+    shim.process.kill().expect("killed");
+    shim.process.wait().expect("reaped");
+}
+
+#[test]
+fn of_two_shims_on_standby_one_at_a_time_succeeds_one_that_dies() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let kept = client
+        .launch(shim.spec("kept.1", "exec sleep 1000"))
+        .expect("launched");
+    let begin = || Standby::begin(Path::new(PROGRAM), &shim.socket(), &shim);
+    let (one, other) = (begin(), begin());
+    assert_eq!(shim.client().shim_pid(), client.shim_pid());
+    kill(&mut shim);
+    let now = shim.client().shim_pid();
+    let (first, second) = match now == one.pid() {
+        true => (one, other),
+        false => (other, one),
+    };
+    assert_eq!(now, first.pid());
+    assert!(second.waits(), "both took their turn");
+    first.kill();
+    let mut client = shim.client();
+    assert_eq!(client.shim_pid(), second.pid());
+    let views = client.list().expect("listed");
+    assert!(views.iter().any(|view| view.state.is_alive()), "{views:?}");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&kept);
+}
+
+#[test]
+fn a_shim_on_standby_begins_as_the_program_that_was_put_in_place_meanwhile() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let kept = client
+        .launch(shim.spec("kept.1", "exec sleep 1000"))
+        .expect("launched");
+    let program = shim.path("program");
+    copy_program(Path::new(PROGRAM), &program);
+    let standby = Standby::begin(&program, &shim.socket(), &shim);
+    let newer = shim.path("newer");
+    copy_program(Path::new(PROGRAM), &newer);
+    fs::rename(&newer, &program).expect("put in place");
+    let runs = format!("/proc/{}/exe", standby.pid());
+    let runs = || fs::read_link(&runs).expect("it lives");
+    assert_ne!(runs(), program, "it runs what was removed");
+    kill(&mut shim);
+    let mut client = shim.client();
+    assert_eq!(client.shim_pid(), standby.pid());
+    assert_eq!(runs(), program);
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&kept);
+}
+
+#[test]
+fn a_shim_on_standby_whose_place_is_cleared_away_ends_and_says_so() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    shim.client();
+    let place = shim.path("place");
+    fs::create_dir(&place).expect("made");
+    let first = Command::new(PROGRAM)
+        .arg(place.join("shim.sock"))
+        .arg(&shim.cgroup)
+        .arg(shim.directory.path())
+        .spawn();
+    let first = Standby(first.expect("it starts"));
+    assert!(until(|| place.join("shim.state").exists()), "it begins");
+    let mut standby = Standby::begin(Path::new(PROGRAM), &place.join("shim.sock"), &shim);
+    fs::remove_dir_all(&place).expect("removed");
+    first.kill();
+    let process = PidFd::open(standby.pid()).expect("it lives");
+    assert!(process.wait_dead(SOON).expect("waited"), "it goes on");
+    let mut said = String::new();
+    let mut stderr = standby.0.stderr.take().expect("piped");
+    std::io::Read::read_to_string(&mut stderr, &mut said).expect("read");
+    assert!(!standby.0.wait().expect("reaped").success(), "{said}");
+    let lock = place.join("shim.lock").display().to_string();
+    assert!(said.contains(&format!("cannot open {lock}")), "{said}");
+}
+
+#[test]
+fn one_shim_at_a_time_has_the_state() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let client = shim.client();
+    let second = Command::new(PROGRAM)
+        .arg(shim.socket())
+        .arg(&shim.cgroup)
+        .arg(shim.directory.path())
+        .output()
+        .expect("it ends");
+    assert!(!second.status.success());
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(text.contains("another shim"), "{text}");
+    assert_eq!(shim.client().shim_pid(), client.shim_pid());
+}
