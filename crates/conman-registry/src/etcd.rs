@@ -42,6 +42,7 @@ mod joining;
 mod membership;
 mod notes;
 mod orders;
+mod passed_over;
 mod rendezvous;
 mod schema;
 mod seen;

@@ -17,6 +17,7 @@ use tonic::{Code, ConnectError, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::figures;
+use super::passed_over::PassedOver;
 use super::seen::{Before, Seen};
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader,
@@ -165,6 +166,7 @@ pub(super) struct Client {
     way: Mutex<Way>,
     /// The endpoint that is used.
     current: AtomicUsize,
+    passed_over: PassedOver,
     patience: Duration,
     credentials: Mutex<Option<EtcdCredentials>>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -188,6 +190,7 @@ impl Client {
                 lines: Vec::new(),
             }),
             current: AtomicUsize::new(0),
+            passed_over: PassedOver::default(),
             patience,
             credentials: Mutex::new(access.credentials.clone()),
             token: Mutex::default(),
@@ -296,7 +299,10 @@ impl Client {
             let token = (path != AUTHENTICATE).then(|| self.token()).flatten();
             let call = send(channel, path, request.clone(), token);
             let status = match timeout_at(deadline, call).await {
-                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Ok(answer)) => {
+                    self.passed_over.serves(index);
+                    return Ok(answer);
+                }
                 Ok(Err(status)) => status,
                 Err(_) => {
                     self.turn(index, true);
@@ -305,6 +311,7 @@ impl Client {
                         self.name(index),
                         self.patience.as_millis()
                     );
+                    self.passed_over.failed(index, reason.clone());
                     // Whatever became of the endpoints before, this one may have been reached.
                     return Err(CallError::Unknown { reason });
                 }
@@ -312,6 +319,7 @@ impl Client {
             let error = classify(&self.name(index), &status);
             if !matches!(error, CallError::Refused { .. }) {
                 self.turn(index, false);
+                self.passed_over.failed(index, error.to_string());
             }
             if !matches!(error, CallError::NotSent { .. }) {
                 return Err(error);

@@ -1,4 +1,4 @@
-//! An etcd of one member, of the distribution's package, for one test.
+//! An etcd of one member or of three, of the distribution's package, for one test.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,7 +18,10 @@ static NEXT: AtomicU8 = AtomicU8::new(0);
 
 #[derive(Debug)]
 pub(crate) struct Etcd {
+    name: &'static str,
     address: Ipv4Addr,
+    /// All members and where they reach each other.
+    cluster: String,
     dir: TempDir,
     more: Vec<String>,
     child: Option<Child>,
@@ -50,7 +53,39 @@ impl Etcd {
         Self::begun(&[], files)
     }
 
+    /// Three of which each answers only by TLS as well; `files` is told which of them they are for.
+    pub(crate) fn start_three(
+        mut files: impl FnMut(usize, &Path, Ipv4Addr) -> Files,
+    ) -> Option<[Self; 3]> {
+        let mut index = 0;
+        let mut member = |name| {
+            let member = Self::new(name, &[], |dir, address| Some(files(index, dir, address)));
+            index += 1;
+            member
+        };
+        let mut members = [member("one")?, member("two")?, member("three")?];
+        let cluster = members.each_ref().map(|member| member.cluster.clone());
+        for member in &mut members {
+            member.cluster = cluster.join(",");
+            member.spawn();
+        }
+        for member in &mut members {
+            member.answers();
+        }
+        Some(members)
+    }
+
     fn begun(more: &[&str], files: impl FnOnce(&Path, Ipv4Addr) -> Option<Files>) -> Option<Self> {
+        let mut etcd = Self::new("one", more, files)?;
+        etcd.begin();
+        Some(etcd)
+    }
+
+    fn new(
+        name: &'static str,
+        more: &[&str],
+        files: impl FnOnce(&Path, Ipv4Addr) -> Option<Files>,
+    ) -> Option<Self> {
         let installed = Command::new("etcd")
             .arg("--version")
             .stdout(Stdio::null())
@@ -64,15 +99,15 @@ impl Etcd {
         let address = Ipv4Addr::new(127, 100 + NEXT.fetch_add(1, Ordering::Relaxed), high, low);
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let dir = dir.expect("a directory");
-        let mut etcd = Self {
+        Some(Self {
+            name,
             address,
+            cluster: format!("{name}={}", peer_url(address)),
             files: files(dir.path(), address),
             dir,
             more: more.iter().map(|one| (*one).to_owned()).collect(),
             child: None,
-        };
-        etcd.begin();
-        Some(etcd)
+        })
     }
 
     pub(crate) fn url(&self) -> String {
@@ -86,17 +121,22 @@ impl Etcd {
 
     /// Starts it on what it has, or on nothing.
     pub(crate) fn begin(&mut self) {
-        let (client, peer) = (self.url(), format!("http://{}:2380", self.address));
+        self.spawn();
+        self.answers();
+    }
+
+    fn spawn(&mut self) {
+        let (client, peer) = (self.url(), peer_url(self.address));
         let child = Command::new("etcd")
-            .args(["--name", "one", "--log-level", "error", "--logger", "zap"])
+            .args(["--name", self.name])
+            .args(["--log-level", "error", "--logger", "zap"])
             .arg("--data-dir")
             .arg(self.dir.path().join("data"))
             .args(["--listen-client-urls", &client])
             .args(["--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer])
             .args(["--initial-advertise-peer-urls", &peer])
-            .arg("--initial-cluster")
-            .arg(format!("one={peer}"))
+            .args(["--initial-cluster", &self.cluster])
             .args(self.server_arguments())
             .args(&self.more)
             .stdin(Stdio::null())
@@ -104,6 +144,10 @@ impl Etcd {
             .spawn()
             .expect("etcd runs");
         self.child = Some(child);
+    }
+
+    fn answers(&mut self) {
+        let client = self.url();
         let begun = Instant::now();
         while TcpStream::connect(self.address()).is_err() || !self.is_healthy() {
             let child = self.child.as_mut().expect("it was started");
@@ -212,6 +256,10 @@ impl Etcd {
             false => Err(text(&output.stderr)),
         }
     }
+}
+
+fn peer_url(address: Ipv4Addr) -> String {
+    format!("http://{address}:2380")
 }
 
 impl Drop for Etcd {

@@ -5,6 +5,7 @@ mod conformance;
 mod etcd;
 mod forgetting;
 mod joining;
+mod members;
 mod node;
 mod outages;
 mod ownership;

@@ -11,13 +11,13 @@ use crate::etcd::{Etcd, Files};
 use crate::node::{Node, options, patient};
 
 /// Whoever signs, and its certificate.
-struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    pem: String,
+    pub(crate) pem: String,
 }
 
 impl Authority {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
@@ -28,7 +28,7 @@ impl Authority {
     }
 
     /// A certificate that ends in this year, and its key.
-    fn signs(&self, name: &str, until: i32) -> (Vec<u8>, Vec<u8>) {
+    pub(crate) fn signs(&self, name: &str, until: i32) -> (Vec<u8>, Vec<u8>) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
         // etcd takes a common name for a user's.
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -41,7 +41,7 @@ impl Authority {
         )
     }
 
-    fn writes(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
+    pub(crate) fn writes(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
         let (certificate, key) = self.signs(name, 2090);
         let path = |suffix: &str| dir.join(format!("{name}.{suffix}"));
         let files = (path("pem"), path("key"));

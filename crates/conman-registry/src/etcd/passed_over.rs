@@ -1,0 +1,54 @@
+//! Endpoints that fail while others serve: nothing else suffers by them, so that nobody would hear of
+//! a wrong certificate or a member that is gone before the last one is.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use conman_core::Sparing;
+
+use super::shared::boot_time;
+
+/// Between two warnings of the same.
+const SAY_AGAIN_MS: u64 = 600_000;
+
+#[derive(Debug)]
+pub(super) struct PassedOver(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Why, by the endpoint's place; only of those that have failed since anything was told.
+    reasons: BTreeMap<usize, String>,
+    said: Sparing,
+}
+
+impl Default for PassedOver {
+    fn default() -> Self {
+        Self(Mutex::new(State {
+            reasons: BTreeMap::new(),
+            said: Sparing::new(SAY_AGAIN_MS),
+        }))
+    }
+}
+
+impl PassedOver {
+    pub(super) fn failed(&self, endpoint: usize, reason: String) {
+        self.with(|state| state.reasons.insert(endpoint, reason));
+    }
+
+    /// This one serves: what is wrong with the others is told.
+    pub(super) fn serves(&self, endpoint: usize) {
+        self.with(|state| {
+            state.reasons.remove(&endpoint);
+            for reason in std::mem::take(&mut state.reasons).into_values() {
+                if state.said.say(&reason, boot_time().0).is_some() {
+                    tracing::warn!("{reason}; another one of `registry.endpoints` is used");
+                }
+            }
+        });
+    }
+
+    /// A panic while the lock is held cannot leave half a change.
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
