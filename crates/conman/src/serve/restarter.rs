@@ -6,6 +6,7 @@
 //! restarted by nobody, and tells of nodes that are gone, it has forgotten in time.
 
 mod leftovers;
+mod turns;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -12,7 +12,10 @@ use jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Records that go after one look at all of them; the others go after the next.
+use super::turns::Turns;
+
+/// Records that go after one look at all of them; the others go after the next ones, all in turn:
+/// some may be damaged, so that they never go.
 const MAX_AT_ONCE: usize = 200;
 
 #[derive(Debug)]
@@ -23,7 +26,7 @@ pub(super) struct Leftovers {
     gone: HashMap<String, Instant>,
     /// Those of the present look at all records.
     met: HashSet<String>,
-    found: Vec<(SessionRecord, Lot)>,
+    found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
     /// What goes just now.
     going: Option<JoinHandle<()>>,
 }
@@ -35,7 +38,7 @@ impl Leftovers {
             retention,
             gone: HashMap::new(),
             met: HashSet::new(),
-            found: Vec::new(),
+            found: Turns::default(),
             going: None,
         }
     }
@@ -71,8 +74,8 @@ impl Leftovers {
             None if ended_at.is_some() && self.was_not_forgotten(session) => Lot::Forgotten,
             None => Lot::Stays,
         };
-        if lot != Lot::Stays && self.found.len() < MAX_AT_ONCE {
-            self.found.push((record.clone(), lot));
+        if lot != Lot::Stays {
+            self.found.meet(&record.id, || (record.clone(), lot));
         }
     }
 
@@ -86,19 +89,23 @@ impl Leftovers {
     pub(super) fn start_over(&mut self) {
         self.gone.clear();
         self.met.clear();
-        self.found.clear();
+        self.found.drop_met();
     }
 
     /// All records were looked at: those that were found go, in the background.
     pub(super) fn clear(&mut self) {
         let met = std::mem::take(&mut self.met);
         self.gone.retain(|node, _| met.contains(node));
-        let found = std::mem::take(&mut self.found);
         let busy = self
             .going
             .as_ref()
             .is_some_and(|going| !going.is_finished());
-        if busy || found.is_empty() {
+        if busy {
+            self.found.drop_met();
+            return;
+        }
+        let found = self.found.take();
+        if found.is_empty() {
             return;
         }
         let (node, kept) = (Arc::clone(&self.node), self.retention.lost);
