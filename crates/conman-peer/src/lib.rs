@@ -23,7 +23,6 @@ mod dial;
 mod gone;
 pub mod holding;
 mod map;
-pub mod model;
 mod pulse;
 mod stream;
 mod way;

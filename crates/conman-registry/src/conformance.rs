@@ -557,11 +557,11 @@ async fn get(registry: &dyn Registry, id: &SessionId) -> Option<SessionRecord> {
     registry.get(id).await.expect("a record can be read")
 }
 
-fn id(name: &str) -> SessionId {
+pub(crate) fn id(name: &str) -> SessionId {
     name.parse().expect("the name is a DNS label")
 }
 
-fn spec(template: &str) -> ResolvedSpec {
+pub(crate) fn spec(template: &str) -> ResolvedSpec {
     ResolvedSpec {
         template: Some(template.to_owned()),
         runtime: RuntimeKind::Process,
@@ -615,7 +615,7 @@ fn running() -> RecordState {
     }
 }
 
-fn ending(reason: &str) -> Ending {
+pub(crate) fn ending(reason: &str) -> Ending {
     let ended_at = Timestamp::from_nanosecond(1_234_567_899_000_000_001).expect("in range");
     Ending {
         cause: None,

@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use crate::fence_link::FenceLink;
+use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 use crate::rules::Change;
 use crate::state_lock::StateLock;
 use crate::{
@@ -77,12 +78,6 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The task that looks at the other nodes.
 const MEMBERSHIP: &str = "membership";
-
-/// Records of one page that cannot be read and are told of; more are left out.
-const MAX_UNREADABLE: usize = 20;
-
-/// Sessions in one answer.
-pub const MAX_SESSION_PAGE: usize = 512;
 
 #[derive(Debug)]
 pub struct EtcdOptions {
@@ -526,11 +521,20 @@ async fn sessions(
     let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
     let mut page = SessionPage::default();
     loop {
-        let (entries, more, _) = shared
+        let (mut entries, more, _) = shared
             .store
             .page(&from, &parent, limit, 0)
             .await
             .map_err(|error| notes::unavailable(&error.to_string()))?;
+        if more {
+            // A page ends with what a session may be called; what is behind begins the next one.
+            let end = entries.iter().rposition(|(key, _, _)| {
+                let name = codec::Keys::name_in(&parent, key);
+                page.next = name.and_then(|name| name.parse().ok());
+                page.next.is_some()
+            });
+            entries.truncate(end.map_or(entries.len(), |end| end + 1));
+        }
         for (key, bytes, _) in &entries {
             match notes::told_of(shared, key, bytes) {
                 Ok(told) => page.sessions.push(FleetSession {
@@ -543,16 +547,11 @@ async fn sessions(
                 Err(_) => {}
             }
         }
-        let Some((last, _, _)) = entries.last().filter(|_| more) else {
-            return Ok(page);
-        };
-        // A page ends with what a session may be called.
-        let name = codec::Keys::name_in(&parent, last);
-        page.next = name.and_then(|name| name.parse().ok());
-        if page.next.is_some() {
-            return Ok(page);
+        match entries.last() {
+            // None of these is a session.
+            Some((last, _, _)) if more && page.next.is_none() => from.clone_from(last),
+            _ => return Ok(page),
         }
-        from.clone_from(last);
         from.push(0);
     }
 }

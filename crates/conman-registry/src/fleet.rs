@@ -14,20 +14,32 @@ use tokio::sync::watch;
 
 use crate::{RegistryError, SessionRecord};
 
+/// Sessions in one answer.
+pub const MAX_SESSION_PAGE: usize = 512;
+
+/// What cannot be read of one page and is told of; more is left out.
+pub const MAX_UNREADABLE: usize = 20;
+
 /// The nodes that share one registry, as one of them sees them.
+///
+/// One that the registry does not answer goes on telling what it knew of the others and remembers of
+/// sessions; what asks the registry fails with an error that is retryable.
 #[async_trait]
 pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// This node's name.
     fn me(&self) -> &str;
 
-    /// The nodes that are known, this one included, ordered by name.
+    /// The nodes that are known, ordered by name: those that have ever joined and are not forgotten,
+    /// this one included. None where there can be no others.
     fn peers(&self) -> Arc<[Peer]>;
 
     /// Who owns a session: what was last known, or where nothing is, or with `fresh`, one
-    /// linearizable read.
+    /// linearizable read, which is remembered. That nobody owns it is not: it is asked for anew each
+    /// time. What this node remembers of a session is over when it claims or forgets that.
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError>;
 
-    /// Whoever was said to own that generation says that it does not.
+    /// Whoever was said to own that generation says that it does not: what is remembered of that one
+    /// or of an earlier one is over, and of a later one is not.
     fn forget_location(&self, id: &SessionId, generation: Generation);
 
     /// How long a node is not heard of before it is declared dead, whichever of them that is.
@@ -38,12 +50,13 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// Whether this node owns what it owns.
     fn standing(&self) -> watch::Receiver<Standing>;
 
-    /// What the others shall know of this node; told at once and again from time to time.
+    /// What the others shall know of this node; told at once and again from time to time, and once
+    /// it has joined if it has not yet, or not any more.
     fn announce(&self, announcement: Announcement);
 
-    /// Takes a node that is gone for good, and owns nothing, out of what is known of the fleet. One
-    /// that comes back by that name joins as any other. Nodes forget those by themselves that have
-    /// been gone for a day.
+    /// Takes a node that is gone for good, and owns nothing, out of what is known of the fleet. Its
+    /// sessions that have ended stay. One that comes back by that name joins as any other, with a
+    /// greater incarnation. Nodes forget those by themselves that have been gone for a day.
     async fn forget_node(&self, node: &str) -> Result<(), ForgetError>;
 
     /// A key that all nodes of the fleet have and nobody else, but for who can read its registry;
@@ -52,7 +65,9 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
         Ok(None)
     }
 
-    /// A page of all sessions, ordered by id: those behind `after`, at most `limit`.
+    /// A page of all sessions, ordered by id: those behind `after`, which need not be one, at most
+    /// `limit`, of which 0 counts as 1 and more than [`MAX_SESSION_PAGE`] as that. One that has ended
+    /// is among them until it is forgotten. What cannot be read counts, and may fill a page alone.
     async fn sessions(
         &self,
         after: Option<&SessionId>,
@@ -89,7 +104,7 @@ pub struct Peer {
     pub name: String,
     pub incarnation: u64,
     pub standing: PeerStanding,
-    /// `None` before its first announcement.
+    /// `None` before its first announcement since it began.
     pub announcement: Option<Announcement>,
     /// Since its latest announcement arrived here.
     pub announced_ago_ms: u64,
@@ -159,7 +174,8 @@ pub struct Sighting {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionPage {
     pub sessions: Vec<FleetSession>,
-    /// What is there and cannot be read, in words: where, why, and what to do.
+    /// What is there and cannot be read, in words: where, why, and what to do. At most
+    /// [`MAX_UNREADABLE`].
     pub unreadable: Vec<String>,
     /// Behind which the next page begins; `None` on the last one.
     pub next: Option<SessionId>,

@@ -16,6 +16,7 @@
 //! In a fleet the thread `fleet` takes the place of `registry`, with a runtime of its own (`etcd`).
 //!
 //! [`Fleet`] is what the rest of the daemon asks about other nodes; [`SoloFleet`] has none.
+//! [`EtcdRegistry`] and [`ModelFleet`], in memory, pass one suite of it ([`fleet_conformance`]).
 //! [`FenceLink`] is how the registry reaches the fence that freezes what is no longer owned.
 //!
 //! Neither knows containers: what a runtime must find again is an opaque part of the record.
@@ -29,6 +30,8 @@ mod etcd;
 mod fence_link;
 mod files;
 mod fleet;
+pub mod fleet_conformance;
+mod fleet_model;
 mod high_water;
 mod journal;
 mod model;
@@ -40,13 +43,14 @@ pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
 pub use etcd::{
     AccessError, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError, EtcdTls,
-    FORGET_AFTER, MAX_SESSION_PAGE, Order, Orders,
+    FORGET_AFTER, Order, Orders,
 };
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
-    Announcement, Fleet, FleetSession, ForgetError, Located, NodeLoad, Peer, PeerStanding,
-    SessionPage, Sighting, SoloFleet, Standing,
+    Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,
+    NodeLoad, Peer, PeerStanding, SessionPage, Sighting, SoloFleet, Standing,
 };
+pub use fleet_model::{ModelFleet, ModelNode};
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;
 pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};

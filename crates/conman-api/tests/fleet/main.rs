@@ -18,7 +18,6 @@ use axum::body::Body;
 use conman_api::{ServeOptions, serve_node, serve_tcp};
 use conman_auth::{ClusterSecret, PeerGuard, Scope};
 use conman_core::placement::PlacementLimits;
-use conman_peer::model::{ModelFleet, ModelNode};
 use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{
     DrainReport, EXEC_PROTOCOL, EnsureResponse, ExecChannel, ExecResult, Generation, NodeList,
@@ -28,7 +27,7 @@ use conman_proto::{
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
 };
-use conman_registry::{Announcement, Fleet, Located, Peer, PeerStanding};
+use conman_registry::{Announcement, Fleet, Located, ModelFleet, ModelNode, Peer, PeerStanding};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, Request, StatusCode};
@@ -285,10 +284,10 @@ async fn a_node_that_is_taken_for_the_owner_and_is_not_says_so_before_it_does_an
             generation: Generation::new(alice.generation.get() + 100).expect("not zero"),
             released: false,
         };
-        a.seen.believe(&alice.id, stale);
+        a.seen.believe(&alice.id, stale.clone());
         let answer = a.api.call(method, &session("alice"), "").await;
         assert_eq!(answer.status, wanted, "{}", answer.text());
-        assert!(!a.seen.is_mistaken());
+        assert!(!a.seen.believes(&alice.id, &stale));
     }
 }
 
@@ -485,7 +484,10 @@ async fn a_listing_shows_every_nodes_sessions_and_a_page_at_a_time() {
     assert_eq!(ids(&rest), ["d1"]);
     // What cannot be read is no session, and no reason to show none.
     assert_eq!(rest.warnings, [""; 0]);
-    world.fleet.cannot_read("the record at session/e1");
+    let unreadable = "e1".parse().expect("an id");
+    world
+        .fleet
+        .cannot_read(&unreadable, "the record at session/e1");
     let all: SessionList = a.api.get("/v1/sessions").await.json();
     assert_eq!(ids(&all).len(), 4);
     assert_eq!(all.warnings, ["the record at session/e1"]);

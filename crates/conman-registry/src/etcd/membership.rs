@@ -70,8 +70,8 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// The nodes as they are known, and `me` as it is: what it says of itself need not have gone to
-    /// etcd and come back.
+    /// The nodes as they are known, and `me` as it is: that it has joined and what it says of itself
+    /// need not have gone to etcd and come back.
     pub(super) fn peers(&self, me: (&str, u64), fence_ms: u64) -> Arc<[Peer]> {
         let now = boot_time();
         let mut peers: Vec<Peer> = self
@@ -86,7 +86,8 @@ impl Membership {
             })
             .collect();
         let (me, incarnation) = me;
-        if let Some(announcement) = self.told() {
+        let told = self.told();
+        if incarnation != 0 || told.is_some() {
             let index = peers.iter().position(|peer| peer.name == me);
             let mut own = match index {
                 Some(index) => peers.swap_remove(index),
@@ -98,7 +99,8 @@ impl Membership {
                     announced_ago_ms: 0,
                 },
             };
-            own.announcement = Some(announcement);
+            // What else is there is an earlier life's.
+            own.announcement = told;
             own.announced_ago_ms = 0;
             peers.push(own);
         }
@@ -136,8 +138,9 @@ impl Membership {
         before.is_none_or(|before| is_news(&before.announcement, &text.announcement))
     }
 
-    fn announcement(&self) -> Announcement {
-        self.told().unwrap_or_default()
+    /// Whether something is told of a node.
+    fn is_told_of(&self, name: &str) -> bool {
+        self.known().get(name).is_some_and(|one| one.text.is_some())
     }
 
     /// A panic while the lock is held cannot leave half a change.
@@ -152,6 +155,7 @@ impl Membership {
             let OneRead {
                 record,
                 heartbeat,
+                is_told_of,
                 text,
                 odd,
                 patience_ms,
@@ -181,12 +185,15 @@ impl Membership {
             one.record = record;
             one.odd = odd;
             one.patience_ms = patience_ms;
-            if let Some((text, revision)) = text
-                && revision != one.text_revision
-            {
-                one.text = Some(text);
-                one.text_revision = revision;
-                one.text_at = now;
+            match text {
+                Some((_, revision)) if revision == one.text_revision => {}
+                Some((text, revision)) => {
+                    one.text = Some(text);
+                    one.text_revision = revision;
+                    one.text_at = now;
+                }
+                None if is_told_of => {}
+                None => (one.text, one.text_revision) = (None, 0),
             }
         }
     }
@@ -260,6 +267,8 @@ type Read = HashMap<String, OneRead>;
 struct OneRead {
     record: NodeRecord,
     heartbeat: Option<Heartbeat>,
+    /// Whether there is a text, which need not be readable.
+    is_told_of: bool,
     /// And the revision that wrote it.
     text: Option<(PeerText, i64)>,
     odd: bool,
@@ -271,6 +280,7 @@ impl OneRead {
         Self {
             record,
             heartbeat: None,
+            is_told_of: false,
             text: None,
             odd: false,
             patience_ms: 0,
@@ -377,11 +387,11 @@ async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadErro
         }
     }
     for (key, bytes, revision) in peers {
-        // Another version may say more than is understood here; what cannot be read is no hint.
-        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name))
-            && let Ok(text) = codec::parse::<PeerText>(&key, &bytes)
-        {
-            one.text = Some((text, revision));
+        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
+            one.is_told_of = true;
+            // Another version may say more than is understood here; what cannot be read is no hint.
+            let text = codec::parse::<PeerText>(&key, &bytes).ok();
+            one.text = text.map(|text| (text, revision));
         }
     }
     for (key, bytes, _) in silences {
@@ -423,9 +433,23 @@ async fn tell(
     if incarnation == 0 {
         return;
     }
+    let key = shared.store.keys.peer(&shared.me);
+    let Some(announcement) = membership.told() else {
+        // What an earlier life has said is not so any more.
+        if membership.is_told_of(&shared.me) {
+            let request = TxnRequest {
+                compare: Vec::new(),
+                success: vec![wire::delete(key)],
+            };
+            if let Some(trouble) = shared.store.transact(request).await.trouble {
+                tracing::debug!(trouble, "what was told of this node before stays");
+            }
+        }
+        return;
+    };
     let text = PeerText {
         incarnation,
-        announcement: membership.announcement(),
+        announcement,
     };
     let now = boot_time();
     let known = announced
@@ -434,7 +458,6 @@ async fn tell(
     if known {
         return;
     }
-    let key = shared.store.keys.peer(&shared.me);
     let request = TxnRequest {
         compare: Vec::new(),
         success: vec![wire::put(key, codec::text(&text))],
@@ -586,7 +609,10 @@ mod tests {
     #[test]
     fn a_node_knows_of_itself_what_it_has_just_said() {
         let membership = Membership::default();
-        assert!(membership.peers(("b", 7), 5_000).is_empty());
+        assert!(membership.peers(("b", 0), 5_000).is_empty());
+        let joined = &membership.peers(("b", 7), 5_000)[0];
+        assert_eq!((joined.name.as_str(), joined.incarnation), ("b", 7));
+        assert_eq!(joined.announcement, None);
         assert!(membership.announce(told("one")));
         assert!(!membership.announce(told("one")));
         let names = |peers: &[Peer]| -> Vec<String> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::ownership::{Slot, SlotView};
 use conman_registry::{
-    EtcdOptions, EtcdRegistry, FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder,
-    Fleet as _, ForgetError, MemoryFence, PeerStanding, Registry as _, RegistryError,
+    Announcement, EtcdOptions, EtcdRegistry, FenceHolds, FenceLink, FenceLinkError, FenceNews,
+    FenceOrder, Fleet as _, ForgetError, MemoryFence, PeerStanding, Registry as _, RegistryError,
 };
 use tokio::sync::watch;
 
@@ -156,6 +156,7 @@ async fn a_node_is_forgotten_once_it_is_gone_and_owns_nothing_and_ends_what_it_l
     let a = Node::in_dir(dir, vec![left], |dir| {
         options(&etcd.url(), "a", short(), dir)
     });
+    a.registry.announce(Announcement::default());
     a.live().await;
     let (id, generation) = a.next_condemned().await;
     assert_eq!((id.as_str(), generation), ("s", lost));

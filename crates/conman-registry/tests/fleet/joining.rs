@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_registry::{EtcdAccess, EtcdCredentials, Fleet as _, Registry, RegistryError, Standing};
+use conman_registry::{
+    Announcement, EtcdAccess, EtcdCredentials, Fleet as _, Registry, RegistryError, Standing,
+};
 
 use crate::etcd::Etcd;
-use crate::node::{Node, options, patient, short};
+use crate::node::{Node, options, patient, short, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_nodes_have_one_key_whoever_asks_for_it_first() {
@@ -37,6 +39,33 @@ async fn the_key_is_asked_for_again_while_an_etcd_that_let_the_node_join_is_away
     let _etcd = beginning.await.expect("etcd is back");
     let key = asking.await.expect("no panic").expect("a key");
     assert!(key.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_earlier_life_announced_is_told_no_more_once_the_next_one_has_joined() {
+    let Some(etcd) = Etcd::start() else { return };
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let heard = || {
+        let peers = b.registry.peers();
+        let a = peers.iter().find(|peer| peer.name == "a");
+        a.and_then(|peer| peer.announcement.clone())
+    };
+    let said = |version: &str| Announcement {
+        version: version.to_owned(),
+        ..Announcement::default()
+    };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    a.registry.announce(said("1"));
+    until("it is heard", async || heard() == Some(said("1"))).await;
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    let again = Node::in_dir(dir, Vec::new(), |dir| {
+        options(&etcd.url(), "a", patient(), dir)
+    });
+    again.live().await;
+    until("that is over", async || heard().is_none()).await;
+    again.registry.announce(said("2"));
+    until("it is heard", async || heard() == Some(said("2"))).await;
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod conformance;
 mod damage;
 mod disk_full;
+mod fleet_model;
 mod generations;
 mod journal;
 mod migration;

@@ -15,14 +15,14 @@ use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::NodeOptions;
 use conman_peer::PeerClient;
-use conman_peer::model::{ModelFleet, ModelNode};
 use conman_proto::{
-    DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, PreemptRequest, RuntimeKind,
-    Session, SessionRequest, SessionState,
+    DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, PreemptRequest, ResolvedSpec,
+    RuntimeKind, Session, SessionRequest, SessionState,
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
 use conman_registry::{
-    Announcement, Ending, Fleet, Journal, PeerStanding, Phases, Release, SessionRecord, Standing,
+    Announcement, Ending, Fleet, Journal, ModelFleet, ModelNode, PeerStanding, Phases, Registry,
+    Release, SessionRecord, Standing,
 };
 use conman_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 use http::request::Parts;
@@ -651,16 +651,9 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     assert!(keeping.node.is_live(&back));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_node_failed_to_forget_goes_later() {
-    let (fleet, secret) = (ModelFleet::new(), secret());
-    let a = Member::join(&fleet, "a", &secret).await;
-    let (kept, left) = (id("kept"), id("left"));
-    a.start(&kept).await;
-    a.node.stop(&kept, "a test").await.expect("stopped");
-    let spec = a.node.get(&kept).expect("it is shown").spec;
-    let (registry, _) = fleet.join("a");
-    let claimed = registry.claim(&left, &spec).await.expect("claimed");
+/// Has a record of a session that has ended.
+async fn ends(registry: &dyn Registry, id: &SessionId, spec: &ResolvedSpec) {
+    let claimed = registry.claim(id, spec).await.expect("claimed");
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Exited),
@@ -671,12 +664,49 @@ async fn what_a_node_failed_to_forget_goes_later() {
         phases: Phases::default(),
     };
     let release = Release {
-        id: left.clone(),
+        id: id.clone(),
         generation: claimed.generation,
         ending,
     };
     let released = registry.release(vec![release]).await;
     assert!(released.iter().all(Result::is_ok), "{released:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_another() {
+    /// Five times as many as go after one look.
+    const RECORDS: usize = 1_000;
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let at_once = Retention {
+        ended: Duration::ZERO,
+        lost: Duration::ZERO,
+    };
+    let a = Member::join_keeping(&fleet, "a", &secret, at_once).await;
+    a.start(&id("here")).await;
+    let spec = a.node.get(&id("here")).expect("it is shown").spec;
+    let (registry, _gone) = fleet.join("gone");
+    for number in 0..RECORDS {
+        ends(&*registry, &id(&format!("s-{number}")), &spec).await;
+    }
+    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
+    let deadline = Instant::now() + 2 * PATIENCE;
+    while !registry.list().await.expect("listed").is_empty() {
+        assert!(Instant::now() < deadline, "some never go");
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert!(a.node.is_live(&id("here")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_failed_to_forget_goes_later() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let (kept, left) = (id("kept"), id("left"));
+    a.start(&kept).await;
+    a.node.stop(&kept, "a test").await.expect("stopped");
+    let spec = a.node.get(&kept).expect("it is shown").spec;
+    let (registry, _) = fleet.join("a");
+    ends(&*registry, &left, &spec).await;
     // Whoever sees a node go looks at all records soon.
     let _gone = fleet.join("gone");
     fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);

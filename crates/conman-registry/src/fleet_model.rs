@@ -1,0 +1,374 @@
+//! A fleet in memory, as [`ModelRegistry`] is a registry in memory: for tests of whatever stands on
+//! [`Fleet`]. It passes the same suite as the real one ([`crate::fleet_conformance`]).
+//!
+//! Nothing in it renews or takes time: a node is silent, fenced or back when the test says so, and
+//! what is announced is with the others at once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use conman_proto::{Generation, SessionId};
+use tokio::sync::watch;
+
+use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
+use crate::{
+    Announcement, Fleet, FleetSession, ForgetError, Located, ModelRegistry, Peer, PeerStanding,
+    Registry, RegistryError, SessionPage, Sighting, Standing,
+};
+
+mod registry;
+
+use registry::Shared;
+
+/// What a node remembers of where sessions are.
+type Locations = Arc<Mutex<HashMap<SessionId, Located>>>;
+
+/// What the nodes share.
+#[derive(Debug)]
+pub struct ModelFleet {
+    records: ModelRegistry,
+    owners: Mutex<BTreeMap<SessionId, String>>,
+    members: Mutex<BTreeMap<String, Member>>,
+    /// What stands where records should, in words.
+    unreadable: Mutex<BTreeMap<SessionId, String>>,
+    /// Nodes whose releases do not arrive.
+    unheard: watch::Sender<BTreeSet<String>>,
+    key: [u8; 32],
+}
+
+/// A node that has joined once.
+#[derive(Debug)]
+struct Member {
+    /// As the others know it.
+    peer: Peer,
+    is_forgotten: bool,
+    is_cut: bool,
+    /// What it says of itself, heard or not.
+    told: Option<Announcement>,
+    standing: watch::Sender<Standing>,
+}
+
+impl Member {
+    fn rejoins(&mut self) {
+        self.peer.incarnation += 1;
+        self.peer.standing = PeerStanding::Live;
+        self.is_forgotten = false;
+    }
+}
+
+impl ModelFleet {
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        let mut key = [0; 32];
+        // As good a key as any, where there are no random numbers.
+        let _ = getrandom::fill(&mut key);
+        Arc::new(Self {
+            records: ModelRegistry::new(),
+            owners: Mutex::default(),
+            members: Mutex::default(),
+            unreadable: Mutex::default(),
+            unheard: watch::Sender::default(),
+            key,
+        })
+    }
+
+    /// The registry and the fleet as a new node has them, or one that was here before.
+    #[must_use]
+    pub fn join(self: &Arc<Self>, name: &str) -> (Arc<dyn Registry>, Arc<ModelNode>) {
+        let standing = watch::Sender::new(Standing::Live);
+        let mut members = lock(&self.members);
+        let member = members.entry(name.to_owned()).or_insert_with(|| Member {
+            peer: Peer {
+                name: name.to_owned(),
+                incarnation: 0,
+                standing: PeerStanding::Live,
+                announcement: None,
+                announced_ago_ms: 0,
+            },
+            is_forgotten: false,
+            is_cut: false,
+            told: None,
+            standing: standing.clone(),
+        });
+        member.rejoins();
+        member.standing = standing.clone();
+        (member.told, member.peer.announcement, member.is_cut) = (None, None, false);
+        let locations = Locations::default();
+        let registry = Shared::new(Arc::clone(self), name.to_owned(), Arc::clone(&locations));
+        let node = ModelNode {
+            world: Arc::clone(self),
+            me: name.to_owned(),
+            standing,
+            locations,
+            asked: AtomicU64::new(0),
+        };
+        (Arc::new(registry), Arc::new(node))
+    }
+
+    /// Changes what is known of a node that has joined.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
+        if let Some(member) = lock(&self.members).get_mut(name) {
+            change(&mut member.peer);
+            member.told.clone_from(&member.peer.announcement);
+        }
+    }
+
+    /// Changes what a node has told of itself.
+    pub fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
+        self.change(name, |peer| {
+            change(peer.announcement.get_or_insert_default());
+        });
+    }
+
+    /// Cuts a node off: nothing reaches it or comes from it, its fence fires, and the others do not
+    /// hear of it.
+    pub fn cut(&self, name: &str) {
+        if let Some(member) = lock(&self.members).get_mut(name) {
+            member.is_cut = true;
+            member.peer.standing = PeerStanding::Silent;
+            member.standing.send_replace(Standing::Fenced);
+        }
+    }
+
+    /// Declares those dead that are cut off.
+    pub fn declare_dead(&self) {
+        for member in lock(&self.members).values_mut() {
+            if member.is_cut {
+                member.peer.standing = PeerStanding::Fenced;
+            }
+        }
+    }
+
+    /// Has a node that was cut off join again, and tell what it has told of itself meanwhile.
+    pub fn heal(&self, name: &str) {
+        if let Some(member) = lock(&self.members).get_mut(name) {
+            member.is_cut = false;
+            match member.peer.standing {
+                PeerStanding::Fenced => member.rejoins(),
+                PeerStanding::Live | PeerStanding::Silent => {
+                    member.peer.standing = PeerStanding::Live;
+                }
+            }
+            member.peer.announcement.clone_from(&member.told);
+            member.standing.send_replace(Standing::Live);
+        }
+    }
+
+    /// Has something stand where a session's record should, which is told in these words.
+    pub fn cannot_read(&self, id: &SessionId, what: &str) {
+        lock(&self.unreadable).insert(id.clone(), what.to_owned());
+    }
+
+    /// Has a node's releases wait until they are let through again.
+    pub fn hold_releases(&self, name: &str, held: bool) {
+        self.unheard.send_modify(|unheard| {
+            match held {
+                true => unheard.insert(name.to_owned()),
+                false => unheard.remove(name),
+            };
+        });
+    }
+
+    /// That the registry answers this node.
+    fn answers(&self, me: &str) -> Result<(), RegistryError> {
+        match lock(&self.members).get(me) {
+            Some(member) if member.is_cut => Err(RegistryError::Unavailable {
+                reason: "this node is cut off".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    async fn located(&self, id: &SessionId) -> Result<Option<Located>, RegistryError> {
+        let record = self.records.get(id).await?;
+        let owner = lock(&self.owners).get(id).cloned();
+        Ok(record.zip(owner).map(|(record, node)| Located {
+            node,
+            generation: record.generation,
+            released: record.state.is_ended(),
+        }))
+    }
+}
+
+/// The maps are sound after every single step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The fleet as one node sees it.
+#[derive(Debug)]
+pub struct ModelNode {
+    world: Arc<ModelFleet>,
+    me: String,
+    standing: watch::Sender<Standing>,
+    locations: Locations,
+    asked: AtomicU64,
+}
+
+impl ModelNode {
+    /// Lets this node believe something, until it is told otherwise.
+    pub fn believe(&self, id: &SessionId, located: Located) {
+        lock(&self.locations).insert(id.clone(), located);
+    }
+
+    /// Whether it still believes that.
+    #[must_use]
+    pub fn believes(&self, id: &SessionId, located: &Located) -> bool {
+        lock(&self.locations).get(id) == Some(located)
+    }
+
+    /// How often it has asked the registry where a session is.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Changes how the node stands.
+    pub fn stand(&self, standing: Standing) {
+        self.standing.send_replace(standing);
+    }
+}
+
+#[async_trait]
+impl Fleet for ModelNode {
+    fn me(&self) -> &str {
+        &self.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        let members = lock(&self.world.members);
+        let known = members.iter().filter_map(|(name, member)| {
+            let mine = *name == self.me;
+            (mine || !member.is_forgotten).then(|| Peer {
+                announcement: match mine {
+                    true => member.told.clone(),
+                    false => member.peer.announcement.clone(),
+                },
+                ..member.peer.clone()
+            })
+        });
+        known.collect()
+    }
+
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
+        let remembered = lock(&self.locations).get(id).cloned();
+        if let Some(remembered) = remembered.filter(|_| !fresh) {
+            return Ok(Sighting {
+                located: Some(remembered),
+                fresh: false,
+            });
+        }
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.world.answers(&self.me)?;
+        let located = self.world.located(id).await?;
+        let mut locations = lock(&self.locations);
+        match &located {
+            Some(located) => locations.insert(id.clone(), located.clone()),
+            None => locations.remove(id),
+        };
+        Ok(Sighting {
+            located,
+            fresh: true,
+        })
+    }
+
+    fn forget_location(&self, id: &SessionId, generation: Generation) {
+        let mut locations = lock(&self.locations);
+        let known = locations.get(id);
+        if known.is_some_and(|known| known.generation <= generation) {
+            locations.remove(id);
+        }
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    fn announce(&self, announcement: Announcement) {
+        if let Some(member) = lock(&self.world.members).get_mut(&self.me) {
+            if !member.is_cut {
+                member.peer.announcement = Some(announcement.clone());
+            }
+            member.told = Some(announcement);
+        }
+    }
+
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
+        self.world.answers(&self.me)?;
+        let name = node.to_owned();
+        let standing = lock(&self.world.members)
+            .get(node)
+            .filter(|member| !member.is_forgotten)
+            .map(|member| member.peer.standing);
+        match standing {
+            None => return Err(ForgetError::Unknown { node: name }),
+            Some(PeerStanding::Live | PeerStanding::Silent) => {
+                return Err(ForgetError::Alive { node: name });
+            }
+            Some(PeerStanding::Fenced) => {}
+        }
+        let mut owned = Vec::new();
+        for record in self.world.records.list().await? {
+            let owner = lock(&self.world.owners).get(&record.id).cloned();
+            if owner.as_deref() == Some(node) && !record.state.is_ended() {
+                owned.push(record.id.to_string());
+            }
+        }
+        if let Some(first) = owned.first() {
+            return Err(ForgetError::Owns {
+                node: name,
+                count: owned.len(),
+                first: first.clone(),
+            });
+        }
+        // Its incarnation stays used up.
+        if let Some(member) = lock(&self.world.members).get_mut(node) {
+            member.is_forgotten = true;
+            member.peer.announcement = None;
+        }
+        Ok(())
+    }
+
+    async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
+        self.world.answers(&self.me)?;
+        Ok(Some(self.world.key))
+    }
+
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<SessionPage, RegistryError> {
+        self.world.answers(&self.me)?;
+        let records = self.world.records.list().await?.into_iter();
+        let mut records: BTreeMap<SessionId, _> =
+            records.map(|record| (record.id.clone(), record)).collect();
+        let unreadable = lock(&self.world.unreadable).clone();
+        let ids: BTreeSet<SessionId> = records.keys().chain(unreadable.keys()).cloned().collect();
+        let limit = limit.clamp(1, MAX_SESSION_PAGE);
+        let mut behind = ids
+            .into_iter()
+            .filter(|id| after.is_none_or(|after| id > after));
+        let mut page = SessionPage::default();
+        let owners = lock(&self.world.owners);
+        for id in behind.by_ref().take(limit) {
+            if let Some(what) = unreadable.get(&id) {
+                if page.unreadable.len() < MAX_UNREADABLE {
+                    page.unreadable.push(what.clone());
+                }
+            } else if let Some((record, node)) = records.remove(&id).zip(owners.get(&id)) {
+                page.sessions.push(FleetSession {
+                    node: node.clone(),
+                    record,
+                });
+            }
+            page.next = Some(id);
+        }
+        if behind.next().is_none() {
+            page.next = None;
+        }
+        Ok(page)
+    }
+}
