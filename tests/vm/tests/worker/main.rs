@@ -1,6 +1,8 @@
 //! A worker as users have it: installed from a medium, run by systemd on cgroup v2 alone, switched
 //! off by its cloud; on the distribution's kernel and on the oldest that is served.
 
+mod clock;
+
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +62,10 @@ fn assert_the_same(machine: &Machine, before: &[Value]) {
     assert_reached(machine);
 }
 
+fn generation(session: &Value) -> u64 {
+    session["generation"].as_u64().expect("a generation")
+}
+
 /// The first two numbers of a release.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split('.').map_while(|part| part.parse().ok());
@@ -86,6 +92,43 @@ fn assert_what_the_kernel_lacks_is_told(machine: &Machine, kernel: Kernel) {
         let without = interface["without"].as_str().expect("what follows");
         assert_ne!(text.contains(without), present, "{text}");
     }
+}
+
+/// Its template's limits are the kernel's, and inside it is the owner of everything.
+fn assert_confined(machine: &Machine, session: &Value) {
+    let pid = &session["pid"];
+    let limits = format!(
+        "cd /sys/fs/cgroup$(sed s/0::// /proc/{pid}/cgroup) && cat memory.max cpu.max pids.max"
+    );
+    let limits = machine.run(&limits).ok();
+    assert_eq!(limits, format!("{MEMORY_BYTES}\n50000 100000\n16\n"));
+    let owners = "conman exec ann -- sh -c 'touch /x && stat -c %u /x /bin/busybox'";
+    assert_eq!(machine.run(owners).ok(), "0\n0\n");
+}
+
+/// Whichever of the two ends, by order or not, nothing of it is noticed.
+fn assert_outlives_daemon_and_shim(machine: &Machine, started: &[Value]) {
+    let daemon = "systemctl show -p MainPID --value conman";
+    let first = machine.run(daemon).ok();
+    let _ = machine.run("systemctl restart conman").ok();
+    machine.until_ok("conman ps", PATIENCE);
+    assert_ne!(first, machine.run(daemon).ok());
+    assert_the_same(machine, started);
+
+    for unit in ["conman", "conman-shim"] {
+        let _ = machine
+            .run(&format!(
+                "kill -KILL $(systemctl show -p MainPID --value {unit})"
+            ))
+            .ok();
+        machine.until_ok(
+            &format!("systemctl is-active {unit} && conman ps"),
+            PATIENCE,
+        );
+        assert_the_same(machine, started);
+    }
+    let after = machine.run("conman exec ann -- cat /www/index.html").ok();
+    assert_eq!(after, "hello\n", "the shim that took over runs commands");
 }
 
 /// From its installation to the end of its power.
@@ -125,36 +168,13 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
     let _ = machine.run(&run.join(" && ")).ok();
     let started = sessions(&machine);
     assert_the_same(&machine, &started);
-    let pid = &started[0]["pid"];
-    let limits = format!(
-        "cd /sys/fs/cgroup$(sed s/0::// /proc/{pid}/cgroup) && cat memory.max cpu.max pids.max"
-    );
-    let limits = machine.run(&limits).ok();
-    assert_eq!(limits, format!("{MEMORY_BYTES}\n50000 100000\n16\n"));
-    let owners = "conman exec ann -- sh -c 'touch /x && stat -c %u /x /bin/busybox'";
-    assert_eq!(machine.run(owners).ok(), "0\n0\n");
+    assert_confined(&machine, &started[0]);
 
-    let daemon = "systemctl show -p MainPID --value conman";
-    let first = machine.run(daemon).ok();
-    let _ = machine.run("systemctl restart conman").ok();
-    machine.until_ok("conman ps", PATIENCE);
-    assert_ne!(first, machine.run(daemon).ok());
-    assert_the_same(&machine, &started);
-
-    for unit in ["conman", "conman-shim"] {
-        let _ = machine
-            .run(&format!(
-                "kill -KILL $(systemctl show -p MainPID --value {unit})"
-            ))
-            .ok();
-        machine.until_ok(
-            &format!("systemctl is-active {unit} && conman ps"),
-            PATIENCE,
-        );
-        assert_the_same(&machine, &started);
+    if kernel == Kernel::Distribution {
+        // What the kernel has no part in once is enough.
+        clock::assert_no_setting_of_it_matters(&machine, &started);
     }
-    let after = machine.run("conman exec ann -- cat /www/index.html").ok();
-    assert_eq!(after, "hello\n", "the shim that took over runs commands");
+    assert_outlives_daemon_and_shim(&machine, &started);
 
     let _ = machine.run("conman rm ben").ok();
     let _ = machine
@@ -162,7 +182,6 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
         .ok();
     // By a connection, which its template starts it for.
     assert_reached(&machine);
-    let generation = |session: &Value| session["generation"].as_u64().expect("a generation");
     let again = sessions(&machine);
     assert!(generation(&again[1]) > generation(&started[1]), "{again:?}");
 
