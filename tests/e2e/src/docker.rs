@@ -1,6 +1,7 @@
+use std::fs;
 use std::process::{Command, Output};
 
-use rustix::process::{Pid, Signal, kill_process};
+use conman_linux::{PidFd, Signal};
 
 use crate::docker_lock::DockerLock;
 
@@ -8,6 +9,9 @@ use crate::docker_lock::DockerLock;
 pub const BUSYBOX: &str = "conman-test:busybox";
 /// busybox, python3 with its `websockets`, and websocketd.
 pub const PYTHON: &str = "conman-test:python";
+
+/// Where the machine's dockerd notes its process id. A cluster's own has a file of its own.
+const PID_FILE: &str = "/var/run/docker.pid";
 
 /// Bound on one call of the `docker` program, in seconds: removing a hundred containers on a
 /// busy machine takes a while.
@@ -107,41 +111,52 @@ impl Docker {
         text.trim().to_owned()
     }
 
-    /// Stops dockerd where it stands, until the result is dropped. Only with all of Docker.
+    /// Stops the machine's dockerd where it stands, until the result is dropped. Only with all of
+    /// Docker.
     ///
     /// # Panics
     /// When dockerd is not found, or cannot be stopped.
     #[must_use]
     pub fn hang(&self) -> HungDockerd {
-        let found = Command::new("pidof")
-            .arg("dockerd")
-            .output()
-            .expect("pidof runs");
-        let pids: Vec<Pid> = String::from_utf8_lossy(&found.stdout)
-            .split_whitespace()
-            .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
-            .collect();
-        assert!(!pids.is_empty(), "dockerd does not run on this machine");
-        let hung = HungDockerd { pids };
-        for pid in &hung.pids {
-            kill_process(*pid, Signal::STOP).expect("dockerd can be stopped");
-        }
+        let hung = HungDockerd(machines_dockerd());
+        let stopped = hung.0.signal(Signal::STOP).expect("dockerd can be stopped");
+        assert!(stopped, "dockerd has ended just now");
         hung
     }
 }
 
+/// Not any dockerd: others' tests may run their own.
+fn machines_dockerd() -> PidFd {
+    let text = fs::read_to_string(PID_FILE).unwrap_or_else(|error| {
+        panic!("dockerd does not run on this machine: {PID_FILE}: {error}")
+    });
+    let pid = text.trim().parse().expect("a process id");
+    let process = PidFd::open(pid).expect("dockerd runs");
+    // The file may be left of one that is dead, and the number another process's by now.
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    assert_eq!(
+        name.trim(),
+        "dockerd",
+        "process {pid}, which {PID_FILE} names"
+    );
+    process
+}
+
 /// A dockerd that does nothing; it goes on when this is dropped.
 #[derive(Debug)]
-pub struct HungDockerd {
-    pids: Vec<Pid>,
+pub struct HungDockerd(PidFd);
+
+impl HungDockerd {
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.0.pid()
+    }
 }
 
 impl Drop for HungDockerd {
     fn drop(&mut self) {
-        for pid in &self.pids {
-            // One that has ended meanwhile needs no waking.
-            let _ = kill_process(*pid, Signal::CONT);
-        }
+        // One that has ended meanwhile needs no waking.
+        let _ = self.0.signal(Signal::CONT);
     }
 }
 

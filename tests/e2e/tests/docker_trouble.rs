@@ -3,6 +3,8 @@
 //! The tests of a hung dockerd have all of Docker for themselves, across test binaries.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use conman_e2e::{Api, Conman, docker_exclusive, docker_shared, eventually, eventually_some};
@@ -104,6 +106,54 @@ async fn while_dockerd_hangs_sessions_are_served_killed_and_released_and_new_one
         docker.containers_of(&instance).await.len() == 3
     })
     .await;
+}
+
+/// A process of a program of dockerd's name; it ends with this.
+struct Namesake(Child);
+
+impl Namesake {
+    fn start(directory: &Path) -> Self {
+        let program = directory.join("dockerd");
+        fs::copy("/bin/sh", &program).expect("copied");
+        let mut command = Command::new(program);
+        // Until its input ends.
+        command.args(["-c", "read -r _"]).stdin(Stdio::piped());
+        Self(command.spawn().expect("it runs"))
+    }
+}
+
+impl Drop for Namesake {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The letter for what a process does, as in ps(1).
+fn state(pid: i32) -> char {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let (_, after) = text.rsplit_once(") ").expect("a name");
+    after.chars().next().expect("a state")
+}
+
+#[tokio::test]
+async fn only_the_machines_own_dockerd_is_stopped() {
+    let Some(docker) = docker_exclusive().await else {
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut other = Namesake::start(directory.path());
+    let hung = docker.hang();
+    let pid = hung.pid();
+    eventually("it stands still", PATIENCE, async || state(pid) == 'T').await;
+    // Upon which it ends.
+    other.0.stdin.take();
+    eventually("the other one goes on", PATIENCE, async || {
+        matches!(other.0.try_wait(), Ok(Some(_)))
+    })
+    .await;
+    drop(hung);
+    eventually("it goes on", PATIENCE, async || state(pid) != 'T').await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
