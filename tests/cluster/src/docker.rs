@@ -107,12 +107,16 @@ pub(crate) fn start(layout: &Layout) -> Result<()> {
     let folder = folder(layout);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let log = log_file(&layout.directory.join("dockerd.log"))?;
+    // What the machine's own is told must not be told once more, and is none of this one's business.
+    let told = folder.join("daemon.json");
+    fs::write(&told, "{}").with_context(|| format!("cannot write {}", told.display()))?;
     let mut host = std::ffi::OsString::from("unix://");
     host.push(own(layout));
     // It makes no networks and touches none of the machine's rules; without a bridge of its own it
     // would remove the machine's `docker0`, if it saw that.
     let mut daemon = Command::new("unshare");
     daemon.args(["--net", "setsid", "dockerd"]);
+    daemon.arg("--config-file").arg(told);
     daemon.args(["--bridge", "none", "--iptables=false"]);
     daemon.args(["--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]);
     daemon.args([
