@@ -1,6 +1,6 @@
 //! Finds and removes everything of a cluster, whoever made it and however that ended.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,17 @@ pub fn sweep() -> Result<()> {
     for place in places() {
         let entries = fs::read_dir(&place)
             .with_context(|| format!("cannot look into {}", place.display()))?;
+    // One at a time: what one has read another would remove beneath it, and whoever made a cluster
+    // of the same name in between would lose that.
+    let path = std::env::temp_dir().join("conman-cluster.sweep");
+    let lock = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    lock.lock()
+        .with_context(|| format!("cannot lock {}", path.display()))?;
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with(PREFIX) {
                 sweep_one(&entry.path())?;
@@ -132,15 +143,18 @@ fn sweep_one(directory: &Path) -> Result<()> {
     let Ok(layout) = Layout::load(directory) else {
         return Ok(());
     };
-    match &layout.owner {
-        Some(owner) if layout.directory == directory && PidFd::open_verified(owner).is_err() => {
-            remove(&layout)
-        }
-        _ => Ok(()),
+    let Some(owner) = &layout.owner else {
+        return Ok(());
+    };
+    // Whoever cannot be looked at, for want of a descriptor for example, may live.
+    let is_dead = PidFd::open_verified(owner).is_err_and(|error| error.proves_death());
+    if is_dead && layout.directory == directory {
+        remove(&layout)?;
     }
 }
 
 /// Kills a node's sessions, frozen ones included, and removes their cgroups.
+    Ok(())
 pub(crate) fn end_sessions(instance: &str, problems: &mut Vec<String>) {
     let cgroup = cgroup(instance);
     let Ok(cgroups) = Cgroups::detect() else {
