@@ -16,7 +16,7 @@ use conman_linux::{PidFd, Signal};
 use crate::command::run;
 use crate::etcd::log_file;
 use crate::layout::Layout;
-use crate::requirements;
+use crate::{process, requirements};
 
 /// Containers that are removed by one command.
 const AT_A_TIME: usize = 50;
@@ -198,6 +198,8 @@ pub(crate) fn end(layout: &Layout, instances: &[String]) -> Result<()> {
     // It ends its containerd and takes its mounts away, but for those of one that was killed.
     let [(file, program), _] = pid_files(layout);
     end_process(&file, program, Signal::TERM)?;
+    // Of containers that it has lost sight of, having been killed while it made them.
+    process::kill(shims(layout))?;
     let folder = folder(layout).to_string_lossy().into_owned();
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
@@ -207,6 +209,22 @@ pub(crate) fn end(layout: &Layout, instances: &[String]) -> Result<()> {
         run(Command::new("umount").arg(point))?;
     }
     Ok(())
+}
+
+/// What serves a container of the cluster's own daemon each, and outlives that. Others' are known by
+/// whom they report to.
+pub(crate) fn shims(layout: &Layout) -> Vec<i32> {
+    let folder = folder(layout);
+    let is_ours = |words: &[String]| {
+        let program = words.first().map(Path::new).and_then(Path::file_name);
+        let program = program.unwrap_or_default().to_string_lossy();
+        let mut options = words.windows(2);
+        program.starts_with("containerd-shim")
+            && options.any(|pair| pair[0] == "-address" && Path::new(&pair[1]).starts_with(&folder))
+    };
+    let all = process::all().into_iter();
+    let ours = all.filter(|one| is_ours(&one.words));
+    ours.map(|one| one.pid).collect()
 }
 
 fn end_process(file: &Path, program: &str, signal: Signal) -> Result<()> {

@@ -48,6 +48,9 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
             found.push(format!("directory {}", run.display()));
         }
     }
+    for pid in docker::shims(layout) {
+        found.push(format!("process {pid}, a shim of Docker's"));
+    }
     let directory = layout.directory.to_string_lossy().into_owned();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let ours = |line: &&str| line.contains(&directory) || line.contains(&layout.namespace(""));
@@ -115,9 +118,6 @@ pub fn remove(layout: &Layout) -> Result<()> {
 /// # Errors
 /// When one cannot be removed.
 pub fn sweep() -> Result<()> {
-    for place in places() {
-        let entries = fs::read_dir(&place)
-            .with_context(|| format!("cannot look into {}", place.display()))?;
     // One at a time: what one has read another would remove beneath it, and whoever made a cluster
     // of the same name in between would lose that.
     let path = std::env::temp_dir().join("conman-cluster.sweep");
@@ -129,6 +129,9 @@ pub fn sweep() -> Result<()> {
         .with_context(|| format!("cannot open {}", path.display()))?;
     lock.lock()
         .with_context(|| format!("cannot lock {}", path.display()))?;
+    for place in places() {
+        let entries = fs::read_dir(&place)
+            .with_context(|| format!("cannot look into {}", place.display()))?;
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with(PREFIX) {
                 sweep_one(&entry.path())?;
@@ -151,10 +154,10 @@ fn sweep_one(directory: &Path) -> Result<()> {
     if is_dead && layout.directory == directory {
         remove(&layout)?;
     }
+    Ok(())
 }
 
 /// Kills a node's sessions, frozen ones included, and removes their cgroups.
-    Ok(())
 pub(crate) fn end_sessions(instance: &str, problems: &mut Vec<String>) {
     let cgroup = cgroup(instance);
     let Ok(cgroups) = Cgroups::detect() else {

@@ -11,7 +11,7 @@ use conman_linux::{PidFd, Signal};
 /// Bound on the death of a process that was killed, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A process in a host's namespace.
+/// A process as others see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resident {
     pub(crate) pid: i32,
@@ -36,27 +36,32 @@ pub(crate) fn residents(namespace: &Path) -> Vec<Resident> {
     let Ok(inode) = fs::metadata(namespace).map(|data| data.ino()) else {
         return Vec::new();
     };
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let pids = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| {
+    let is_there = |pid: &i32| {
         fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|data| data.ino() == inode)
+    };
+    pids().filter(is_there).filter_map(resident).collect()
+}
+
+/// All processes of the machine.
+pub(crate) fn all() -> Vec<Resident> {
+    pids().filter_map(resident).collect()
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+}
+
+fn resident(pid: i32) -> Option<Resident> {
+    let text = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = text
+        .split(|byte| *byte == 0)
+        .filter(|word| !word.is_empty());
+    let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
+    Some(Resident {
+        pid,
+        words: words.collect(),
     })
-    .filter_map(|pid| {
-        let text = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let words = text
-            .split(|byte| *byte == 0)
-            .filter(|word| !word.is_empty());
-        let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
-        Some(Resident {
-            pid,
-            words: words.collect(),
-        })
-    })
-    .collect()
 }
 
 /// Sends a signal; `false` when the process is gone.

@@ -1,9 +1,12 @@
 //! The clusters themselves: what they consist of, that faults are faults, and that nothing is left.
 
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use conman_cluster::{Cluster, Cut, Host, Node, leftovers, people, requirements, sweep};
+use conman_cluster::overlap::DOCKERS;
+use conman_cluster::{Cluster, Cut, Host, Node, has_docker, leftovers, people};
+use conman_cluster::{requirements, sweep};
 use conman_e2e::eventually;
 use serde_json::json;
 
@@ -175,6 +178,60 @@ async fn the_cluster_of_a_dead_process_is_swept() {
     let owner = layout.owner.as_mut().expect("a test's has an owner");
     owner.start_time_ticks -= 1;
     layout.save().expect("saved");
-    sweep().expect("swept");
+    // By two who come at the same time.
+    let [one, other] = [(), ()].map(|()| std::thread::spawn(sweep));
+    for sweeping in [one, other] {
+        sweeping.join().expect("it ends").expect("swept");
+    }
     assert_eq!(leftovers(&layout), []);
+}
+
+/// A process that looks like a shim of a Docker that is not the cluster's; it ends with this.
+struct OtherShim(Child);
+
+impl OtherShim {
+    fn start(address: &str) -> Self {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("containerd-shim-of-another");
+        std::fs::copy("/bin/sh", &program).expect("copied");
+        let mut command = Command::new(program);
+        // Its input does not come.
+        command.args(["-c", "read -r _", "shim", "-address", address]);
+        Self(command.stdin(Stdio::piped()).spawn().expect("it runs"))
+    }
+}
+
+impl Drop for OtherShim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn what_a_clusters_docker_has_lost_sight_of_goes_and_anothers_stays() {
+    if !has_docker() {
+        return;
+    }
+    let Some(ready) = requirements() else { return };
+    let builder = Cluster::builder().nodes(1).members(1).docker_too();
+    let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
+    let cluster = cluster.expect("a cluster");
+    ensured(&cluster.nodes()[0], "s", DOCKERS).await;
+    let layout = cluster.layout().clone();
+    let elsewhere = format!("{}-too/docker/containerd.sock", layout.directory.display());
+    let mut other = OtherShim::start(&elsewhere);
+    cluster.kill_docker().expect("killed");
+    // So that none is started again, which would know its containers.
+    let socket = layout.directory.join("docker/docker.sock");
+    std::fs::remove_file(socket).expect("removed");
+    let shims = |layout| {
+        let all = leftovers(layout).into_iter();
+        all.filter(|one| one.0.contains("a shim of Docker's"))
+            .count()
+    };
+    assert_eq!(shims(&layout), 1);
+    drop(cluster);
+    assert_eq!(leftovers(&layout), []);
+    let ended = other.0.try_wait().expect("looked after");
+    assert_eq!(ended, None, "it is not the cluster's");
 }
