@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use conman_cluster::Cluster;
-use conman_cluster::overlap::monotonic_ns;
-use conman_e2e::eventually;
+use conman_cluster::overlap::{TEMPLATE, monotonic_ns};
+use conman_e2e::{Answer, eventually, eventually_some};
 use conman_linux::Signal;
-use conman_proto::{NodeList, NodeStanding};
+use conman_proto::{EnsureResponse, NodeList, NodeStanding};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
+use serde_json::json;
 use tokio::time::sleep;
 
 use crate::client::Client;
@@ -69,9 +70,19 @@ async fn row_19_no_notice_has_every_session_taken_over() {
     fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+/// Asks a node once for a witness on the first one.
+async fn asked_for_on_the_first(fleet: &Fleet, asked: usize, id: &str) -> Option<Answer> {
+    let path = format!(
+        "/v1/sessions/{id}?node_label=host%3D{}",
+        fleet.node(0).name()
+    );
+    let body = json!({"template": TEMPLATE});
+    fleet.ask(asked, Method::PUT, &path, Some(&body)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
         return;
     };
     let old = fleet.ensure_on(0, "s").await.generation.get();
@@ -79,6 +90,7 @@ async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
     let served = fleet.serve_on(0, "served").await;
     let mut there = Client::connect(&fleet, 0, "served").await;
     let mut elsewhere = Client::connect(&fleet, 1, "served").await;
+    let bystander = Bystander::begin(&fleet, 2, &[1, 2]).await;
     fleet.preempt(0).await;
     fleet.preempt(0).await;
     let next = elsewhere.comes_back().await;
@@ -93,15 +105,32 @@ async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
         last,
         life.first_ns,
     );
+    let refused = asked_for_on_the_first(&fleet, 1, "more").await;
+    let refused = refused.expect("an answer");
+    assert!(!refused.status.is_success(), "{}", refused.text());
     let readmitted = fleet
         .node(0)
         .admin()
-        .send(http::Method::POST, "/v1/nodes/self/readmit", None)
+        .send(Method::POST, "/v1/nodes/self/readmit", None)
         .await;
     assert_eq!(readmitted.status, StatusCode::OK, "{}", readmitted.text());
     fleet.all_ready().await;
-    let more = fleet.ensure(0, "more").await.generation.get();
-    fleet.goes_on("more", more).await;
+    // Others know it, too.
+    let more = eventually_some(
+        "it admits what another one asks for",
+        PATIENCE,
+        async || {
+            let answer = asked_for_on_the_first(&fleet, 1, "more").await?;
+            answer
+                .status
+                .is_success()
+                .then(|| answer.expect::<EnsureResponse>(answer.status).session)
+        },
+    )
+    .await;
+    assert_eq!(more.node, fleet.node(0).name());
+    fleet.goes_on("more", more.generation.get()).await;
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }
 
