@@ -3,12 +3,12 @@
 mod stage;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conman_node::{EnsureError, FailureKind, HostLimit};
 use conman_proto::{EventKind, LimitMet, RuntimeKind, SessionRequest, SessionState};
 use conman_registry::RecordState;
-use conman_runtime::{Fault, Operation};
+use conman_runtime::{Fault, Operation, Runtime as _};
 use stage::{Stage, bind_root, eventually, idle, program, session, web};
 
 #[test]
@@ -418,6 +418,32 @@ fn a_lost_start_that_never_came_to_anything_is_released_once_its_container_is_re
     assert_eq!(*kind, FailureKind::RuntimeUnavailable);
     assert!(daemon.record("alice").state.is_ended());
     daemon.start("alice", &idle());
+}
+
+#[test]
+fn a_container_that_is_made_once_its_session_has_ended_is_removed_after_that() {
+    const MADE_AFTER: Duration = Duration::from_secs(2);
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    daemon
+        .faults()
+        .next(Operation::Create, 1, Fault::Delay(MADE_AFTER));
+    let begun = Instant::now();
+    let asked = daemon.run(daemon.node.ensure(&session("alice"), &idle(), false));
+    assert_eq!(asked.expect("begun").session.state, SessionState::Starting);
+    eventually("the call", || {
+        (daemon.faults().calls(Operation::Create) == 1).then_some(())
+    });
+    let stopped = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    assert_eq!(stopped.expect("answered").state, SessionState::Stopped);
+    eventually("the removal", || {
+        let story = daemon.story("alice");
+        story.contains(&EventKind::SessionCleaned).then_some(())
+    });
+    // One that came before would have found nothing.
+    assert!(begun.elapsed() >= MADE_AFTER, "{:?}", begun.elapsed());
+    let left = daemon.run(daemon.runtime.list()).expect("a list");
+    assert_eq!(left.len(), 0, "{left:?}");
 }
 
 #[test]

@@ -104,6 +104,10 @@ impl Driver {
             Answer::Claim(Err(error)) => self.absorb_claim_failure(error),
             Answer::Make(made, permit) => {
                 self.permit = permit;
+                self.is_making = false;
+                if self.is_ended() {
+                    self.clean_up();
+                }
                 self.absorb_made(made)
             }
             Answer::Launch(launched) => {

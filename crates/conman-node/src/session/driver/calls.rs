@@ -98,6 +98,7 @@ impl Driver {
             created: None,
             result: Err(bug(phases::CREATE)),
         };
+        self.is_making = true;
         self.call(Answer::Make(broken, None), async move {
             let (made, permit) = make::make(context, handle, runtime, key).await;
             Answer::Make(made, permit)
@@ -250,7 +251,12 @@ impl Driver {
         });
     }
 
-    fn clean_up(&mut self) {
+    pub(super) fn clean_up(&mut self) {
+        // Its answer comes here once more: a removal before it would find nothing, and nobody would
+        // look again for a long while.
+        if self.is_making {
+            return;
+        }
         if let Some(key) = self.key() {
             self.context.cleanup.push(self.handle.spec.runtime, key);
         }

@@ -65,6 +65,8 @@ struct Driver {
     began: Instant,
     calls: JoinSet<Answer>,
     probing: Option<AbortHandle>,
+    /// The runtime has been told to make the container and has not answered.
+    is_making: bool,
     /// Ends with the latest note to the registry that nobody waits for; the next one waits for it.
     /// No handle of its task, which would keep that task's memory.
     noting: Option<oneshot::Receiver<()>>,
@@ -152,6 +154,7 @@ impl Driver {
             read: None,
             calls: JoinSet::new(),
             probing: None,
+            is_making: false,
             noting: None,
             permit: None,
             process: None,
