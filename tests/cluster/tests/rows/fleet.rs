@@ -359,7 +359,7 @@ impl Fleet {
     }
 
     /// What a node has that it did not have before there was a session.
-    fn beyond(&self, node: usize, runs: bool) -> Vec<String> {
+    pub(crate) fn beyond(&self, node: usize, runs: bool) -> Vec<String> {
         let processes = self.node(node).session_processes().into_iter();
         let mut found: Vec<String> = processes.map(|one| format!("process {one:?}")).collect();
         if runs {

@@ -38,6 +38,14 @@ fn is_there(fleet: &Fleet, id: &str) -> bool {
     names.contains(&format!("-{id}-"))
 }
 
+/// Waits until the first node has what it had before it had a session.
+async fn nothing_is_left(fleet: &Fleet) {
+    eventually("nothing is left there", PATIENCE, async || {
+        fleet.beyond(0, true).is_empty()
+    })
+    .await;
+}
+
 /// Docker stands still with the order to create; when it reads that, the session is another node's.
 #[tokio::test]
 async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one() {
@@ -54,6 +62,7 @@ async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one
     })
     .await;
     fleet.stop(0, "first").await;
+    nothing_is_left(&fleet).await;
 
     fleet.cluster.signal_docker(Signal::STOP).expect("stopped");
     assert!(!asked_for(&fleet, "late").await);
@@ -79,7 +88,14 @@ async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one
         begun,
         monotonic_ns(),
     );
+    nothing_is_left(&fleet).await;
+    within(
+        10_000,
+        "from a node's return until nothing is left of what was made late",
+        begun,
+        monotonic_ns(),
+    );
     fleet.goes_on("late", new).await;
     assert_eq!(fleet.lives("late").len(), 1, "what was made late has run");
-    fleet.judge();
+    fleet.leaves_nothing().await;
 }
