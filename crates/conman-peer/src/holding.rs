@@ -136,6 +136,7 @@ mod tests {
                 ..Announcement::default()
             }),
             announced_ago_ms: 0,
+            seen_ago_ms: 0,
         }
     }
 

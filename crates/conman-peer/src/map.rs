@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use conman_core::Closing;
 use conman_core::placement::{
@@ -194,12 +195,14 @@ impl FleetMap {
     /// looked up.
     #[must_use]
     pub fn gone(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
-        self.gone.watch(node)
+        self.gone.watch(node, Instant::now())
     }
 
     /// Ends the streams with nodes that are gone, so that their clients ask anew.
     pub fn tell_of_gone_nodes(&self) {
-        self.gone.tell(&self.fleet.peers());
+        // Before the nodes are asked for, so that nothing seems to be known later than it is.
+        let now = Instant::now();
+        self.gone.tell(&self.fleet.peers(), now);
     }
 
     /// The nodes that may start a session, the best first, and why the others may not.

@@ -108,6 +108,8 @@ pub struct Peer {
     pub announcement: Option<Announcement>,
     /// Since its latest announcement arrived here.
     pub announced_ago_ms: u64,
+    /// Since the look at the registry began that showed it as it is here.
+    pub seen_ago_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -86,6 +86,7 @@ impl ModelFleet {
                 standing: PeerStanding::Live,
                 announcement: None,
                 announced_ago_ms: 0,
+                seen_ago_ms: 0,
             },
             is_forgotten: false,
             is_cut: false,

@@ -60,6 +60,8 @@ struct Known {
     text: Option<PeerText>,
     text_revision: i64,
     text_at: BootTime,
+    /// When the look began that found it so.
+    seen_at: BootTime,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +85,7 @@ impl Membership {
                 standing: standing(known, now, fence_ms),
                 announcement: known.text.as_ref().map(|text| text.announcement.clone()),
                 announced_ago_ms: now.since(known.text_at),
+                seen_ago_ms: now.since(known.seen_at),
             })
             .collect();
         let (me, incarnation) = me;
@@ -97,6 +100,7 @@ impl Membership {
                     standing: PeerStanding::Live,
                     announcement: None,
                     announced_ago_ms: 0,
+                    seen_ago_ms: 0,
                 },
             };
             // What else is there is an earlier life's.
@@ -148,7 +152,8 @@ impl Membership {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, now: BootTime, read: Read) {
+    /// Takes what a look has found that began at `began` and has ended.
+    fn take(&self, began: BootTime, now: BootTime, read: Read) {
         let mut known = self.known();
         known.retain(|name, _| read.contains_key(name));
         for (name, read) in read {
@@ -170,7 +175,9 @@ impl Membership {
                 text: None,
                 text_revision: 0,
                 text_at: BootTime(0),
+                seen_at: began,
             });
+            one.seen_at = began;
             if one.heartbeat != heartbeat {
                 one.heartbeat = heartbeat;
                 one.heartbeat_at = now;
@@ -303,6 +310,7 @@ pub(super) async fn run(
     let forget_every = FORGET_INTERVAL.min(forget_after);
     loop {
         pulse.beat().await;
+        let began = boot_time();
         match pulse.wait(CALL_BOUND, look(&shared)).await {
             Ok((read, oddities)) => {
                 let now = boot_time();
@@ -311,7 +319,7 @@ pub(super) async fn run(
                         tracing::warn!("{what}");
                     }
                 }
-                membership.take(now, read);
+                membership.take(began, now, read);
                 let fence_ms = shared.timing.fence_ms;
                 // Each time: the recorder may be installed after this has begun.
                 figures::describe();
@@ -561,7 +569,7 @@ mod tests {
         let mut look = |incarnation, state, later_ms| {
             now = now.plus(later_ms);
             let record = NodeRecord { incarnation, state };
-            membership.take(now, [("a".to_owned(), OneRead::of(record))].into());
+            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
             membership.long_gone(now, FORGET_AFTER)
         };
         let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
@@ -596,10 +604,12 @@ mod tests {
         let (live, fenced) = (NodeState::Live, NodeState::Fenced);
         membership.take(
             now,
+            now,
             read([("a", live, 1), ("b", live, 9), ("c", fenced, 99)]),
         );
         assert_eq!(membership.longest_patience_ms(), 9);
         membership.take(
+            now,
             now,
             read([("a", live, 1), ("b", fenced, 9), ("c", live, 7)]),
         );
@@ -645,7 +655,7 @@ mod tests {
                 },
             )
         });
-        membership.take(boot_time(), read.into());
+        membership.take(boot_time(), boot_time(), read.into());
         membership.announce(told("two"));
         let peers = membership.peers(("b", 8), 5_000);
         assert_eq!(names(&peers), ["a", "b", "c"]);

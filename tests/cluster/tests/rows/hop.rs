@@ -14,13 +14,18 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::process::Child;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::fleet::{Fleet, PATIENCE, measured};
 use crate::load::Bystander;
 use crate::typed::{began, conman, printed, told};
+
+/// What a node knows of another one's incarnation is up to a second old: of so many, some come within.
+const RESTARTS: usize = 4;
+/// By then it is known.
+const KNOWN: Duration = Duration::from_secs(3);
 
 /// Has a session run on the first node.
 async fn ensured(fleet: &Fleet, id: &str, body: &Value) -> u64 {
@@ -49,7 +54,7 @@ async fn ensured_after(
 }
 
 /// A WebSocket to a witness through the second node, and who answers.
-async fn open(fleet: &Fleet, id: &str) -> Option<(WebSocketStream<TcpStream>, Line)> {
+pub(crate) async fn open(fleet: &Fleet, id: &str) -> Option<(WebSocketStream<TcpStream>, Line)> {
     let through = fleet.node(1).sessions_address();
     let stream = TcpStream::connect(through).await.ok()?;
     let url = format!("ws://{through}/s/{id}/");
@@ -117,7 +122,7 @@ async fn row_02_owner_that_stands_still_for_a_moment_serves_what_comes_through_a
     fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
     let meanwhile = async {
         // Far less than the fence's time, however long it takes on this machine.
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        sleep(Duration::from_millis(1_500)).await;
         fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
         monotonic_ns()
     };
@@ -169,6 +174,25 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
     fleet.all_ready().await;
     serves_pages(&fleet).await;
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_opened_through_another_node_right_after_the_owners_restart_stays_open() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let generation = ensured(&fleet, "s", &json!({"template": SERVING})).await;
+    for _ in 0..RESTARTS {
+        fleet.node(0).kill_daemon().expect("killed");
+        fleet.node(0).start().expect("started");
+        fleet.all_ready().await;
+        let served = eventually_some("served", PATIENCE, async || open(&fleet, "s").await).await;
+        let (mut socket, line) = served;
+        assert_eq!(line.generation, generation);
+        sleep(KNOWN).await;
+        assert!(lives(&mut socket).await, "its node is well");
+    }
     fleet.leaves_nothing().await;
 }
 
