@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listeners::Listeners;
 use super::service_manager;
+use super::trouble::{News, Trouble};
 use crate::config::{Config, SharedRegistry};
 use crate::shim::{self, ShimPlace};
 
@@ -116,7 +117,7 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
         EXPIRY,
         "When this node's certificate for etcd ends, in seconds since 1970"
     );
-    let mut failed = None;
+    let mut trouble = Trouble::default();
     loop {
         tell_expiry(&present);
         std::thread::sleep(ACCESS_LOOK);
@@ -124,24 +125,26 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
             return;
         };
         let renewed = match access(fleet) {
-            Ok(read) if read == present => continue,
-            Ok(read) => registry
-                .renew_access(&read)
-                .map(|()| present = read)
-                .map_err(|error| super::chain(&error)),
+            Ok(read) if read == present => Ok(()),
+            Ok(read) => match registry.renew_access(&read) {
+                Ok(()) => {
+                    tracing::info!("read again what etcd knows this node by");
+                    present = read;
+                    Ok(())
+                }
+                Err(error) => Err(super::chain(&error)),
+            },
             Err(error) => Err(format!("{error:#}")),
         };
-        match renewed {
-            Ok(()) => {
-                tracing::info!("read again what etcd knows this node by");
-                failed = None;
-            }
-            // A pair of files may be half written; what stays wrong is told once.
-            Err(why) if failed.as_ref() != Some(&why) => {
+        // A pair of files may be half written.
+        match trouble.look(renewed.err(), false) {
+            Some(News::Wrong(why)) => {
                 tracing::error!("kept what etcd knew this node by: {why}");
-                failed = Some(why);
             }
-            Err(_) => {}
+            Some(News::Over) => {
+                tracing::info!("nothing is wrong with what etcd knows this node by any more");
+            }
+            None => {}
         }
     }
 }

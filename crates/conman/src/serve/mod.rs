@@ -24,6 +24,7 @@ mod seeker;
 mod service_manager;
 mod signals;
 mod state;
+mod trouble;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{self, Config, OnSigterm};
 use listeners::Listeners;
 use peers::Credentials;
+use renewal::Renewal;
 use runtimes::Runtimes;
 use seeker::Seeker;
 use signals::Signals;
@@ -192,14 +194,9 @@ async fn serve(
         .map(|orders| fleet::obey(Arc::clone(orders), &node, &state.vitals));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
-    let stopped = signals::watch(
-        signals,
-        &node,
-        on_sigterm,
-        (tokens.clone(), credentials.clone()),
-    );
     let closing = CancellationToken::new();
-    renewal::run(&credentials, closing.clone());
+    let renewal = Renewal::run(&credentials, closing.clone());
+    let stopped = signals::watch(signals, &node, on_sigterm, (tokens.clone(), renewal));
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {
         announce::run(&config, &node, fleet, &state.vitals, closing.clone());

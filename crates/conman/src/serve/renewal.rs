@@ -1,71 +1,132 @@
 //! Reads again what nodes know each other by, when it changes.
 
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use super::peers::Credentials;
+use super::trouble::{News, Trouble};
 
-/// Between two looks at the files.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Between two looks at the files. They are small, and a certificate that lives shortly must not
+/// wait for long.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Looks now and then whether the certificates or the secret have changed, until the daemon stops.
-pub(super) fn run(credentials: &Credentials, closing: CancellationToken) {
-    if credentials.tls.is_some() {
-        metrics::describe_gauge!(
-            "conman_fleet_certificate_expiry_seconds",
-            "When this node's certificate for other nodes ends, in seconds since 1970"
+/// What is read again.
+#[derive(Debug, Clone)]
+pub(super) struct Renewal {
+    credentials: Credentials,
+    troubles: Arc<Troubles>,
+}
+
+/// What is wrong with the files.
+#[derive(Debug, Default)]
+struct Troubles {
+    secret: Mutex<Trouble>,
+    tls: Mutex<Trouble>,
+}
+
+/// Why files are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Occasion {
+    /// Their turn has come.
+    Turn,
+    /// Somebody wants it, and to know what comes of it.
+    Order,
+}
+
+impl Renewal {
+    /// Looks now and then whether the certificates or the secret have changed, until the daemon
+    /// stops.
+    pub(super) fn run(credentials: &Credentials, closing: CancellationToken) -> Self {
+        let renewal = Self {
+            credentials: credentials.clone(),
+            troubles: Arc::default(),
+        };
+        if credentials.tls.is_some() {
+            metrics::describe_gauge!(
+                "conman_fleet_certificate_expiry_seconds",
+                "When this node's certificate for other nodes ends, in seconds since 1970"
+            );
+            tell_expiry(credentials);
+        }
+        if credentials.tls.is_none() && credentials.secret.is_none() {
+            return renewal;
+        }
+        let looking = renewal.clone();
+        tokio::spawn(async move {
+            let pause = || tokio::time::sleep(LOOK_EVERY);
+            // A look that is not taken any more matters to nobody.
+            while closing.run_until_cancelled(pause()).await.is_some() {
+                looking.look(Occasion::Turn).await;
+            }
+        });
+        renewal
+    }
+
+    /// Takes what has changed; what is wrong stays as it was, and is told.
+    pub(super) async fn look(&self, occasion: Occasion) {
+        self.look_at_tls(occasion).await;
+        self.look_at_secret(occasion).await;
+    }
+
+    /// The keys of connect tokens follow.
+    async fn look_at_secret(&self, occasion: Occasion) {
+        let Some(secret) = self.credentials.secret.clone() else {
+            return;
+        };
+        // A file is read: not on a thread that serves requests.
+        let read = spawn_blocking(move || secret.reload().map_err(|error| super::chain(&error)));
+        let read = read.await.unwrap_or_else(|error| Err(panicked(&error)));
+        let known = &self.troubles.secret;
+        tell(
+            known,
+            occasion,
+            ("the fleet's secret", "the fleet's former secret"),
+            read,
         );
-        tell_expiry(credentials);
     }
-    if credentials.tls.is_none() && credentials.secret.is_none() {
-        return;
-    }
-    let credentials = credentials.clone();
-    tokio::spawn(async move {
-        let pause = || tokio::time::sleep(LOOK_EVERY);
-        // A look that is not taken any more matters to nobody.
-        while closing.run_until_cancelled(pause()).await.is_some() {
-            reload(&credentials).await;
-        }
-    });
-}
 
-/// Takes what has changed; what is wrong stays as it was.
-pub(super) async fn reload(credentials: &Credentials) {
-    reload_tls(credentials).await;
-    reload_secret(credentials).await;
-}
-
-/// The keys of connect tokens follow.
-async fn reload_secret(credentials: &Credentials) {
-    let Some(secret) = credentials.secret.clone() else {
-        return;
-    };
-    // A file is read: not on a thread that serves requests.
-    match tokio::task::spawn_blocking(move || secret.reload()).await {
-        Ok(Ok(true)) => tracing::info!("read the fleet's secret again"),
-        Ok(Ok(false)) => {}
-        Ok(Err(error)) => {
-            tracing::error!("kept the fleet's former secret: {}", super::chain(&error));
-        }
-        Err(error) => tracing::error!(%error, "reading the fleet's secret panicked"),
+    async fn look_at_tls(&self, occasion: Occasion) {
+        let Some(tls) = self.credentials.tls.clone() else {
+            return;
+        };
+        let read = spawn_blocking(move || tls.reload().map_err(|error| super::chain(&error)));
+        let read = read.await.unwrap_or_else(|error| Err(panicked(&error)));
+        let known = &self.troubles.tls;
+        tell(
+            known,
+            occasion,
+            ("the fleet's certificates", "the former certificates"),
+            read,
+        );
+        tell_expiry(&self.credentials);
     }
 }
 
-async fn reload_tls(credentials: &Credentials) {
-    let Some(tls) = credentials.tls.clone() else {
-        return;
-    };
-    match tokio::task::spawn_blocking(move || tls.reload()).await {
-        Ok(Ok(true)) => tracing::info!("read the fleet's certificates again"),
-        Ok(Ok(false)) => {}
-        Ok(Err(error)) => {
-            tracing::error!("kept the former certificates: {}", super::chain(&error));
-        }
-        Err(error) => tracing::error!(%error, "reading the fleet's certificates panicked"),
+fn panicked(error: &dyn Display) -> String {
+    format!("reading it panicked: {error}")
+}
+
+/// Tells what came of a look: whether it has changed, or why it cannot be used.
+fn tell(
+    known: &Mutex<Trouble>,
+    occasion: Occasion,
+    (what, former): (&str, &str),
+    read: Result<bool, String>,
+) {
+    if read == Ok(true) {
+        tracing::info!("read {what} again");
     }
-    tell_expiry(credentials);
+    // A panic while the lock is held cannot leave half a change.
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    match known.look(read.err(), occasion == Occasion::Order) {
+        Some(News::Wrong(why)) => tracing::error!("kept {former}: {why}"),
+        Some(News::Over) => tracing::info!("nothing is wrong with {what} any more"),
+        None => {}
+    }
 }
 
 fn tell_expiry(credentials: &Credentials) {

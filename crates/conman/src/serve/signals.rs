@@ -8,8 +8,7 @@ use conman_proto::PreemptRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::peers::Credentials;
-use super::renewal;
+use super::renewal::{Occasion, Renewal};
 use crate::config::OnSigterm;
 
 /// Time for the rest of the daemon to stop in order once every session is dead and released.
@@ -74,7 +73,7 @@ pub(super) fn watch(
     signals: Signals,
     node: &Arc<Node>,
     on_sigterm: OnSigterm,
-    (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
+    (tokens, renewal): (Option<Arc<TokenFile>>, Renewal),
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
     let emergency = node.emergency().clone();
@@ -84,7 +83,7 @@ pub(super) fn watch(
     } = signals;
     node.emergency()
         .spawn(async move { stop_on_signal(&mut ending, &emergency, on_sigterm, &sender).await });
-    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens, credentials).await });
+    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens, renewal).await });
     Stopped(receiver)
 }
 
@@ -128,13 +127,9 @@ async fn stop_on_signal(
     }
 }
 
-async fn reload_on_hangup(
-    hangup: &mut Signal,
-    tokens: Option<Arc<TokenFile>>,
-    credentials: Credentials,
-) {
+async fn reload_on_hangup(hangup: &mut Signal, tokens: Option<Arc<TokenFile>>, renewal: Renewal) {
     while hangup.recv().await.is_some() {
-        renewal::reload(&credentials).await;
+        renewal.look(Occasion::Order).await;
         let Some(tokens) = tokens.clone() else {
             tracing::info!("SIGHUP: there is no token file to read again");
             continue;

@@ -2,6 +2,7 @@
 //! run.
 
 use std::fs;
+use std::time::Duration;
 
 use conman_cluster::Cluster;
 use conman_e2e::eventually;
@@ -10,8 +11,14 @@ use conman_proto::ConnectToken;
 use http::header::SET_COOKIE;
 use http::{Method, StatusCode};
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::fleet::{Fleet, PATIENCE};
+
+const KEPT: &str = "kept the fleet's former secret: ";
+const OVER: &str = "nothing is wrong with the fleet's secret any more";
+/// In which a daemon looks at the file again, and once more.
+const LOOKS: Duration = Duration::from_secs(12);
 
 /// A connect token of a node's.
 async fn token(fleet: &Fleet, node: usize) -> String {
@@ -107,5 +114,39 @@ async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_
     assert_eq!(found.generation.get(), generation);
     fleet.goes_on("w", generation).await;
     assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
+    fleet.leaves_nothing().await;
+}
+
+/// How often a node has told this so far.
+fn told(fleet: &Fleet, words: &str) -> usize {
+    fleet.node(0).log().matches(words).count()
+}
+
+#[tokio::test]
+async fn secret_that_cannot_be_used_is_told_once_and_that_it_is_over() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(1).members(1)).await else {
+        return;
+    };
+    let good = fleet.cluster.layout().secret("n1");
+    let good = fs::read_to_string(good).expect("readable");
+    let generation = fleet.ensure(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    write(&fleet, 0, &["short"]);
+    eventually("it is told", PATIENCE, async || told(&fleet, KEPT) > 0).await;
+    sleep(LOOKS).await;
+    assert_eq!(told(&fleet, KEPT), 1, "{}", fleet.node(0).log());
+    // Something else is wrong with it.
+    write(&fleet, 0, &[good.as_str(); 5]);
+    eventually("it is told", PATIENCE, async || told(&fleet, KEPT) > 1).await;
+    // Somebody asks.
+    fleet.node(0).signal_daemon(Signal::HUP).expect("told");
+    eventually("it is told", PATIENCE, async || told(&fleet, KEPT) > 2).await;
+    sleep(LOOKS).await;
+    assert_eq!(told(&fleet, KEPT), 3, "{}", fleet.node(0).log());
+    assert_eq!(told(&fleet, OVER), 0);
+    write(&fleet, 0, &[&good]);
+    eventually("it is told", PATIENCE, async || told(&fleet, OVER) > 0).await;
+    sleep(LOOKS).await;
+    assert_eq!((told(&fleet, OVER), told(&fleet, KEPT)), (1, 3));
     fleet.leaves_nothing().await;
 }
