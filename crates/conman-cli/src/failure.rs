@@ -120,6 +120,14 @@ impl Failure {
         }
     }
 
+    /// What failed, on what and why; nothing where everything was told.
+    pub(crate) fn detail(&self) -> &str {
+        match self {
+            Self::Told { problem, .. } => &problem.detail,
+            Self::NobodyReads | Self::Quiet(_) => "",
+        }
+    }
+
     /// The same failure under another exit code.
     pub(crate) fn with_exit(mut self, code: Exit) -> Self {
         match &mut self {

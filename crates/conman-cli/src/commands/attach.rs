@@ -16,7 +16,7 @@ use super::Context;
 use super::exec::{
     ending_signal, exit_of, next_piece, next_resize, of_conman, request, with_container,
 };
-use super::followed::Followed;
+use super::followed::{Fate, Followed};
 use crate::args::detach_keys::DetachWatch;
 use crate::args::{AttachArgs, DetachKeys, ExecArgs};
 use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, PROMPT, ToCommand};
@@ -30,8 +30,11 @@ use crate::terminal::{self, Interrupts, RawTerminal, Resizes};
 const CLEAR: &[u8] = b"\x1b[m\x1b[H\x1b[2J";
 
 /// Leaves the modes that a full-screen program may have set: the alternate screen, a scrolling
-/// region, mouse reports, bracketed paste, application keys, a hidden cursor, attributes.
-const LEAVE: &[u8] = b"\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\
+/// region, mouse reports, bracketed paste, application keys, a hidden cursor, attributes. Leaving
+/// the alternate screen takes the cursor to where it was saved last, also where there was none to
+/// leave: so that is where it is.
+const LEAVE: &[u8] =
+    b"\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\
     \x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[m\r\n";
 
 /// What somebody attaches to.
@@ -191,10 +194,11 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     leave();
     drop(raw);
     written?;
+    let mut fate = Fate::Runs;
     if let Some(Ended::Program(ended)) = &ended {
         let again = target.command();
         tokio::select! {
-            told = with_container(context, followed, ended, &again) => told?,
+            told = with_container(context, followed, ended, &again) => fate = told?,
             // It asks the daemon once more: whoever does not want to wait for that need not.
             signal = ending_signal(Some(&mut interrupts), None) => {
                 return Ok(Exit::Command(128 + signal));
@@ -204,11 +208,19 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     match ended {
         Some(Ended::Program(Err(error))) => {
             let failure = exit_of(Err(error));
-            let back = format!(
-                "the program goes on; `{}` comes back to it",
-                target.command()
-            );
-            failure.map_err(|failure| failure.next(back))
+            match (fate, target.command()) {
+                (Fate::Runs, back) => failure.map_err(|failure| {
+                    failure.next(format!("the program goes on; `{back}` comes back to it"))
+                }),
+                (Fate::Unknown(why), back) => failure.map_err(|failure| {
+                    let why = why.detail();
+                    failure.next(format!(
+                        "whether the program goes on is not known ({why}); `{back}` comes back to \
+                         it if it does"
+                    ))
+                }),
+                (Fate::Ended | Fate::Gone(_), _) => failure,
+            }
         }
         Some(Ended::Program(ended)) => exit_of(ended),
         Some(Ended::Detached) | None => {

@@ -135,7 +135,7 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     drop(raw);
     let again = format!("conman exec {} …", args.id);
     tokio::select! {
-        told = with_container(context, followed, &ended, &again) => told?,
+        told = with_container(context, followed, &ended, &again) => drop(told?),
         // It asks the daemon once more: whoever does not want to wait for that need not.
         signal = ending_signal(interrupts.as_mut(), None) => {
             return Ok(Exit::Command(128 + signal));
@@ -151,18 +151,18 @@ pub(super) async fn with_container(
     followed: Option<Followed>,
     ended: &Result<ExecStatus, ExecSocketError>,
     again: &str,
-) -> Result<(), Failure> {
+) -> Result<Fate, Failure> {
     let exit = match ended {
         Ok(status) if status.exit_code == Some(KILLED) => Exit::of_command(KILLED),
-        Ok(status) if status.exit_code.is_some() => return Ok(()),
+        Ok(status) if status.exit_code.is_some() => return Ok(Fate::Ended),
         Ok(_) | Err(_) => Exit::NOT_RUN,
     };
     let Some(followed) = followed else {
-        return Ok(());
+        return Ok(Fate::Runs);
     };
     match followed.fate(&context.client, again).await {
         Fate::Gone(failure) => Err(failure.with_exit(exit)),
-        Fate::Ended | Fate::Runs | Fate::Unknown(_) => Ok(()),
+        fate @ (Fate::Ended | Fate::Runs | Fate::Unknown(_)) => Ok(fate),
     }
 }
 

@@ -19,6 +19,7 @@ mod restart;
 mod secret;
 mod single_flight;
 mod store;
+mod terminals;
 mod trouble;
 mod typed;
 mod versions;
