@@ -8,6 +8,7 @@ mod client;
 mod commands;
 mod events;
 mod fleet;
+mod holds;
 mod hop;
 mod late;
 mod load;
