@@ -2,6 +2,7 @@
 //! off by its cloud; on the distribution's kernel and on the oldest that is served.
 
 mod clock;
+mod upgrade;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -173,6 +174,7 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
     if kernel == Kernel::Distribution {
         // What the kernel has no part in once is enough.
         clock::assert_no_setting_of_it_matters(&machine, &started);
+        upgrade::assert_a_reload_replaces_the_shim(&machine, &started);
     }
     assert_outlives_daemon_and_shim(&machine, &started);
 
