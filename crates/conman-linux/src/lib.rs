@@ -17,6 +17,7 @@
 mod beneath;
 mod cgroup_limits;
 mod cgroup_mounts;
+mod cgroup_weight;
 mod cgroups;
 mod clone_process;
 mod death_watch;
@@ -41,6 +42,7 @@ mod tree_removal;
 pub use beneath::{create_dir_beneath, open_beneath};
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
+pub use cgroup_weight::CgroupWeight;
 pub use cgroups::{CgroupError, Cgroups};
 pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,

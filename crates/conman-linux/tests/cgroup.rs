@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use conman_linux::{CgroupError, Cgroups, proc_scan};
+use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, proc_scan};
 
 use support::{Process, SOON};
 
@@ -63,6 +63,16 @@ impl TestCgroup {
             .join(below)
             .join("cgroup.procs");
         std::fs::write(procs, process.pid().to_string()).expect("a process joins");
+    }
+
+    /// What it weighs, wherever the kernel gives out processors by weight.
+    fn weights(&self) -> Vec<PathBuf> {
+        let names = ["cpu.weight", "cpu.shares"];
+        let files = self.mounts.iter().flat_map(|mount| {
+            let directory = self.directory(mount);
+            names.map(|name| directory.join(name))
+        });
+        files.filter(|file| file.exists()).collect()
     }
 
     fn exists(&self) -> bool {
@@ -202,4 +212,46 @@ fn an_observer_sees_the_living_of_a_cgroup_and_no_zombie() {
     assert!(zombies[0].is_zombie(), "{zombies:?}");
     assert_eq!(zombies[0].start_time_ticks, identity.start_time_ticks);
     first.reap();
+}
+
+fn read(files: &[PathBuf]) -> Vec<String> {
+    let text = files.iter().map(std::fs::read_to_string);
+    text.map(|text| text.expect("readable").trim().to_owned())
+        .collect()
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
+fn a_cgroup_goes_before_others_until_what_was_before_is_put_back() {
+    let group = TestCgroup::new();
+    let files = group.weights();
+    if files.is_empty() {
+        return println!("skipped: no cgroup of this host has a weight");
+    }
+    let layout = CgroupLayout::detect().expect("mounted");
+    let weight = || CgroupWeight::of(&layout, &["/conman-none".to_owned(), group.path.clone()]);
+    let usual = read(&files);
+    for file in &files {
+        std::fs::write(file, "333").expect("an operator sets it");
+    }
+    let mut mine = weight();
+    assert!(mine.raise());
+    let raised = read(&files);
+    let number = |text: &String| text.parse::<u32>().expect("a number");
+    assert!(raised.iter().all(|text| number(text) > 9_000), "{raised:?}");
+    // Raised twice is raised once.
+    assert!(mine.raise());
+    mine.restore();
+    assert!(read(&files).iter().all(|text| text == "333"));
+
+    // Whoever has raised nothing changes nothing.
+    mine.restore();
+    weight().restore();
+    assert!(read(&files).iter().all(|text| text == "333"));
+
+    // What was before is lost with whoever raised it.
+    assert!(weight().raise());
+    weight().restore();
+    assert_eq!(read(&files), usual);
+    assert!(!CgroupWeight::of(&layout, &[format!("{}/..", group.path)]).raise());
 }

@@ -86,6 +86,7 @@ impl Node {
             registry: Arc::clone(&registry),
             journal: Arc::clone(&journal),
             budget_ms: options.preempt_budget_ms,
+            instance: options.instance.clone(),
         };
         let emergency = emergency::start(means).map_err(thread("start the emergency thread"))?;
         let context = Arc::new(Context {

@@ -6,10 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use conman_core::naming::{CgroupDriver, instance_cgroup};
+use conman_linux::{CgroupLayout, CgroupWeight};
 use conman_node::{EnsureError, RouteError};
 use conman_proto::{EventKind, NodeState, PreemptRequest, SessionRequest, SessionState};
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, RecordState, Registry};
 use conman_runtime::{Fault, Operation};
+use stage::frozen::Frozen;
+use stage::weights::{read, weights_of};
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
 
 fn request() -> PreemptRequest {
@@ -226,6 +230,82 @@ fn a_session_that_ends_within_its_grace_is_certified_early_and_the_others_are_ki
         std::fs::read_to_string(file("saved")).expect("it was given time"),
         "saved\n"
     );
+}
+
+#[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
+fn frozen_or_skipped(name: &str, pid: u32) -> Option<Frozen> {
+    let frozen = Frozen::new(name, &[pid.cast_signed()]);
+    frozen.inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+#[test]
+fn what_dies_goes_before_everything_else_once_no_program_runs_on_in_its_grace() {
+    let stage = Stage::new();
+    let Some(weights) = weights_of(&stage) else {
+        return;
+    };
+    let usual = read(&weights);
+    let daemon = stage.boot();
+    let (set, end) = (
+        stage.state.path().join("set"),
+        stage.state.path().join("end"),
+    );
+    let script = format!(
+        "trap '' TERM; : >{}; until [ -e {} ]; do sleep 0.05; done",
+        set.display(),
+        end.display()
+    );
+    let with_grace = SessionRequest {
+        preempt_signal: Some("SIGTERM".to_owned()),
+        preempt_grace_ms: Some(60_000),
+        ..program(&script)
+    };
+    daemon.start("polite", &with_grace);
+    eventually("the trap to be set", || set.exists().then_some(()));
+    let pid = daemon.start("slow", &idle()).pid.expect("it runs");
+    let name = format!("conman-{}-slow", stage.instance);
+    let Some(frozen) = frozen_or_skipped(&name, pid) else {
+        return;
+    };
+    daemon.start("quick", &idle());
+
+    let node = Arc::clone(&daemon.node);
+    let notice = PreemptRequest {
+        budget_ms: Some(300_000),
+        ..request()
+    };
+    let report = daemon.spawn(async move { node.preempt(&notice, "api").await });
+    daemon.await_state("quick", SessionState::Stopped);
+    assert_eq!(read(&weights), usual, "a program runs on");
+    std::fs::write(&end, "").expect("written");
+    eventually("what dies to go first", || {
+        read(&weights)
+            .iter()
+            .zip(&usual)
+            .all(|(now, usual)| now != usual)
+            .then_some(())
+    });
+    frozen.thaw();
+    let report = daemon.run(report).expect("no panic").expect("a report");
+    assert_eq!((report.sessions, report.released), (3, 3), "{report:?}");
+    assert_eq!(read(&weights), usual, "it is over");
+}
+
+#[test]
+fn what_a_daemon_raised_that_ended_meanwhile_is_taken_back_by_the_next() {
+    let stage = Stage::new();
+    let Some(weights) = weights_of(&stage) else {
+        return;
+    };
+    let usual = read(&weights);
+    let layout = CgroupLayout::detect().expect("mounted");
+    let path = instance_cgroup(&stage.instance, CgroupDriver::Cgroupfs);
+    assert!(CgroupWeight::of(&layout, &[path]).raise());
+    assert_ne!(read(&weights), usual);
+    let _daemon = stage.boot();
+    eventually("the usual weight", || {
+        (read(&weights) == usual).then_some(())
+    });
 }
 
 #[test]

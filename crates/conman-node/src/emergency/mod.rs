@@ -13,6 +13,7 @@ mod desk;
 mod gce;
 mod log;
 mod metadata;
+mod precedence;
 mod preemption;
 mod releases;
 mod target;
@@ -22,6 +23,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
+use conman_core::naming::Instance;
 use conman_proto::{EventKind, PreemptPlan, PreemptReport, PreemptRequest};
 use conman_registry::{Journal, Registry};
 use jiff::Timestamp;
@@ -58,6 +60,7 @@ pub(crate) struct Means {
     pub(crate) registry: Arc<dyn Registry>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) budget_ms: u32,
+    pub(crate) instance: Instance,
 }
 
 /// Gives orders to the emergency thread, from any thread and any runtime.
@@ -198,6 +201,7 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
         .spawn(move || {
             // Without the capability the thread competes like any other.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+            precedence::take_back(&means.instance);
             runtime.block_on(conman_vitals::essential(
                 "emergency",
                 run(means, log, queue),

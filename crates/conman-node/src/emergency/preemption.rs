@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::claims::{self, Claims};
+use super::precedence::Precedence;
 use super::releases::{Released, Releases};
 use super::target::{Standing, Target};
 use super::{Means, Notice};
@@ -56,6 +57,7 @@ pub(super) struct Preemption {
     dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
     releases: Releases,
     claims: Claims,
+    precedence: Precedence,
     events: Vec<NewEvent>,
     last_kill: Option<Instant>,
     last_certificate: Option<Instant>,
@@ -78,6 +80,7 @@ impl Preemption {
             dying: FuturesUnordered::new(),
             releases: Releases::new(means.registry.clone()),
             claims: Claims::default(),
+            precedence: Precedence::new(means.instance.clone()),
             events: Vec::new(),
             last_kill: None,
             last_certificate: None,
@@ -107,9 +110,26 @@ impl Preemption {
                 break;
             }
             self.releases.begin();
+            self.hasten();
             self.step(end).await;
         }
         self.conclude()
+    }
+
+    /// Has the killed die before others work, unless somebody's grace goes on, in which a program
+    /// would have all processors for itself.
+    fn hasten(&mut self) {
+        let mut dying = false;
+        for target in self.targets.values() {
+            match &target.standing {
+                Standing::Warned(..) => return,
+                Standing::Killed(..) => dying = true,
+                _ => {}
+            }
+        }
+        if dying {
+            self.precedence.give();
+        }
     }
 
     /// Waits for the next thing to happen and deals with it.

@@ -6,6 +6,7 @@
 pub(crate) mod flaky_registry;
 pub(crate) mod frozen;
 pub(crate) mod silent;
+pub(crate) mod weights;
 pub(crate) mod with_terminals;
 
 use std::collections::BTreeMap;
