@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Longest file that is read: a mount table of a host with a hundred thousand mounts.
 const MAX_BYTES: u64 = 32 << 20;
@@ -14,6 +15,8 @@ const MAX_PROCESSES: usize = 4_194_304;
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
+    /// What the programs of all processes are called, read once: a host has many thousands.
+    programs: OnceLock<Vec<(u32, String)>>,
 }
 
 /// A limit of a cgroup, or of the nearest one above it.
@@ -43,7 +46,10 @@ impl Host {
 
     /// The machine whose `/proc`, `/sys`, `/etc` lie below `root`.
     pub fn below(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self {
+            root: root.into(),
+            programs: OnceLock::new(),
+        }
     }
 
     pub(crate) fn path(&self, absolute: &str) -> PathBuf {
@@ -121,18 +127,24 @@ impl Host {
         kib.checked_mul(1024)
     }
 
-    /// Processes whose program is called so.
+    /// Processes whose program is called so, as they were when first asked for.
     pub(crate) fn processes(&self, name: &str) -> Vec<u32> {
+        let programs = self.programs.get_or_init(|| self.read_programs());
+        let called = programs.iter().filter(|(_, program)| program == name);
+        called.map(|(pid, _)| *pid).collect()
+    }
+
+    fn read_programs(&self) -> Vec<(u32, String)> {
         let Ok(entries) = std::fs::read_dir(self.path("/proc")) else {
             return Vec::new();
         };
         entries
             .flatten()
             .take(MAX_PROCESSES)
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .filter(|pid| {
-                self.text(&format!("/proc/{pid}/comm"))
-                    .is_some_and(|comm| comm.trim_end() == name)
+            .filter_map(|entry| {
+                let pid = entry.file_name().to_str()?.parse().ok()?;
+                let program = self.text(&format!("/proc/{pid}/comm"))?;
+                Some((pid, program.trim_end().to_owned()))
             })
             .collect()
     }
