@@ -23,13 +23,14 @@ const BATCH: usize = 32;
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// What a runtime could not remove while it hung is gone soon after it goes on.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
 /// How often a preempted node looks whether it goes on after all.
 const PREEMPTED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Failures after which one is journalled again; the first one always is.
-const JOURNAL_EVERY: u32 = 20;
+/// Failures after which one is journalled again, which takes twenty minutes; the first one always is.
+const JOURNAL_EVERY: u32 = 80;
 
 #[derive(Debug, Default)]
 pub(crate) struct CleanupQueue {
