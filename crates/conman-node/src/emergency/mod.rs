@@ -49,8 +49,8 @@ const COMMANDS: usize = 64;
 /// Longest reason of a notice that is kept, in bytes.
 const MAX_REASON_BYTES: usize = 500;
 
-/// Scheduling priority of the thread (setpriority(2)): before every session and the daemon's own
-/// workers when processors are short. Needs CAP_SYS_NICE, and works without.
+/// Scheduling priority of the thread (setpriority(2)) where it is given no real-time: before the
+/// daemon's own workers, and before what shares their cgroup.
 const NICE: i32 = -15;
 
 /// What the emergency thread works with.
@@ -199,8 +199,7 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
     thread::Builder::new()
         .name("conman-emergency".to_owned())
         .spawn(move || {
-            // Without the capability the thread competes like any other.
-            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+            run_first();
             precedence::take_back(&means.instance);
             runtime.block_on(conman_vitals::essential(
                 "emergency",
@@ -210,6 +209,15 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
             runtime.shutdown_background();
         })?;
     Ok(handle)
+}
+
+/// Hundreds of containers that die at once wake as many shims and what those start, among which a
+/// thread like any other waits for tens of milliseconds between one certificate and the next.
+fn run_first() {
+    if conman_linux::run_before_ordinary_threads().is_err() {
+        // Without the capability it competes like any other.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+    }
 }
 
 /// The preemption under way.
