@@ -20,6 +20,7 @@ use conman_runtime::ShimCommand;
 use conman_shim::{Client, ClientError, Request, ShimOptions};
 
 use crate::config::{self, Config, LogFormat};
+use crate::serve::EXIT_CONFIG;
 use crate::{state_dir, telemetry};
 
 /// Where all shims of the host note for how many sessions the kernel is prepared.
@@ -119,7 +120,15 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => crate::fail(&format!("{error:#}")),
+        Err(error) => {
+            let failed = crate::fail(&format!("{error:#}"));
+            // The shim's unit does not try again what only a change of the configuration can mend.
+            if error.is::<config::ConfigError>() {
+                ExitCode::from(EXIT_CONFIG)
+            } else {
+                failed
+            }
+        }
     }
 }
 

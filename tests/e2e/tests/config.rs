@@ -9,6 +9,10 @@ use tempfile::TempDir;
 
 /// Runs `conman serve` with this configuration, in which `DIR` stands for a directory of its own.
 fn serve(text: &str) -> (TempDir, Output) {
+    run("serve", text)
+}
+
+fn run(daemon: &str, text: &str) -> (TempDir, Output) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let own = directory.path().to_str().expect("its name is text");
     let file = directory.path().join("conman.toml");
@@ -17,7 +21,7 @@ fn serve(text: &str) -> (TempDir, Output) {
     let output = Command::new("timeout")
         .arg("60")
         .arg(conman_e2e::binary())
-        .args(["serve", "--config"])
+        .args([daemon, "--config"])
         .arg(&file)
         .output()
         .expect("conman can be run");
@@ -37,6 +41,17 @@ fn nothing_was_made(directory: &Path) {
         .map(|entry| entry.expect("an entry").file_name())
         .collect();
     assert_eq!(made, ["conman.toml"]);
+}
+
+#[test]
+fn a_shim_refuses_a_mistake_by_the_same_exit_code_which_its_unit_does_not_try_again() {
+    let (directory, output) = run(
+        "shim",
+        "[node]\nstate_dir = \"DIR/state\"\nruntme = \"native\"\n",
+    );
+    let told = refused(&output);
+    assert!(told.contains("runtme"), "{told}");
+    nothing_was_made(directory.path());
 }
 
 #[test]

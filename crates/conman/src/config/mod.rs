@@ -23,7 +23,7 @@ use conman_image::ImageLimits;
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 
-pub(crate) use load::load;
+pub(crate) use load::{ConfigError, load};
 pub(crate) use registry::SharedRegistry;
 
 /// Everything that an operator may set, checked.

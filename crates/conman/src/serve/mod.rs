@@ -59,7 +59,7 @@ use signals::Signals;
 use state::State;
 
 /// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
-const EXIT_CONFIG: u8 = 2;
+pub(crate) const EXIT_CONFIG: u8 = 2;
 /// Descriptors beside standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
 /// Time for tunnels and requests in flight when the daemon stops.

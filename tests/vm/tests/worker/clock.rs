@@ -115,7 +115,7 @@ fn positions(lines: &str) -> Vec<u64> {
     events.collect()
 }
 
-fn seconds(text: &str) -> f64 {
+pub(crate) fn seconds(text: &str) -> f64 {
     let time = text.trim().parse();
     time.unwrap_or_else(|_| panic!("no time: {text}"))
 }

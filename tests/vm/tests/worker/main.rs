@@ -2,6 +2,8 @@
 //! off by its cloud; on the distribution's kernel and on the oldest that is served.
 
 mod clock;
+mod floor;
+mod restarts;
 mod upgrade;
 
 use std::sync::{Mutex, PoisonError};
@@ -177,6 +179,9 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
         upgrade::assert_a_reload_replaces_the_shim(&machine, &started);
     }
     assert_outlives_daemon_and_shim(&machine, &started);
+    if kernel == Kernel::Distribution {
+        restarts::assert_never_stays_down(&machine, &started);
+    }
 
     let _ = machine.run("conman rm ben").ok();
     let _ = machine
@@ -187,6 +192,10 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
     let again = sessions(&machine);
     assert!(generation(&again[1]) > generation(&started[1]), "{again:?}");
 
+    if kernel == Kernel::Distribution {
+        floor::assert_what_the_readme_says_gets_past_it(&machine, &again);
+        assert_reached(&machine);
+    }
     let console = machine.power_off();
     let killed = format!("{} of {} sessions killed", SESSIONS.len(), SESSIONS.len());
     assert!(console.contains(&killed), "{console}");

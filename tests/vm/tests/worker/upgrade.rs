@@ -56,4 +56,14 @@ pub(crate) fn assert_a_reload_replaces_the_shim(machine: &Machine, before: &[Val
         format!("{shim}{standby}{INSTALLED}")
     );
     serves();
+
+    // Whoever is the quicker to succeed, one of the daemon's or the one that has stood by since before
+    // the upgrade, is what is installed.
+    let next = ask("shim=$(holder)
+        kill -KILL $shim
+        until next=$(holder) && [ -n \"$next\" ] && [ \"$next\" != $shim ] &&
+            [ \"$(runs $next)\" = /usr/bin/conman ]; do sleep 0.2; done
+        echo $next");
+    assert_ne!(next, shim);
+    serves();
 }
