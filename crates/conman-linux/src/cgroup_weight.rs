@@ -5,17 +5,17 @@ use crate::cgroup_mounts::CgroupLayout;
 use crate::cgroups::is_plain;
 
 /// `cpu.weight` of v2 goes from 1 to 10,000 (cgroup-v2.rst), `cpu.shares` of v1 from 2 to 262,144
-/// (`MAX_SHARES` in kernel/sched/sched.h). One below the greatest is next to as much, and tells what
-/// was raised here from what an operator has set.
+/// (`MAX_SHARES` in kernel/sched/sched.h). Ten times the usual: what shares a processor with it keeps
+/// an eleventh. One more, to tell what was raised here from what an operator has set.
 const UNIFIED: Scale = Scale {
     file: "cpu.weight",
     usual: "100",
-    raised: "9999",
+    raised: "1001",
 };
 const V1: Scale = Scale {
     file: "cpu.shares",
     usual: "1024",
-    raised: "262143",
+    raised: "10241",
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ struct Scale {
 
 /// What a cgroup gets of the processors beside its neighbours when they are short, in every
 /// hierarchy that gives them out.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CgroupWeight {
     /// Where it may stand, and what stood there before it was raised.
     files: Vec<(PathBuf, Scale, Option<String>)>,
@@ -55,14 +55,17 @@ impl CgroupWeight {
         Self { files }
     }
 
-    /// Puts it before all neighbours, wherever it has a weight; whether that is anywhere.
+    /// Puts it before its neighbours, wherever it has a weight; whether that is anywhere.
     pub fn raise(&mut self) -> bool {
         let mut raised = false;
         for (file, scale, before) in &mut self.files {
-            // What is not there, or is not ours to change, goes on as it is.
+            // What is not there, is not ours to change, or has more already, goes on as it is.
             let Ok(present) = fs::read_to_string(&*file) else {
                 continue;
             };
+            if weight(&present) > weight(scale.raised) {
+                continue;
+            }
             if fs::write(&*file, scale.raised).is_ok() {
                 before.get_or_insert(present);
                 raised = true;
@@ -86,4 +89,9 @@ impl CgroupWeight {
             let _ = fs::write(file, value.trim());
         }
     }
+}
+
+/// What cannot be understood is taken for the least.
+fn weight(text: &str) -> u32 {
+    text.trim().parse().unwrap_or_default()
 }

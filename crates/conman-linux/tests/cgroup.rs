@@ -238,7 +238,7 @@ fn a_cgroup_goes_before_others_until_what_was_before_is_put_back() {
     assert!(mine.raise());
     let raised = read(&files);
     let number = |text: &String| text.parse::<u32>().expect("a number");
-    assert!(raised.iter().all(|text| number(text) > 9_000), "{raised:?}");
+    assert!(raised.iter().all(|text| number(text) > 1_000), "{raised:?}");
     // Raised twice is raised once.
     assert!(mine.raise());
     mine.restore();

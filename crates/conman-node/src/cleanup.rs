@@ -86,14 +86,21 @@ impl CleanupQueue {
         self.lock().remove(&(runtime, key.clone()));
     }
 
-    /// Puts off another try; returns how often it failed so far.
-    fn failed(&self, runtime: RuntimeKind, key: &ContainerKey, now: Instant) -> u32 {
+    /// Puts off another try; returns how often it failed so far. The last one `took` so long.
+    fn failed(
+        &self,
+        runtime: RuntimeKind,
+        key: &ContainerKey,
+        now: Instant,
+        took: Duration,
+    ) -> u32 {
         let mut waiting = self.lock();
         let Some(one) = waiting.get_mut(&(runtime, key.clone())) else {
             return 0;
         };
         one.failures = one.failures.saturating_add(1);
-        one.at = now + pause_after(one.failures);
+        // Those that wait for it have as much time as it has.
+        one.at = now + pause_after(one.failures).max(took);
         one.failures
     }
 }
@@ -141,8 +148,10 @@ async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
         }
         return;
     };
+    let begun = Instant::now();
     let results = runtime.remove(&keys).await;
     let now = Instant::now();
+    let took = now - begun;
     let mut results = results.into_iter();
     for key in keys {
         match results.next() {
@@ -158,13 +167,13 @@ async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
                 );
             }
             Some(Err(error)) => {
-                let failures = context.cleanup.failed(kind, &key, now);
+                let failures = context.cleanup.failed(kind, &key, now, took);
                 metrics::counter!("conman_cleanups_total", "result" => "failed").increment(1);
                 if failures % JOURNAL_EVERY == 1 {
                     let message = format!(
                         "{}; trying again in {} s",
                         crate::error_chain(&error),
-                        pause_after(failures).as_secs_f64()
+                        pause_after(failures).max(took).as_secs_f64()
                     );
                     context.note_session(
                         EventKind::CleanupFailed,
@@ -176,7 +185,7 @@ async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
             }
             // Without a result for it there is nothing to go by but another try.
             None => {
-                context.cleanup.failed(kind, &key, now);
+                context.cleanup.failed(kind, &key, now, took);
             }
         }
     }
@@ -201,7 +210,8 @@ mod tests {
         queue.push(RuntimeKind::Docker, key("a"));
         assert_eq!(queue.len(), 2);
         let now = Instant::now();
-        assert_eq!(queue.failed(RuntimeKind::Docker, &key("a"), now), 1);
+        let took = Duration::from_millis(20);
+        assert_eq!(queue.failed(RuntimeKind::Docker, &key("a"), now, took), 1);
         let (batch, _) = queue.due(now);
         assert_eq!(batch, Some((RuntimeKind::Docker, vec![key("b")])));
         queue.done(RuntimeKind::Docker, &key("b"));

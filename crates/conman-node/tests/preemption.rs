@@ -232,6 +232,24 @@ fn a_session_that_ends_within_its_grace_is_certified_early_and_the_others_are_ki
     );
 }
 
+/// Niceness and real-time priority (proc_pid_stat(5)) of this process's threads of that name.
+fn ranks(name: &str) -> Vec<(i32, i32)> {
+    let threads = std::fs::read_dir("/proc/self/task").expect("readable");
+    let stats = threads.filter_map(|thread| {
+        // It may have ended meanwhile.
+        std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()
+    });
+    let ranks = stats.filter_map(|stat| {
+        let (before, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+        let number = |at: usize| fields[at].parse().expect("a number");
+        before
+            .ends_with(&format!("({name}"))
+            .then(|| (number(16), number(37)))
+    });
+    ranks.collect()
+}
+
 #[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 fn frozen_or_skipped(name: &str, pid: i32) -> Option<Frozen> {
     let frozen = Frozen::new(name, &[pid]);
@@ -285,38 +303,14 @@ fn what_dies_goes_before_everything_else_once_no_program_runs_on_in_its_grace() 
             .all(|(now, usual)| now != usual)
             .then_some(())
     });
+    let usual_nice = rustix::process::getpriority_process(None).expect("readable");
+    let goes_first = |(nice, realtime): &(i32, i32)| *realtime > 0 || *nice < usual_nice;
+    assert!(ranks("conman-emergenc").iter().any(goes_first));
+    assert!(!ranks("tokio-rt-worker").iter().any(goes_first));
     frozen.thaw();
     let report = daemon.run(report).expect("no panic").expect("a report");
     assert_eq!((report.sessions, report.released), (3, 3), "{report:?}");
     assert_eq!(read(&weights), usual, "it is over");
-}
-
-/// Real-time, or where the host gives none, its niceness (proc_pid_stat(5)).
-#[test]
-fn the_thread_that_kills_goes_before_the_daemons_others() {
-    let stage = Stage::new();
-    let _daemon = stage.boot();
-    let ranks = |name: &str| {
-        let threads = std::fs::read_dir("/proc/self/task").expect("readable");
-        let stats = threads.filter_map(|thread| {
-            // It may have ended meanwhile.
-            std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()
-        });
-        let ranks = stats.filter_map(|stat| {
-            let (before, fields) = stat.rsplit_once(')')?;
-            let fields: Vec<i32> = fields
-                .split_ascii_whitespace()
-                .map(|field| field.parse().unwrap_or_default())
-                .collect();
-            before.ends_with(name).then(|| (fields[16], fields[37]))
-        });
-        ranks.collect::<Vec<_>>()
-    };
-    eventually("a thread that goes first", || {
-        let first = |(nice, realtime): &(i32, i32)| *realtime > 0 || *nice < 0;
-        ranks("(conman-emergenc").iter().any(first).then_some(())
-    });
-    assert_eq!(ranks("(tokio-rt-worker")[0], (0, 0));
 }
 
 #[test]

@@ -264,14 +264,15 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
 }
 
 fn way_to(name: &str, peer: Option<&Peer>) -> Node {
-    let url = peer
-        .and_then(|peer| peer.announcement.as_ref())
-        .and_then(|told| told.peer_url.as_deref());
-    let address = match url {
-        Some(url) => PeerAddress::new(name, url).map_err(|error| error.to_string()),
+    let told = peer.and_then(|peer| peer.announcement.as_ref());
+    let address = match told.map(|told| told.peer_url.as_deref()) {
+        Some(Some(url)) => PeerAddress::new(name, url).map_err(|error| error.to_string()),
+        Some(None) => Err(format!(
+            "node `{name}` does not listen for other nodes; set `listen.peers` in its configuration"
+        )),
         None => Err(format!(
-            "node `{name}` has not announced where it listens for other nodes; set \
-             `listen.peers` in its configuration"
+            "node `{name}` has not announced yet where it listens for other nodes, as one that is \
+             starting; try again in a moment"
         )),
     };
     Node {

@@ -103,4 +103,14 @@ pub fn run(options: ShimOptions) -> std::io::Result<LastHold> {
 #[must_use = "nobody succeeds the shim while this is held, and anybody may from then on"]
 pub struct LastHold {
     _lock: File,
+    is_alone: bool,
+}
+
+impl LastHold {
+    /// Whether nothing lives that the shim knew of, nothing is started or may still appear, and no
+    /// death is owed: a successor needs to know of nothing then.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
+    }
 }

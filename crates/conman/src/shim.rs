@@ -150,11 +150,12 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
     // or whoever started it wants it where it is.
     let _ = rustix::process::setsid();
     let fence_cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
+    let fence_slice = instance_cgroup(&instance, CgroupDriver::Systemd);
     let hold = conman_shim::run(ShimOptions {
         socket: place.socket(),
         roots: vec![state_dir.to_path_buf()],
         fence_cgroup: fence_cgroup.clone(),
-        fence_slice: instance_cgroup(&instance, CgroupDriver::Systemd),
+        fence_slice: fence_slice.clone(),
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
@@ -164,7 +165,13 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
         freeze_patience: Duration::from_millis(arguments.freeze_ms),
     })
     .context("the shim cannot go on")?;
-    if Cgroups::detect().is_ok_and(|cgroups| cgroups.pids_below(&fence_cgroup).is_empty()) {
+    let is_empty = Cgroups::detect().is_ok_and(|cgroups| {
+        let places = [&fence_cgroup, &fence_slice];
+        places
+            .iter()
+            .all(|place| cgroups.pids_below(place).is_empty())
+    });
+    if hold.is_alone() && is_empty {
         place.clear();
     }
     // A successor has found none of it, or begins now.

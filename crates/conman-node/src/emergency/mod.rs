@@ -33,6 +33,7 @@ use tokio::time::Instant;
 
 use self::desk::{Desk, OnNotice, OnReadmit, Origin, run_time};
 use self::log::Log;
+use self::precedence::Weight;
 use self::preemption::Preemption;
 use crate::error::PreemptError;
 use crate::events::node_event;
@@ -48,10 +49,6 @@ const COMMANDS: usize = 64;
 
 /// Longest reason of a notice that is kept, in bytes.
 const MAX_REASON_BYTES: usize = 500;
-
-/// Scheduling priority of the thread (setpriority(2)) where it is given no real-time: before the
-/// daemon's own workers, and before what shares their cgroup.
-const NICE: i32 = -15;
 
 /// What the emergency thread works with.
 #[derive(Debug, Clone)]
@@ -199,8 +196,7 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
     thread::Builder::new()
         .name("conman-emergency".to_owned())
         .spawn(move || {
-            run_first();
-            precedence::take_back(&means.instance);
+            precedence::be_quick();
             runtime.block_on(conman_vitals::essential(
                 "emergency",
                 run(means, log, queue),
@@ -209,15 +205,6 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
             runtime.shutdown_background();
         })?;
     Ok(handle)
-}
-
-/// Hundreds of containers that die at once wake as many shims and what those start, among which a
-/// thread like any other waits for tens of milliseconds between one certificate and the next.
-fn run_first() {
-    if conman_linux::run_before_ordinary_threads().is_err() {
-        // Without the capability it competes like any other.
-        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-    }
 }
 
 /// The preemption under way.
@@ -230,6 +217,7 @@ struct Running {
 async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
     let mut desk = Desk::default();
     let mut running: Option<Running> = None;
+    let weight = Weight::of(&means.instance);
     loop {
         let finished = async {
             match &mut running {
@@ -240,7 +228,7 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
         tokio::select! {
             // Cancel safe: a command is taken or stays in the queue.
             command = queue.recv() => match command {
-                Some(Command::Preempt(notice)) => take(&means, &mut desk, &mut running, notice),
+                Some(Command::Preempt(notice)) => take(&means, &weight, &mut desk, &mut running, notice),
                 Some(Command::Readmit(by, reply)) => {
                     readmit(&means, &log, &mut desk, by);
                     // Whoever gave the order may have lost interest.
@@ -257,14 +245,20 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
     }
 }
 
-fn take(means: &Means, desk: &mut Desk, running: &mut Option<Running>, notice: Notice) {
+fn take(
+    means: &Means,
+    weight: &Weight,
+    desk: &mut Desk,
+    running: &mut Option<Running>,
+    notice: Notice,
+) {
     let budget = std::time::Duration::from_millis(notice.budget_ms.into());
     let deadline = notice.at + run_time(budget);
     match desk.on_notice(notice.origin) {
         OnNotice::Start => {
             means.table.close(notice.reason.clone());
             let (deadline, ends) = watch::channel(deadline);
-            let work = Preemption::new(means, &notice, ends);
+            let work = Preemption::new(means, weight, &notice, ends);
             *running = Some(Running {
                 work: Box::pin(work.run()),
                 waiting: vec![notice.reply],

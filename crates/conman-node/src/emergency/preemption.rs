@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::claims::{self, Claims};
-use super::precedence::Precedence;
+use super::precedence::{Precedence, Weight};
 use super::releases::{Released, Releases};
 use super::target::{Standing, Target};
 use super::{Means, Notice};
@@ -26,8 +26,12 @@ use crate::hunt::hunt;
 use crate::kill_table::{Fate, KillEntry, Stage};
 use crate::{plan, session};
 
-/// Between two looks at sessions whose start is under way.
+/// Between two looks at sessions whose start is under way, at least.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// And so many times what the last look took: of thousands, one must not take a processor from those
+/// who die and are released.
+const LOOKS_APART: u32 = 8;
 
 /// What a preemption did, with the events that tell of it.
 #[derive(Debug)]
@@ -59,6 +63,7 @@ pub(super) struct Preemption {
     claims: Claims,
     precedence: Precedence,
     events: Vec<NewEvent>,
+    last_look: Duration,
     last_kill: Option<Instant>,
     last_certificate: Option<Instant>,
     last_release: Option<Instant>,
@@ -67,7 +72,13 @@ pub(super) struct Preemption {
 }
 
 impl Preemption {
-    pub(super) fn new(means: &Means, notice: &Notice, deadline: watch::Receiver<Instant>) -> Self {
+    /// On the emergency thread, which goes first for as long as this lives.
+    pub(super) fn new(
+        means: &Means,
+        weight: &Weight,
+        notice: &Notice,
+        deadline: watch::Receiver<Instant>,
+    ) -> Self {
         Self {
             means: means.clone(),
             reason: notice.reason.clone(),
@@ -80,8 +91,9 @@ impl Preemption {
             dying: FuturesUnordered::new(),
             releases: Releases::new(means.registry.clone()),
             claims: Claims::default(),
-            precedence: Precedence::new(means.instance.clone()),
+            precedence: Precedence::take(weight),
             events: Vec::new(),
+            last_look: Duration::ZERO,
             last_kill: None,
             last_certificate: None,
             last_release: None,
@@ -137,7 +149,7 @@ impl Preemption {
         let means = self.means.clone();
         let uncertain = self.targets.values().any(Target::is_uncertain);
         let look = if uncertain {
-            Instant::now() + LOOK_AGAIN
+            Instant::now() + LOOK_AGAIN.max(self.last_look * LOOKS_APART)
         } else {
             end
         };
@@ -160,8 +172,10 @@ impl Preemption {
             () = sleep_until(wake) => {
                 self.kill_due();
                 if uncertain {
+                    let begun = Instant::now();
                     self.scan();
                     self.look_up_claims();
+                    self.last_look = begun.elapsed();
                 }
             }
         }

@@ -146,7 +146,15 @@ impl Control {
     /// Is the shim no more. Its socket goes first, and the launcher and the sweeper.
     pub(crate) fn end(self) -> io::Result<LastHold> {
         let lock = self.lock.try_clone()?;
-        Ok(LastHold { _lock: lock })
+        let mut known = self.containers.iter();
+        let is_alone = !known.any(|(_, one)| one.is_alive())
+            && self.launching.pending.is_empty()
+            && self.doomed.is_empty()
+            && self.condemned_early.len() == 0;
+        Ok(LastHold {
+            _lock: lock,
+            is_alone,
+        })
     }
 
     /// Everything that is known is in place.

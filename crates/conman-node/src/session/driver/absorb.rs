@@ -105,9 +105,6 @@ impl Driver {
             Answer::Make(made, permit) => {
                 self.permit = permit;
                 self.is_making = false;
-                if self.is_ended() {
-                    self.clean_up();
-                }
                 self.absorb_made(made)
             }
             Answer::Launch(launched) => {
