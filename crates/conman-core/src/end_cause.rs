@@ -8,6 +8,9 @@ pub const PREEMPTED: &str = "preempted";
 pub const DRAINED: &str = "drained";
 /// Likewise, because its machine went down with it.
 pub const LOST: &str = "its node was lost";
+/// The reason of one that its node's fence killed.
+pub const FENCED: &str = "its node was lost: cut off from the registry, it killed what had not \
+                          frozen in time, or was frozen for too long";
 /// Likewise of a start that the registry took too long for.
 pub const UNRECORDED: &str = "the registry did not record the start in time";
 

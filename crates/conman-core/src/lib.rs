@@ -31,7 +31,7 @@ mod spec_policy;
 pub use activity::{Activity, ActivityGuard};
 pub use bind::{Bind, BindError, bind_root};
 pub use closing::Closing;
-pub use end_cause::{DRAINED, EndCause, LOST, PREEMPTED, UNRECORDED};
+pub use end_cause::{DRAINED, EndCause, FENCED, LOST, PREEMPTED, UNRECORDED};
 pub use naming::{CgroupDriver, CgroupParent, Instance};
 pub use nearest::nearest;
 pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_signal};

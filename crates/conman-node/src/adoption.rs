@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
-use conman_core::{EndCause, LOST};
+use conman_core::{EndCause, FENCED, LOST};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
     ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord, Standing,
 };
 use conman_runtime::ContainerKey;
+use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep};
 
@@ -169,15 +170,15 @@ async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
 ) -> Result<Vec<Release>, NodeStartError> {
-    let gone: Vec<Release> = found
+    let gone = found
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
-        .map(|(record, _)| Release {
+        .map(async |(record, _)| Release {
             id: record.id.clone(),
             generation: record.generation,
-            ending: gone_ending(record),
-        })
-        .collect();
+            ending: gone_ending(record, was_fenced(context, record).await),
+        });
+    let gone: Vec<Release> = join_all(gone).await;
     if gone.is_empty() {
         return Ok(gone);
     }
@@ -200,20 +201,40 @@ async fn release_gone(
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
     {
-        let key = ContainerKey {
-            session: record.id.clone(),
-            generation: record.generation,
-        };
-        context.cleanup.push(record.spec.runtime, key);
+        context.cleanup.push(record.spec.runtime, key(record));
     }
     Ok(gone)
 }
 
+fn key(record: &SessionRecord) -> ContainerKey {
+    ContainerKey {
+        session: record.id.clone(),
+        generation: record.generation,
+    }
+}
+
+/// Whether what was not to end was killed by the fence, which goes on without a daemon.
+async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
+    let was_to_live = matches!(
+        record.state,
+        RecordState::Running { .. } | RecordState::Starting
+    );
+    match context.runtime(record.spec.runtime) {
+        Some(runtime) if was_to_live && !booted_since(record) => {
+            runtime.was_fenced(&key(record)).await
+        }
+        Some(_) | None => false,
+    }
+}
+
 /// A session whose process went while no daemon looked. Nobody knows its exit code.
-fn gone_ending(record: &SessionRecord) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, booted_anew())
+        }
+        RecordState::Running { .. } | RecordState::Starting if fenced => {
+            (false, EndCause::NodeLost, FENCED.to_owned())
         }
         RecordState::Running { .. } => {
             let reason = "it ended while conman was not running".to_owned();

@@ -5,7 +5,7 @@ mod stage;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::EndCause;
+use conman_core::{EndCause, FENCED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
@@ -145,6 +145,51 @@ fn a_record_whose_process_is_gone_is_released_before_the_node_serves() {
     );
     assert!(daemon.record("alice").state.is_ended());
     daemon.start("alice", &idle());
+}
+
+#[test]
+fn what_the_fence_killed_has_lost_its_node_whether_a_daemon_saw_it_or_not() {
+    let stage = Stage::new();
+    let fenced = ["seen", "unseen", "unready"];
+    let daemon = stage.boot_fenced(&fenced);
+    let kill = |process: PidFd| {
+        process.kill().expect("killed");
+        assert!(process.wait_dead(Duration::from_secs(10)).expect("polled"));
+    };
+    let hold = |pid: Option<i32>| PidFd::open(pid.expect("a process")).expect("alive");
+    let [seen, unseen, other] = ["seen", "unseen", "other"].map(|id| {
+        let process = hold(daemon.start(id, &idle()).pid);
+        eventually("the record to say running", || {
+            matches!(daemon.record(id).state, RecordState::Running { .. }).then_some(())
+        });
+        process
+    });
+    let never_ready = SessionRequest {
+        port: Some(Some(8080)),
+        ..idle()
+    };
+    let starting = daemon.run(daemon.node.ensure(&session("unready"), &never_ready, false));
+    assert!(starting.expect("begun").created);
+    let unready = eventually("its process", || daemon.record("unready").container);
+    let unready = hold(Some(unready.pid));
+    kill(seen);
+    let shown = daemon.await_state("seen", SessionState::Stopped);
+    assert_eq!(shown.exit_code, Some(137));
+    daemon.vanish();
+    for process in [unseen, unready, other] {
+        kill(process);
+    }
+
+    let daemon = stage.boot_fenced(&fenced);
+    for id in fenced {
+        let shown = daemon.show(id);
+        assert_eq!(shown.state, SessionState::Stopped, "{shown:?}");
+        assert_eq!(shown.reason.as_deref(), Some(FENCED));
+        let told = daemon.record(id).state.end_cause();
+        assert_eq!(told, Some(EndCause::NodeLost), "{id}");
+    }
+    let told = daemon.record("other").state.end_cause();
+    assert_eq!(told, Some(EndCause::Exited));
 }
 
 #[test]

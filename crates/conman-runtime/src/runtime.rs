@@ -217,6 +217,14 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// runtime to notice; `None` when it does not tell in time.
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32>;
 
+    /// Whether this node's own fence killed a container whose init is dead, without anybody's
+    /// order: it had not frozen in time, or was frozen for too long. `false` also where that is not
+    /// known. Never waits for the runtime's daemon.
+    async fn was_fenced(&self, _key: &ContainerKey) -> bool {
+        // A runtime that is under no fence.
+        false
+    }
+
     /// Removes dead or never started containers with all they left (cgroups, files), as one
     /// bounded batch. Removing what is gone already succeeds. The results stand in the order of
     /// `keys`. Refuses one that still has processes.

@@ -313,6 +313,7 @@ mod tests {
             state,
             exec_in: None,
             foreign: false,
+            fenced: false,
         }
     }
 

@@ -40,6 +40,9 @@ use crate::ContainerKey;
 /// on a busy machine later.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Bound on an answer that a release waits for.
+const FENCED_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long a shim is waited for that somebody else has started.
 const OTHER_SHIM_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -215,6 +218,24 @@ impl Link {
         match self.call(request, &[], patience).await {
             Err(LinkError::Lost) => Ok(self.call(request, &[], patience).await?.0),
             other => Ok(other?.0),
+        }
+    }
+
+    /// Whether the fence killed a container by itself, as far as the shim tells.
+    pub(crate) async fn was_fenced(&self, key: &ContainerKey) -> bool {
+        let find = Request::Find { name: name(key) };
+        let found = tokio::time::timeout(FENCED_PATIENCE, self.ask(&find, FENCED_PATIENCE));
+        match found.await {
+            Ok(Ok(Reply::Found { container, .. })) => container.is_some_and(|view| view.fenced),
+            Ok(Ok(_)) => false,
+            Ok(Err(error)) => {
+                tracing::warn!(container = %key, %error, "whether the fence killed it is not known");
+                false
+            }
+            Err(_) => {
+                tracing::warn!(container = %key, "the shim does not say whether the fence killed it");
+                false
+            }
         }
     }
 

@@ -187,6 +187,24 @@ mod trouble {
     }
 
     #[tokio::test]
+    async fn what_does_not_freeze_in_time_is_told_as_killed_by_the_fence_and_nothing_else_is() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        let (late, ended) = (stage.run_idle("late").await, stage.run_idle("ended").await);
+        ended.kill();
+        assert!(ended.pidfd.wait_dead(PATIENCE).expect("waited"));
+        let runtime = stage.runtime();
+        let mut client = Client::connect(&socket, PATIENCE).expect("connected");
+        let at_once = Request::FreezePatience { freeze_ms: 0 };
+        client.ask(at_once).expect("told");
+        assert!(!runtime.was_fenced(&late.key).await);
+        client.ask(Request::FreezeAll).expect("ordered");
+        assert!(late.pidfd.wait_dead(PATIENCE).expect("waited"));
+        assert!(runtime.was_fenced(&late.key).await);
+        assert!(!runtime.was_fenced(&ended.key).await);
+    }
+
+    #[tokio::test]
     async fn whoever_leaves_the_fence_to_the_registry_starts_nothing_before_that_opened_it() {
         let Some((host, stage)) = stage() else { return };
         let socket = host.path(&format!("{}.sock", stage.instance()));

@@ -94,6 +94,7 @@ mod tests {
             state: ContainerState::Lost,
             exec_in: None,
             foreign: false,
+            fenced: false,
         };
         let message = Message::Ended { container };
         for _ in 0..MAX_CONTAINERS {

@@ -48,6 +48,9 @@ pub(crate) struct Container {
     /// It is to be killed, and so is whatever appears of somebody else's start.
     #[serde(default)]
     pub(crate) doomed: bool,
+    /// The fence kills it, by no order.
+    #[serde(default)]
+    pub(crate) fenced: bool,
     /// For one that an earlier shim started, so that it is no child.
     #[serde(skip)]
     pub(crate) held: Option<PidFd>,
@@ -73,6 +76,7 @@ impl Container {
             frozen: false,
             foreign: false,
             doomed: false,
+            fenced: false,
             held: None,
         }
     }
@@ -109,6 +113,7 @@ impl Container {
             frozen: self.frozen,
             foreign: self.foreign,
             doomed: self.doomed,
+            fenced: self.fenced,
             held: None,
         }
     }
@@ -133,6 +138,8 @@ impl Container {
             state: self.state,
             exec_in: self.exec_in.clone(),
             foreign: self.foreign,
+            // One that was about to end may have done so first.
+            fenced: self.fenced && !matches!(self.state, ContainerState::Exited { .. }),
         }
     }
 }

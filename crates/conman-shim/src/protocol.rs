@@ -226,6 +226,9 @@ pub struct ContainerView {
     /// Somebody else started it.
     #[serde(default)]
     pub foreign: bool,
+    /// The fence killed it, by no order: it was not proven frozen in time, or frozen for too long.
+    #[serde(default)]
+    pub fenced: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

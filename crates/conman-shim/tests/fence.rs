@@ -862,6 +862,58 @@ fn what_was_condemned_early_does_not_begin_by_the_program_that_replaces_the_shim
     wait_dead(&next);
 }
 
+/// None has the time to freeze.
+fn fence_kills(client: &mut Client) {
+    let freeze_ms = 0;
+    let told = client.ask(Request::FreezePatience { freeze_ms });
+    told.expect("told");
+    client.ask(Request::FreezeAll).expect("ordered");
+}
+
+#[test]
+fn what_the_fence_kills_by_itself_is_told_as_such_by_later_shims_as_well() {
+    if !available() {
+        return;
+    }
+    for (flags, _) in hosts() {
+        let mut shim = Shim::start_with(flags);
+        let mut client = shim.client();
+        let mut launch = |name: &str, script: &str| {
+            let launched = client.launch(shim.spec(name, script));
+            launched.expect("launched")
+        };
+        let idle = "exec sleep 1000";
+        let (late, ordered) = (launch("late.1", idle), launch("ordered.1", idle));
+        let ended = launch("ended.1", "exit 3");
+        wait_dead(&ended);
+        arm(&mut client, 600_000);
+        client
+            .ask(Request::Kill {
+                name: "ordered.1".to_owned(),
+            })
+            .expect("killed");
+        wait_dead(&ordered);
+        fence_kills(&mut client);
+        wait_dead(&late);
+        let told = |client: &mut Client| {
+            let mut ends = client.list().expect("listed");
+            ends.sort_by(|one, other| one.name.cmp(&other.name));
+            let ends = ends.into_iter();
+            ends.map(|end| (end.name, end.fenced)).collect::<Vec<_>>()
+        };
+        let expected = [("ended.1", false), ("late.1", true), ("ordered.1", false)];
+        let expected = expected.map(|(name, fenced)| (name.to_owned(), fenced));
+        assert_eq!(told(&mut client), expected);
+        let replace = Request::Replace { program: None };
+        client.ask(replace).expect("replaced");
+        assert_eq!(told(&mut client), expected);
+        shim.process.kill().expect("killed");
+        shim.process.wait().expect("reaped");
+        shim.succeed();
+        assert_eq!(told(&mut shim.client()), expected);
+    }
+}
+
 #[test]
 fn what_was_to_be_killed_while_it_lived_is_killed_by_a_later_shim() {
     if !available() {

@@ -132,7 +132,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
 }
 
 /// A release build of conman.
-fn release() -> Result<PathBuf> {
+pub(crate) fn release() -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--locked", "--release", "--package", "conman"]);
     let step = Step::start("building conman for release");

@@ -204,6 +204,13 @@ impl Node {
         pid.map_or(Ok(()), |pid| process::signal(pid, signal).map(drop))
     }
 
+    /// Where its shim is asked; none before its first start.
+    #[must_use]
+    pub fn shim_socket(&self) -> Option<PathBuf> {
+        let instance = leftovers::instance(&self.layout, &self.host.name)?;
+        Some(leftovers::run_directory(&instance).join("shim.sock"))
+    }
+
     /// Sends the shim's processes a signal.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
+use conman_core::{EndCause, FENCED};
 use conman_registry::{Ending, Phases, RegistryError, Release};
 use conman_runtime::{ContainerKey, Runtime};
 use jiff::Timestamp;
@@ -47,7 +48,7 @@ pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle)
 }
 
 /// How a life ended. Where the program ended by itself, the runtime is asked for its exit code
-/// and, unless all was well, for the end of its output.
+/// and, unless all was well, whether it was the fence after all, or for the end of its output.
 pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
@@ -56,16 +57,20 @@ pub(super) async fn ending(
 ) -> Ending {
     let patience = context.options.bounds.exit_code;
     let mut exit_code = obituary.unrun_exit_code;
+    let mut cause = obituary.cause;
     let mut output = None;
     if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
         let asked = timeout(patience, runtime.exit_code(key, patience)).await;
         exit_code = asked.ok().flatten();
+        let failed = cause.outcome(exit_code).failed;
+        if failed && runtime.was_fenced(key).await {
+            cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
         // A runtime that does not tell the one will not tell the other.
-        if exit_code.is_some() && obituary.cause.outcome(exit_code).failed {
+        } else if failed && exit_code.is_some() {
             output = last_output(&**runtime, key, patience).await;
         }
     }
-    let mut outcome = obituary.cause.outcome(exit_code);
+    let mut outcome = cause.outcome(exit_code);
     // A runtime whose start failed may have quoted it already.
     if let Some(output) = output.filter(|output| !outcome.reason.contains(output)) {
         outcome.reason.push_str("; its last output: ");
@@ -73,7 +78,7 @@ pub(super) async fn ending(
     }
     Ending {
         failed: outcome.failed,
-        cause: Some(obituary.cause.told()),
+        cause: Some(cause.told()),
         reason: outcome.reason,
         exit_code,
         ended_at: Timestamp::now(),

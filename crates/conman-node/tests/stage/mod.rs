@@ -113,6 +113,17 @@ impl Stage {
         self.boot_as(self.options(), registry, patience, |own| vec![other, own])
     }
 
+    /// A daemon whose sessions of these names are told as killed by a fence, once they are dead.
+    pub(crate) fn boot_fenced(&self, ids: &[&str]) -> Daemon {
+        let patience = Duration::from_secs(30);
+        self.boot_as(self.options(), self.registry.clone(), patience, |runtime| {
+            for id in ids {
+                runtime.faults().fence(session(id));
+            }
+            vec![runtime]
+        })
+    }
+
     /// A daemon that takes its runtime for conman's own, whose sessions may ask for terminals.
     pub(crate) fn boot_with_terminals(&self) -> Daemon {
         let mut options = self.options();

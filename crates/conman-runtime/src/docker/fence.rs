@@ -139,6 +139,11 @@ impl Fence {
         }
     }
 
+    /// Whether it killed the container by itself.
+    pub(super) async fn was_fenced(&self, key: &ContainerKey) -> bool {
+        self.link.was_fenced(key).await
+    }
+
     /// Names of all that the shim knows.
     async fn known(&self) -> Result<BTreeSet<String>, LinkError> {
         let mut known = BTreeSet::new();

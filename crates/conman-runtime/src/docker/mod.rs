@@ -179,6 +179,13 @@ impl Runtime for DockerRuntime {
             .ok()?
     }
 
+    async fn was_fenced(&self, key: &ContainerKey) -> bool {
+        match &self.shared.fence {
+            Some(fence) => fence.was_fenced(key).await,
+            None => false,
+        }
+    }
+
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         removal::remove(&self.shared, keys).await
     }

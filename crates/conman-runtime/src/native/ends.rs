@@ -106,6 +106,7 @@ mod tests {
             state,
             exec_in: exec_in.map(str::to_owned),
             foreign: false,
+            fenced: false,
         }
     }
 

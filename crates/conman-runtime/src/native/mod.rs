@@ -305,6 +305,10 @@ impl Runtime for NativeRuntime {
         tokio::time::timeout(patience, told).await.ok()?
     }
 
+    async fn was_fenced(&self, key: &ContainerKey) -> bool {
+        self.inner.link.was_fenced(key).await
+    }
+
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         let mut removals = Vec::with_capacity(keys.len());
         for key in keys {

@@ -1,6 +1,6 @@
 //! Trouble on demand, for tests of whoever uses the runtime.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +52,7 @@ struct Shared {
 struct State {
     rules: Vec<Rule>,
     calls: BTreeMap<Operation, u64>,
+    fenced: BTreeSet<SessionId>,
 }
 
 #[derive(Debug)]
@@ -120,6 +121,15 @@ impl Faults {
     /// Ends [`Self::hang`].
     pub fn resume(&self) {
         self.shared.hung.send_replace(false);
+    }
+
+    /// The session's containers are told from now on as killed by a fence, once they are dead.
+    pub fn fence(&self, session: SessionId) {
+        self.with_state(|state| state.fenced.insert(session));
+    }
+
+    pub(super) fn was_fenced(&self, session: &SessionId) -> bool {
+        self.with_state(|state| state.fenced.contains(session))
     }
 
     /// How often `operation` was called so far; a removal counts once for each key.

@@ -251,6 +251,10 @@ impl Runtime for ProcessRuntime {
         tokio::time::timeout(patience, wait).await.ok()?.ok()?
     }
 
+    async fn was_fenced(&self, key: &ContainerKey) -> bool {
+        self.faults.was_fenced(&key.session)
+    }
+
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         let mut removals = Vec::with_capacity(keys.len());
         for key in keys {

@@ -163,6 +163,31 @@ async fn the_fence_freezes_thaws_and_kills_a_session_of_dockers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_freeze_in_time_is_told_as_killed_by_the_fence_and_nothing_else_is() {
+    let Some(ground) = Ground::new() else { return };
+    let stage = &ground.stage;
+    let runtime = stage.runtime();
+    let (late, ended) = (stage.run_idle("late").await, stage.run_idle("ended").await);
+    ended.kill();
+    assert!(ended.pidfd.wait_dead(PATIENCE).expect("waited"));
+    let mut client = ground.client();
+    client
+        .ask(Request::FreezePatience { freeze_ms: 0 })
+        .expect("told");
+    assert!(!runtime.was_fenced(&late.key).await);
+    client.ask(Request::FreezeAll).expect("ordered");
+    assert!(late.pidfd.wait_dead(PATIENCE).expect("waited"));
+    assert!(runtime.was_fenced(&late.key).await);
+    assert!(!runtime.was_fenced(&ended.key).await);
+    client.ask(unfence()).expect("ordered");
+    for key in [&late.key, &ended.key] {
+        let removed = runtime.remove(std::slice::from_ref(key)).await;
+        assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+    }
+    assert!(!runtime.was_fenced(&late.key).await, "it is forgotten");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_already_is_taken_under_the_fence_and_what_fails_is_forgotten() {
     let Some(ground) = Ground::new() else { return };
     let stage = &ground.stage;

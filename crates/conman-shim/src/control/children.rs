@@ -213,6 +213,7 @@ impl Control {
                 state: ContainerState::Lost,
                 exec_in: None,
                 foreign: false,
+                fenced: false,
             };
             self.tell_subscribers(&Message::Ended { container });
         }

@@ -68,11 +68,12 @@ impl Control {
         self.fence.restore(boottime_ns(), kept, found, condemned);
     }
 
-    /// All whose death was ordered, whatever of them exists.
+    /// All that are to die, by an order or by the fence, whatever of them exists.
     fn condemned(&self) -> Vec<Slot> {
         let begun = self.containers.iter();
         let begun = begun
-            .filter(|(_, one)| one.doomed && one.is_alive() && one.exec_in.is_none())
+            .filter(|(_, one)| one.doomed || one.fenced)
+            .filter(|(_, one)| one.is_alive() && one.exec_in.is_none())
             .map(|(name, _)| name.as_str());
         let starts = self.launching.pending.values();
         let starting = starts
@@ -279,7 +280,8 @@ impl Control {
         }
     }
 
-    fn kill_slot(&self, name: &str) {
+    fn kill_slot(&mut self, name: &str) {
+        self.note_fenced(name);
         let killed = match self.containers.get(name) {
             Some(container) if container.is_alive() => self.kill(container),
             Some(_) => Ok(()),
@@ -294,6 +296,24 @@ impl Control {
             }
             _ => {}
         }
+    }
+
+    /// Whoever hears of its end hears why, be it from a later shim: it is no end of its program's
+    /// own. Who was ordered to be killed is dead by that order.
+    fn note_fenced(&mut self, name: &str) {
+        let Some(container) = self.containers.get_mut(name) else {
+            return;
+        };
+        if !container.is_alive() || container.doomed || container.fenced {
+            return;
+        }
+        container.fenced = true;
+        self.keep(name);
+        tracing::warn!(
+            name,
+            freeze_ms = self.fence.freeze_ms(),
+            "the fence kills a container: it is not proven frozen in time, or frozen for too long"
+        );
     }
 
     fn cgroup_of(&self, name: &str) -> Option<String> {

@@ -1,14 +1,18 @@
 //! Sessions that come back by themselves: nobody asks for them after their node has gone, and the
 //! journal alone shows that they run again.
 
+use std::collections::BTreeSet;
+
 use conman_cluster::Cluster;
 use conman_cluster::overlap::{Life, monotonic_ns};
-use conman_e2e::eventually_some;
+use conman_e2e::{eventually, eventually_some};
 use conman_proto::{DrainPlan, DrainReport, DrainState};
+use conman_shim::{Client, Request};
 use http::{Method, StatusCode};
 use serde_json::json;
 
 use crate::fleet::{Fleet, PATIENCE, measured, within};
+use crate::store::isolate_members;
 use crate::typed::{began, conman};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -80,6 +84,45 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     let next = fleet.ensure_after(1, "waits", waits).await;
     fleet.goes_on("waits", next.generation.get()).await;
     assert_eq!(fleet.lives("unwanted").len(), 1, "it was deleted");
+    fleet.leaves_nothing().await;
+}
+
+/// Frozen they would go on. Nobody takes them over meanwhile, so that their own node tells of it, be it
+/// by a daemon that did not see it.
+#[tokio::test]
+async fn row_12_sessions_that_could_not_be_frozen_in_time_come_back_unasked() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    for daemon_sees_it in [true, false] {
+        let before = started(&mut fleet, 0).await;
+        let socket = fleet.node(0).shim_socket().expect("it has begun");
+        let mut shim = Client::connect(&socket, PATIENCE).expect("connected");
+        let at_once = Request::FreezePatience { freeze_ms: 0 };
+        shim.ask(at_once).expect("told");
+        isolate_members(&fleet);
+        eventually("the fence to kill them", PATIENCE, async || {
+            let all = shim.list().expect("listed").into_iter();
+            let killed: BTreeSet<_> = all
+                .filter(|one| one.fenced && !one.state.is_alive())
+                .map(|one| one.name)
+                .collect();
+            let mut names = before.iter().map(|(id, number)| format!("{id}.{number}"));
+            names.all(|name| killed.contains(&name))
+        })
+        .await;
+        if !daemon_sees_it {
+            fleet.node(0).kill_daemon().expect("killed");
+        }
+        fleet.cluster.heal().expect("healed");
+        if !daemon_sees_it {
+            fleet.node(0).start().expect("started");
+        }
+        come_back(&mut fleet, &before).await;
+        for id in SESSIONS {
+            fleet.stop(1, id).await;
+        }
+    }
     fleet.leaves_nothing().await;
 }
 

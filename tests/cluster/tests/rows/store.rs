@@ -142,7 +142,7 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
     fleet.leaves_nothing().await;
 }
 
-fn isolate_members(fleet: &Fleet) {
+pub(crate) fn isolate_members(fleet: &Fleet) {
     let members = fleet.cluster.members();
     for (index, one) in members.iter().enumerate() {
         for other in &members[index + 1..] {
