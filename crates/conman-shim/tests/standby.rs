@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use conman_linux::PidFd;
 use conman_shim::Request;
 
-use support::{SOON, Shim, available, copy_program, until, wait_dead};
+use support::{SOON, Shim, available, copy_program, until, wait_dead, write_program};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 
@@ -117,6 +117,32 @@ fn a_shim_on_standby_begins_as_the_program_that_was_put_in_place_meanwhile() {
     assert_eq!(runs(), program);
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&kept);
+}
+
+#[test]
+fn a_shim_on_standby_stays_what_it_is_where_no_shim_was_put_in_its_place() {
+    if !available() {
+        return;
+    }
+    let whole = fs::read(PROGRAM).expect("read");
+    let cut = &whole[..whole.len() / 2];
+    for (what, bytes) in [("cut short", cut), ("another program", b"#!/bin/true\n")] {
+        let mut shim = Shim::start();
+        let mut client = shim.client();
+        let kept = client
+            .launch(shim.spec("kept.1", "exec sleep 1000"))
+            .expect("launched");
+        let (program, newer) = (shim.path("program"), shim.path("newer"));
+        copy_program(Path::new(PROGRAM), &program);
+        let standby = Standby::begin(&program, &shim.socket(), &shim);
+        write_program(&newer, bytes);
+        fs::rename(&newer, &program).expect("put in place");
+        kill(&mut shim);
+        let mut client = shim.client();
+        assert_eq!(client.shim_pid(), standby.pid(), "{what}");
+        client.ask(Request::KillAll).expect("killed");
+        wait_dead(&kept);
+    }
 }
 
 #[test]

@@ -1,13 +1,29 @@
 //! Going on as the program that is in place now, before anything of the shim's has begun.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_setfd};
+
 use super::replacing::check_file;
+use crate::handover::{Handover, Sealed, VARIABLE, judge, number};
+use crate::seqpacket;
 
 /// What this process runs, wherever its file is by now.
 const OWN: &str = "/proc/self/exe";
+
+/// Bound on the other program's answer, which takes some milliseconds. Nobody watches over the fence
+/// meanwhile, and half of the time that a fleet reckons with for a shim's restart is enough for that.
+const CHECK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 500_000_000,
+};
+
+/// Longer than any verdict.
+const VERDICT_BYTES: usize = 4_096;
 
 /// After another shim was waited for: executes what is at the path that this program had, where that
 /// is another one since, as after an upgrade. Otherwise an older program would succeed a newer one.
@@ -20,15 +36,73 @@ pub(super) fn renew(program: &Path) {
     if own == found {
         return;
     }
+    if let Err(reason) = ask(program) {
+        tracing::warn!(
+            program = %program.display(), reason,
+            "the program that was put in this one's place does not answer as a shim; going on as \
+             what it was: put the right one there, and run `conman shim --replace`"
+        );
+        return;
+    }
     tracing::info!(program = %program.display(), "the program was replaced; beginning as that");
+    let error = same(program).exec();
+    tracing::warn!(
+        program = %program.display(), %error,
+        "the program that was put in this one's place cannot be executed; going on as what it was"
+    );
+}
+
+/// With the arguments of this process.
+fn same(program: &Path) -> Command {
     let mut arguments = std::env::args_os();
     let mut command = Command::new(program);
     if let Some(name) = arguments.next() {
         command.arg0(name);
     }
-    let error = command.args(arguments).exec();
-    tracing::warn!(
-        program = %program.display(), %error,
-        "the program that was put in this one's place cannot be executed; going on as what it was"
-    );
+    command.args(arguments);
+    command
+}
+
+/// Whether it could take over, as before a replacement: one that is cut short, or none of ours, would
+/// leave nobody.
+fn ask(program: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let (ours, theirs) = seqpacket::pair().map_err(failed)?;
+    // Of nothing that there is yet.
+    let nothing = Handover {
+        listener: number(&ours),
+        lock: number(&theirs),
+        ..Handover::default()
+    };
+    let sealed = Sealed {
+        handover: nothing,
+        ..Sealed::default()
+    };
+    let memory = sealed.write().map_err(failed)?;
+    for fd in [memory.as_fd(), theirs.as_fd()] {
+        fcntl_setfd(fd, FdFlags::empty()).map_err(|error| error.to_string())?;
+    }
+    let said = format!("check {} {}", number(&memory), number(&theirs));
+    let child = same(program).env(VARIABLE, said).spawn();
+    drop((memory, theirs));
+    let mut child = child.map_err(failed)?;
+    let mut answer = [PollFd::new(&ours, PollFlags::IN)];
+    let verdict = match poll(&mut answer, Some(&CHECK)) {
+        Ok(0) => Err("it does not answer".to_owned()),
+        Ok(_) => heard(&ours),
+        Err(error) => Err(error.to_string()),
+    };
+    // It has ended, or is not to go on.
+    let _ = child.kill();
+    let _ = child.wait();
+    verdict
+}
+
+fn heard(socket: impl AsFd) -> Result<(), String> {
+    let mut buffer = vec![0; VERDICT_BYTES];
+    match seqpacket::receive(socket, &mut buffer) {
+        Ok(Some(received)) => judge(received.bytes),
+        Ok(None) => Err("it ends without an answer".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }

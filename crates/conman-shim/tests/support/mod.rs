@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test program takes what it needs")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
+pub(crate) mod fencing;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
