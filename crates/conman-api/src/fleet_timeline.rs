@@ -99,7 +99,7 @@ async fn ask(
     id: &SessionId,
     caller: &Caller,
 ) -> Result<Timeline, String> {
-    let address = map.node(name).address?;
+    let address = map.node(name).address.map_err(|why| why.to_string())?;
     let (header, value) = hop::caller_header(caller);
     let request = Request::get(timeline_of(id))
         .header(header, value)

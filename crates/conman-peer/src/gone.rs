@@ -108,6 +108,7 @@ impl Streams {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NoAddress;
 
     /// A node that is known as it was so long ago.
     fn seen(incarnation: u64, standing: PeerStanding, seen_ago_ms: u64) -> Vec<Peer> {
@@ -125,7 +126,9 @@ mod tests {
         Node {
             name: Arc::from("n1"),
             incarnation,
-            address: Err("nowhere".to_owned()),
+            address: Err(NoAddress::NotYet {
+                node: "n1".to_owned(),
+            }),
         }
     }
 

@@ -31,6 +31,6 @@ pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialed, Dialer};
-pub use map::{FleetMap, Node, Owner, Waiting, Whereabouts, Wish};
+pub use map::{FleetMap, NoAddress, Node, Owner, Waiting, Whereabouts, Wish};
 pub use pulse::{PULSE, Pulse, Silent};
 pub use way::ToNode;

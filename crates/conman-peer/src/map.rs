@@ -69,8 +69,23 @@ pub struct Owner {
 pub struct Node {
     pub name: Arc<str>,
     pub incarnation: u64,
-    /// Or why it cannot be reached, and what to do, in words.
-    pub address: Result<PeerAddress, String>,
+    pub address: Result<PeerAddress, NoAddress>,
+}
+
+/// Why another node cannot be reached, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAddress {
+    #[error(
+        "node `{node}` has not announced yet where it listens for other nodes, as one that is \
+         starting; try again in a moment"
+    )]
+    NotYet { node: String },
+    #[error(
+        "node `{node}` does not listen for other nodes; set `listen.peers` in its configuration"
+    )]
+    NotListening { node: String },
+    #[error("{reason}")]
+    Malformed { reason: String },
 }
 
 /// What is to be placed.
@@ -265,15 +280,13 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
 
 fn way_to(name: &str, peer: Option<&Peer>) -> Node {
     let told = peer.and_then(|peer| peer.announcement.as_ref());
+    let node = || name.to_owned();
     let address = match told.map(|told| told.peer_url.as_deref()) {
-        Some(Some(url)) => PeerAddress::new(name, url).map_err(|error| error.to_string()),
-        Some(None) => Err(format!(
-            "node `{name}` does not listen for other nodes; set `listen.peers` in its configuration"
-        )),
-        None => Err(format!(
-            "node `{name}` has not announced yet where it listens for other nodes, as one that is \
-             starting; try again in a moment"
-        )),
+        Some(Some(url)) => PeerAddress::new(name, url).map_err(|error| NoAddress::Malformed {
+            reason: error.to_string(),
+        }),
+        Some(None) => Err(NoAddress::NotListening { node: node() }),
+        None => Err(NoAddress::NotYet { node: node() }),
     };
     Node {
         name: Arc::from(name),

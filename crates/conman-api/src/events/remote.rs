@@ -160,7 +160,7 @@ impl Remote {
 
     async fn connect(&self) -> Result<Lines, String> {
         let node = self.map.node(&self.node);
-        let address = node.address?;
+        let address = node.address.map_err(|why| why.to_string())?;
         let mut target = format!("{EVENTS}?since_ms={}", self.asked.from.since_ms);
         if let Some(after) = self.asked.from.after {
             target.push_str(&format!("&after={after}"));

@@ -96,7 +96,8 @@ impl Parcel {
         node: &Node,
         about: Option<About>,
     ) -> Result<Response, Unsent> {
-        let address = node.address.clone().map_err(Unsent::Unreachable)?;
+        let address = node.address.clone();
+        let address = address.map_err(|why| Unsent::Unreachable(why.to_string()))?;
         let asked = hop.map.client().ask(&address, self.outgoing(about)?).await;
         let response = match asked {
             Ok(response) => response,

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use conman_node::{EnsureError, Node, RestartError, RouteError, SessionRoute};
 use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{
-    AskError, Dialer, FleetMap, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
+    AskError, Dialer, FleetMap, NoAddress, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
 };
 use conman_proto::{Generation, Problem, ResolvedSpec, SessionId};
 use conman_proxy::{Refusal, Route, Turned, Way};
@@ -150,10 +150,16 @@ impl Seeker {
             // Where nobody can tell of another node, what this one knows is told.
             let whereabouts = looked.map_err(|error| over.unwrap_or_else(|| no_registry(error)))?;
             match whereabouts {
-                Whereabouts::There(owner) => {
-                    let address = owner.node.address.clone().map_err(unreachable)?;
-                    return Ok(self.way(id, owner, address));
-                }
+                Whereabouts::There(owner) => match owner.node.address.clone() {
+                    Ok(address) => return Ok(self.way(id, owner, address)),
+                    // It has just come, or has gone and is not declared dead yet.
+                    Err(NoAddress::NotYet { .. }) => {
+                        let node = owner.node.name;
+                        let _held = self.held(&node, Cause::Silent);
+                        self.wait_for(id, Need::Reach { node }).await?;
+                    }
+                    Err(why) => return Err(unreachable(why.to_string())),
+                },
                 Whereabouts::Nobody => return self.local(id, may_start).await,
                 Whereabouts::Here { .. } if fresh => return self.local(id, may_start).await,
                 Whereabouts::Released { node, .. } if fresh => {
@@ -540,7 +546,7 @@ impl Seeker {
     async fn ask(
         &self,
         id: &SessionId,
-        address: &Result<PeerAddress, String>,
+        address: &Result<PeerAddress, NoAddress>,
         may_start: bool,
         lost: bool,
     ) -> Said {
@@ -551,7 +557,7 @@ impl Seeker {
     async fn post(
         &self,
         id: &SessionId,
-        address: &Result<PeerAddress, String>,
+        address: &Result<PeerAddress, NoAddress>,
         target: String,
     ) -> Said {
         let Ok(address) = address else {

@@ -373,6 +373,34 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     assert_eq!(a.clients.stats().held, 0);
 }
 
+/// One that has just begun may have sessions to adopt before it says anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_for_a_node_that_comes_until_it_has_said_where_it_listens() {
+    let (fleet, a, b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    let mut told = None;
+    fleet.change("b", |b| told = b.announcement.take());
+    let waiting = tokio::spawn(a.fetch(&id));
+    a.holds().await;
+    assert!(!waiting.is_finished());
+    fleet.change("b", |b| b.announcement = told);
+    let answer = waiting.await.expect("no panic");
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_listens_for_no_other_node_is_not_waited_for() {
+    let (fleet, a, b) = two().await;
+    let id: SessionId = "alice".parse().expect("an id");
+    b.start(&id).await;
+    fleet.announced("b", |b| b.peer_url = None);
+    let answer = a.fetch(&id).await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.contains("listen.peers"), "{answer}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_asked_of_a_fenced_node_is_held_there_and_elsewhere_until_it_owns_again() {
     let (_fleet, a, b) = two().await;
