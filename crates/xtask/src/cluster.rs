@@ -141,7 +141,7 @@ pub(crate) fn release() -> Result<PathBuf> {
     Ok(target_dir().join("release/conman"))
 }
 
-fn build(conman: bool) -> Result<()> {
+pub(crate) fn build(conman: bool) -> Result<()> {
     let mut build = cargo();
     build.args(["build", "--locked", "--package", "conman-cluster"]);
     if conman {

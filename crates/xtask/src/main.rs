@@ -1,5 +1,5 @@
-//! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `check`, `sim`, `overlap`,
-//! `bench`, `setup`.
+//! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `acceptance`, `check`, `sim`,
+//! `overlap`, `bench`, `setup`.
 //!
 //! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
@@ -13,6 +13,7 @@
     reason = "a command line tool reports errors on standard error"
 )]
 
+mod acceptance;
 mod check;
 mod cluster;
 mod demo;
@@ -43,6 +44,9 @@ enum Command {
     Cluster(cluster::ClusterArguments),
     /// Set up this machine for the test suite and run all of it.
     Test(suite::TestArguments),
+    /// Hold the faults of a fleet to their figures, in full length: five minutes without etcd, thirty
+    /// nodes. For a machine that does nothing else.
+    Acceptance(acceptance::AcceptanceArguments),
     /// Formatting, lints, documentation, dependency rules.
     Check,
     /// Search simulated fleets for two containers of one session, and all else that must not be.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Overlap(arguments) => cluster::overlap(&arguments),
         Command::Bench(arguments) => cluster::bench(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
+        Command::Acceptance(arguments) => acceptance::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Setup => setup::for_tests().map(setup::Machine::leave_running),
