@@ -5,12 +5,14 @@
 //! throw-away layer over it.
 #![forbid(unsafe_code)]
 
+mod etcd;
 mod installation;
 mod machine;
 mod medium;
 mod programs;
 mod shell;
 
+pub use etcd::{Etcd, etcd};
 pub use installation::{INSTALL, MOUNT, installation};
 pub use machine::{Kernel, Machine};
 pub use medium::Medium;
