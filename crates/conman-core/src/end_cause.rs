@@ -8,11 +8,12 @@ pub const PREEMPTED: &str = "preempted";
 pub const DRAINED: &str = "drained";
 /// Likewise, because its machine went down with it.
 pub const LOST: &str = "its node was lost";
-/// The reason of one that its node's fence killed.
-pub const FENCED: &str = "its node was lost: cut off from the registry, it killed what had not \
-                          frozen in time, or was frozen for too long";
 /// Likewise of a start that the registry took too long for.
 pub const UNRECORDED: &str = "the registry did not record the start in time";
+
+/// The whole reason of a session that its node's fence killed.
+pub const FENCED: &str = "its node was lost: the node's fence killed it, which had not frozen in time \
+                          or was frozen for too long";
 
 /// What ended a life. The names stand in records, which outlive versions: none comes to mean
 /// something else, and one that is not known is nobody's loss.
@@ -23,7 +24,7 @@ pub enum EndCause {
     Preempted,
     /// Its node gave its sessions to others.
     Drained,
-    /// Its machine went down with it.
+    /// Its machine went down with it, or its node's fence killed it.
     NodeLost,
     /// The registry took too long for its start.
     Unrecorded,

@@ -264,6 +264,15 @@ impl Lifecycle {
         }
     }
 
+    /// What seemed to end by itself did so for this reason.
+    pub fn attribute(&mut self, by: EndCause, why: &str) {
+        if let State::Stopping(stop) | State::Stuck(stop) = &mut self.state
+            && !matches!(stop.cause, Cause::Asked(..))
+        {
+            stop.cause = Cause::Asked(by, why.to_owned());
+        }
+    }
+
     /// When to send [`Event::Tick`], if nothing happens before.
     #[must_use]
     pub fn deadline_ms(&self) -> Option<u64> {

@@ -13,9 +13,9 @@ use conman_registry::{
     ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord, Standing,
 };
 use conman_runtime::ContainerKey;
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::context::Context;
 use crate::ensure::kill_entry;
@@ -64,6 +64,10 @@ enum Finding {
 /// node that it let join is not ended for that.
 const REGISTRY_PATIENCE: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Bound on the shim's word on all that is gone, and how many it is asked of at a time.
+const FENCED_PATIENCE: Duration = Duration::from_secs(10);
+const QUESTIONS: usize = 64;
 
 async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError> {
     let deadline = Instant::now() + REGISTRY_PATIENCE;
@@ -170,15 +174,20 @@ async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
 ) -> Result<Vec<Release>, NodeStartError> {
+    let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
-        .map(async |(record, _)| Release {
-            id: record.id.clone(),
-            generation: record.generation,
-            ending: gone_ending(record, was_fenced(context, record).await),
+        .map(async |(record, _)| {
+            let fenced = timeout_at(until, was_fenced(context, record)).await;
+            Release {
+                id: record.id.clone(),
+                generation: record.generation,
+                ending: gone_ending(record, fenced.unwrap_or(false)),
+            }
         });
-    let gone: Vec<Release> = join_all(gone).await;
+    let gone = stream::iter(gone).buffered(QUESTIONS);
+    let gone: Vec<Release> = gone.collect().await;
     if gone.is_empty() {
         return Ok(gone);
     }

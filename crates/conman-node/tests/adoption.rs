@@ -175,6 +175,8 @@ fn what_the_fence_killed_has_lost_its_node_whether_a_daemon_saw_it_or_not() {
     kill(seen);
     let shown = daemon.await_state("seen", SessionState::Stopped);
     assert_eq!(shown.exit_code, Some(137));
+    let story = daemon.story("seen");
+    assert!(!story.contains(&EventKind::SessionExited), "{story:?}");
     daemon.vanish();
     for process in [unseen, unready, other] {
         kill(process);

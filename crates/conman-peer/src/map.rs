@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conman_core::Closing;
 use conman_core::placement::{
@@ -96,6 +96,11 @@ pub struct Wish {
     pub labels: BTreeMap<String, String>,
     pub memory_bytes: u64,
 }
+
+/// How long a request waits for what a node says that has just joined: others hear it within a second
+/// or two, unless it has many sessions to adopt first.
+const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
+const ANNOUNCED_LOOK: Duration = Duration::from_millis(50);
 
 impl FleetMap {
     #[must_use]
@@ -199,6 +204,22 @@ impl FleetMap {
     #[must_use]
     pub fn node(&self, name: &str) -> Node {
         way_to(name, self.peer(name).as_ref())
+    }
+
+    /// The same of one that has just joined once it has said where it listens, or has not for long.
+    pub async fn announced(&self, name: &str) -> Node {
+        let until = Instant::now() + ANNOUNCED_SOON;
+        loop {
+            let peer = self.peer(name);
+            let is_live = |peer: &Peer| peer.standing == PeerStanding::Live;
+            let joins = peer
+                .as_ref()
+                .is_some_and(|peer| is_live(peer) && peer.announcement.is_none());
+            if !joins || Instant::now() >= until {
+                return way_to(name, peer.as_ref());
+            }
+            tokio::time::sleep(ANNOUNCED_LOOK).await;
+        }
     }
 
     fn peer(&self, name: &str) -> Option<Peer> {

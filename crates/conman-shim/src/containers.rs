@@ -138,8 +138,15 @@ impl Container {
             state: self.state,
             exec_in: self.exec_in.clone(),
             foreign: self.foreign,
-            // One that was about to end may have done so first.
-            fenced: self.fenced && !matches!(self.state, ContainerState::Exited { .. }),
+            // One that was about to end by itself may have been first.
+            fenced: self.fenced
+                && match self.state {
+                    ContainerState::Launching | ContainerState::Running | ContainerState::Lost => {
+                        true
+                    }
+                    ContainerState::Signalled { signal } => signal == Signal::KILL.as_raw(),
+                    ContainerState::Exited { .. } => false,
+                },
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::fence::KeptFence;
 use crate::launching::Left;
 
 /// Form of the file. It grows when an older shim would misunderstand.
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// Largest file that is read: four times what 16,384 containers with long names take.
 const MAX_BYTES: u64 = 64 << 20;
@@ -141,7 +141,7 @@ impl Ledger {
         ))
     }
 
-    /// To be written before anything is added.
+    /// To be written before it counts what is added.
     pub(crate) fn at(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -196,6 +196,10 @@ impl Ledger {
 
     /// Adds a line.
     pub(crate) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
+        // What is known before all is written is written with it.
+        let Some(file) = self.file.as_mut() else {
+            return Ok(());
+        };
         let mut bytes = Vec::new();
         if self.torn {
             self.spoiled = true;
@@ -204,8 +208,6 @@ impl Ledger {
         write_line(&mut bytes, line)?;
         // Until it is known to be whole.
         self.torn = true;
-        let file = self.file.as_mut();
-        let file = file.ok_or_else(|| io::Error::other("the state was not written yet"))?;
         file.write_all(&bytes)?;
         self.torn = false;
         self.lines += 1;

@@ -226,7 +226,8 @@ pub struct ContainerView {
     /// Somebody else started it.
     #[serde(default)]
     pub foreign: bool,
-    /// The fence killed it, by no order: it was not proven frozen in time, or frozen for too long.
+    /// The fence kills it, or has killed it, by no order: it was not proven frozen in time, or frozen
+    /// for too long.
     #[serde(default)]
     pub fenced: bool,
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::cargo;
+use crate::process::{cargo, output};
 use crate::{cluster, setup};
 
 /// Every fault, each judged by its time as on a machine that does nothing else.
@@ -27,9 +27,12 @@ pub(crate) struct AcceptanceArguments {
 
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     let machine = setup::for_tests()?;
+    let asked = arguments.filter.as_deref().unwrap_or_default();
+    if names(asked)? == 0 {
+        bail!("no fault's name contains `{asked}`; see `cargo test -p conman-cluster -- --list`");
+    }
     cluster::build(true)?;
     let release = cluster::release()?;
-    let asked = arguments.filter.as_deref().unwrap_or_default();
     let mut failed = Vec::new();
     let mut pass = |what, filter: &str, judged: &[&str], binary: Option<&Path>| match rows(
         filter, judged, binary,
@@ -42,17 +45,36 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Err(error) => Err(error),
     };
     pass("the faults", asked, &JUDGED, Some(&release))?;
-    if ROW_OF_THIRTY.contains(asked) {
-        pass("thirty nodes", ROW_OF_THIRTY, &THIRTY, Some(&release))?;
+    if let Some(filter) = narrower(asked, ROW_OF_THIRTY) {
+        pass("thirty nodes", filter, &THIRTY, Some(&release))?;
     }
-    if WITH_FAILPOINTS.contains(asked) {
-        pass("the failpoints", WITH_FAILPOINTS, &JUDGED, None)?;
+    if let Some(filter) = narrower(asked, WITH_FAILPOINTS) {
+        pass("the failpoints", filter, &JUDGED, None)?;
     }
     drop(machine);
     if failed.is_empty() {
         return Ok(());
     }
     bail!("not as they should be, see above: {}", failed.join(", "));
+}
+
+/// How many rows a filter lets through.
+fn names(filter: &str) -> Result<usize> {
+    let mut list = cargo();
+    list.args(["test", "--quiet", "--locked", "--package", "conman-cluster"]);
+    list.args(["--test", "rows", filter, "--", "--list"]);
+    let listed = output(&mut list)?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    Ok(text.lines().filter(|line| line.ends_with(": test")).count())
+}
+
+/// The rows that both name; `None` when there are none.
+fn narrower<'a>(asked: &'a str, row: &'a str) -> Option<&'a str> {
+    if row.contains(asked) {
+        Some(row)
+    } else {
+        asked.contains(row).then_some(asked)
+    }
 }
 
 /// Whether all is as it should be, with this build of conman or that for debugging.

@@ -148,7 +148,8 @@ pub(crate) enum LostStart {
 #[derive(Debug)]
 pub(super) enum ReleaseFailure {
     Superseded(Ending),
-    Failed(String),
+    /// Why, and how the life ended where that is not what it seemed.
+    Failed(String, Option<Ending>),
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ use crate::kill_table::Fate;
 /// How long the emergency thread may take for a release before the session's own task does it.
 const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The exit code of who was sent SIGKILL, as a shell gives it.
+const KILLED: i32 = 128 + 9;
+
 /// What a release tells of the life that ended.
 #[derive(Debug)]
 pub(super) struct Obituary {
@@ -60,13 +63,16 @@ pub(super) async fn ending(
     let mut cause = obituary.cause;
     let mut output = None;
     if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
-        let asked = timeout(patience, runtime.exit_code(key, patience)).await;
+        let (asked, fenced) = tokio::join!(
+            timeout(patience, runtime.exit_code(key, patience)),
+            timeout(patience, runtime.was_fenced(key)),
+        );
         exit_code = asked.ok().flatten();
-        let failed = cause.outcome(exit_code).failed;
-        if failed && runtime.was_fenced(key).await {
+        let by_fence = fenced.unwrap_or(false) && matches!(exit_code, None | Some(KILLED));
+        if by_fence {
             cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
         // A runtime that does not tell the one will not tell the other.
-        } else if failed && exit_code.is_some() {
+        } else if exit_code.is_some() && cause.outcome(exit_code).failed {
             output = last_output(&**runtime, key, patience).await;
         }
     }
@@ -106,13 +112,15 @@ pub(super) async fn release(
         )
     };
     let results = timeout(bound, context.registry.release(vec![release])).await;
-    match results.map(|mut results| results.pop()) {
-        Ok(Some(Ok(()))) => Ok(ending),
-        Ok(Some(Err(RegistryError::Superseded { .. }))) => Err(ReleaseFailure::Superseded(ending)),
-        Ok(Some(Err(error))) => Err(ReleaseFailure::Failed(crate::error_chain(&error))),
-        Ok(None) => Err(ReleaseFailure::Failed(
-            "the registry said nothing".to_owned(),
-        )),
-        Err(_) => Err(ReleaseFailure::Failed(slow())),
-    }
+    let why = match results.map(|mut results| results.pop()) {
+        Ok(Some(Ok(()))) => return Ok(ending),
+        Ok(Some(Err(RegistryError::Superseded { .. }))) => {
+            return Err(ReleaseFailure::Superseded(ending));
+        }
+        Ok(Some(Err(error))) => crate::error_chain(&error),
+        Ok(None) => "the registry said nothing".to_owned(),
+        Err(_) => slow(),
+    };
+    let is_lost = ending.cause() == EndCause::NodeLost;
+    Err(ReleaseFailure::Failed(why, is_lost.then_some(ending)))
 }

@@ -16,6 +16,9 @@ const LOOK_NS: u64 = 2_000_000;
 /// frozen is being killed, which may take as long as a disk hangs.
 const SLOW_LOOK_NS: u64 = 250_000_000;
 
+/// Of the containers that the fence has killed at once, those that are named.
+const MAX_NAMED: usize = 10;
+
 impl Control {
     fn fence_state(&self) -> FenceState {
         self.fence.state(self.unverified.is_empty())
@@ -183,6 +186,7 @@ impl Control {
 
     fn carry_out_fence(&mut self, actions: Vec<FenceAction>) -> bool {
         let mut admitted = true;
+        let mut killed = Vec::new();
         let fired = actions.contains(&FenceAction::Fired);
         for action in actions {
             match action {
@@ -201,7 +205,12 @@ impl Control {
                     self.unverified.remove(&name);
                     self.thaw_slot(&name);
                 }
-                FenceAction::Kill(slot) => self.kill_slot(&name_of(&slot)),
+                FenceAction::Kill(slot) => {
+                    let name = name_of(&slot);
+                    let by_itself = self.mark_fenced(&name);
+                    self.kill_slot(&name);
+                    killed.extend(by_itself.then_some(name));
+                }
                 // It comes of an end, which is told as such: to subscribers, to whoever ordered
                 // the start that failed, or by there being nothing of that name to be killed.
                 FenceAction::Certificate(slot) => {
@@ -214,6 +223,15 @@ impl Control {
         }
         if fired {
             self.release_parent();
+        }
+        // Last, since whoever reads it may hang with the disk that had them not freeze.
+        if !killed.is_empty() {
+            tracing::warn!(
+                count = killed.len(),
+                first = ?&killed[..killed.len().min(MAX_NAMED)],
+                freeze_ms = self.fence.freeze_ms(),
+                "the fence has killed what is not proven frozen in time, or frozen for too long"
+            );
         }
         admitted
     }
@@ -250,8 +268,8 @@ impl Control {
     }
 
     fn fired(&self) {
-        tracing::warn!("the fence's deadline has passed: everything freezes");
         self.freeze_parent();
+        tracing::warn!("the fence's deadline has passed: everything freezes");
         // A start under way would hold the launcher up, and its cgroup may not be made yet; what
         // has begun of it is killed and removed.
         self.launching.abort();
@@ -280,8 +298,7 @@ impl Control {
         }
     }
 
-    fn kill_slot(&mut self, name: &str) {
-        self.note_fenced(name);
+    fn kill_slot(&self, name: &str) {
         let killed = match self.containers.get(name) {
             Some(container) if container.is_alive() => self.kill(container),
             Some(_) => Ok(()),
@@ -298,22 +315,22 @@ impl Control {
         }
     }
 
-    /// Whoever hears of its end hears why, be it from a later shim: it is no end of its program's
-    /// own. Who was ordered to be killed is dead by that order.
-    fn note_fenced(&mut self, name: &str) {
+    /// Whether it dies by the fence alone. Whoever hears of its end hears that, be it from a later
+    /// shim: it is no end of its program's own. Not one whose death somebody ordered here, nor one
+    /// that is dead already.
+    fn mark_fenced(&mut self, name: &str) -> bool {
+        if self.unexplained.contains_key(name) {
+            return false;
+        }
         let Some(container) = self.containers.get_mut(name) else {
-            return;
+            return false;
         };
         if !container.is_alive() || container.doomed || container.fenced {
-            return;
+            return false;
         }
         container.fenced = true;
         self.keep(name);
-        tracing::warn!(
-            name,
-            freeze_ms = self.fence.freeze_ms(),
-            "the fence kills a container: it is not proven frozen in time, or frozen for too long"
-        );
+        true
     }
 
     fn cgroup_of(&self, name: &str) -> Option<String> {

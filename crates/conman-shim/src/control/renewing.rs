@@ -9,14 +9,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::replacing::check_file;
-use crate::handover::{Handover, Sealed, VARIABLE, judge, number};
+use crate::handover::{Handover, Sealed, VARIABLE, judge_successor, number};
 use crate::seqpacket;
 
 /// What this process runs, wherever its file is by now.
 const OWN: &str = "/proc/self/exe";
 
-/// Bound on the other program's answer, which takes some milliseconds. Nobody watches over the fence
-/// meanwhile, and half of the time that a fleet reckons with for a shim's restart is enough for that.
+/// Bound on the other program's answer, which takes some milliseconds, besides its exec. Nobody watches
+/// over the fence meanwhile: half of the time that a fleet reckons with for a shim's restart, if it is
+/// not told another one.
 const CHECK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000_000,
@@ -63,8 +64,8 @@ fn same(program: &Path) -> Command {
     command
 }
 
-/// Whether it could take over, as before a replacement: one that is cut short, or none of ours, would
-/// leave nobody.
+/// Whether it is a shim that can go on here, asked as before a replacement: one that is cut short, or
+/// none of ours, would leave nobody.
 fn ask(program: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| error.to_string();
     let (ours, theirs) = seqpacket::pair().map_err(failed)?;
@@ -92,16 +93,15 @@ fn ask(program: &Path) -> Result<(), String> {
         Ok(_) => heard(&ours),
         Err(error) => Err(error.to_string()),
     };
-    // It has ended, or is not to go on.
+    // It is ending by itself, or may not end for long: it is reaped with the shim's other children.
     let _ = child.kill();
-    let _ = child.wait();
     verdict
 }
 
 fn heard(socket: impl AsFd) -> Result<(), String> {
     let mut buffer = vec![0; VERDICT_BYTES];
     match seqpacket::receive(socket, &mut buffer) {
-        Ok(Some(received)) => judge(received.bytes),
+        Ok(Some(received)) => judge_successor(received.bytes),
         Ok(None) => Err("it ends without an answer".to_owned()),
         Err(error) => Err(error.to_string()),
     }

@@ -99,17 +99,22 @@ impl Restarter {
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
         let mut took = Duration::ZERO;
+        let mut was_ready = true;
         loop {
             pulse.beat().await;
             pulse
                 .idle(tokio::time::sleep(jittered(LOOK_EVERY_MS)))
                 .await;
-            if !self.fleet.standing().borrow().is_ready() {
+            let is_ready = self.fleet.standing().borrow().is_ready();
+            let is_back = is_ready && !was_ready;
+            was_ready = is_ready;
+            if !is_ready {
                 self.leftovers.start_over();
                 continue;
             }
             let now_gone = gone_nodes(&self.fleet.peers());
-            let news = now_gone != gone;
+            // A node that comes back tells what its fence has killed.
+            let news = now_gone != gone || is_back;
             gone = now_gone;
             if news {
                 changed = Some(Instant::now());

@@ -525,10 +525,11 @@ impl Seeker {
             };
             match now {
                 Whereabouts::There(owner) if *owner.node.name == *name => {
-                    if let Ok(address) = owner.node.address
-                        && self.answers(&address).await
-                    {
-                        return;
+                    match owner.node.address {
+                        Ok(address) if self.answers(&address).await => return,
+                        Ok(_) | Err(NoAddress::NotYet { .. }) => {}
+                        // Who looks again is told why it cannot be.
+                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
                     }
                 }
                 _ => return,

@@ -7,7 +7,7 @@ use conman_cluster::overlap::{Life, SERVING, TEMPLATE, Tail, journal, monotonic_
 use conman_cluster::{Builder, Cluster, Cut, Holdings, Node, requirements};
 use conman_core::ownership::Timing;
 use conman_e2e::{Answer, eventually, eventually_some};
-use conman_proto::{EnsureResponse, NodeList, Session, SessionList, SessionState};
+use conman_proto::{EnsureResponse, NodeList, NodeStanding, Session, SessionList, SessionState};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
@@ -58,7 +58,24 @@ impl Fleet {
             let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
             return None;
         }
-        Self::start(builder).await
+        let fleet = Self::start(builder).await?;
+        fleet.know_each_other().await;
+        Some(fleet)
+    }
+
+    /// Waits until each node has heard from all others what they take.
+    async fn know_each_other(&self) {
+        for asked in self.cluster.nodes() {
+            eventually("they know each other", PATIENCE, async || {
+                let list: NodeList = asked.admin().get("/v1/nodes").await.expect(StatusCode::OK);
+                let live = list.nodes.iter().filter(|node| {
+                    let its = node.fleet.as_ref().map(|fleet| fleet.standing);
+                    its == Some(NodeStanding::Live)
+                });
+                live.count() == self.cluster.nodes().len()
+            })
+            .await;
+        }
     }
 
     /// When what a node had is to be served elsewhere that went without a word.

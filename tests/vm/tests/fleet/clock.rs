@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::Fleet;
 
-/// How long [`BRIEF`](BEGIN) may live.
+/// How long one of the sessions may live.
 const BRIEF_S: f64 = 45.0;
 
 /// The longest time between two signs of life of a session that nobody holds up, on a busy machine. A

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_core::lifecycle::{Event, State, Step};
 use conman_core::{EndCause, PREEMPTED, UNRECORDED};
 use conman_linux::{PidFd, ProcessIdentity};
-use conman_registry::{ContainerIdentity, RecordState, RegistryError};
+use conman_registry::{ContainerIdentity, Ending, RecordState, RegistryError};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -128,14 +128,19 @@ impl Driver {
             Answer::LostStart(LostStart::Ended | LostStart::Gone) => Event::LostStartGone,
             Answer::LostStart(LostStart::Unknown(why)) => Event::LostStartUnknown(why),
             Answer::Release(Ok(ending)) => {
-                self.ending = Some(ending);
+                self.learn(ending);
                 Event::Released
             }
             Answer::Release(Err(ReleaseFailure::Superseded(ending))) => {
-                self.ending = Some(ending);
+                self.learn(ending);
                 Event::Superseded
             }
-            Answer::Release(Err(ReleaseFailure::Failed(why))) => Event::ReleaseFailed(why),
+            Answer::Release(Err(ReleaseFailure::Failed(why, ending))) => {
+                if let Some(ending) = ending {
+                    self.learn(ending);
+                }
+                Event::ReleaseFailed(why)
+            }
             Answer::Dead => {
                 // The emergency thread tells of those that it certifies.
                 let theirs = match self.context.table.closed() {
@@ -148,6 +153,14 @@ impl Driver {
             }
         };
         Some(event)
+    }
+
+    /// How the life ended, also where its program seemed to end by itself.
+    fn learn(&mut self, ending: Ending) {
+        if ending.cause() == EndCause::NodeLost {
+            self.life.attribute(EndCause::NodeLost, &ending.reason);
+        }
+        self.ending = Some(ending);
     }
 
     fn absorb_claim_failure(&mut self, error: RegistryError) -> Event {

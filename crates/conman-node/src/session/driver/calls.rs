@@ -236,7 +236,7 @@ impl Driver {
         let (context, runtime) = (Arc::clone(&self.context), self.runtime.clone());
         let handle = Arc::clone(&self.handle);
         let known = self.ending.clone();
-        let broken = ReleaseFailure::Failed(BROKEN.to_owned());
+        let broken = ReleaseFailure::Failed(BROKEN.to_owned(), None);
         self.call(Answer::Release(Err(broken)), async move {
             if let Some(ending) = release::left_to_emergency(&context, &handle).await {
                 return Answer::Release(Ok(ending));

@@ -395,10 +395,19 @@ async fn one_that_listens_for_no_other_node_is_not_waited_for() {
     let (fleet, a, b) = two().await;
     let id: SessionId = "alice".parse().expect("an id");
     b.start(&id).await;
-    fleet.announced("b", |b| b.peer_url = None);
-    let answer = a.fetch(&id).await;
-    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
-    assert!(answer.contains("listen.peers"), "{answer}");
+    let mut told = None;
+    fleet.change("b", |b| told = b.announcement.take());
+    let early = tokio::spawn(a.fetch(&id));
+    a.holds().await;
+    fleet.change("b", |b| {
+        b.announcement = told;
+        b.announcement.get_or_insert_default().peer_url = None;
+    });
+    let answers = [early.await.expect("no panic"), a.fetch(&id).await];
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(answer.contains("listen.peers"), "{answer}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
