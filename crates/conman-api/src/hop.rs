@@ -108,7 +108,10 @@ pub(crate) async fn to_node(
     if mine || !known || request.extensions().get::<ByPeer>().is_some() {
         return next.run(request).await;
     }
-    let node = hop.map.node(name);
+    let node = match hop.map.node(name) {
+        joining if joining.has_not_announced() => hop.map.announced(name).await,
+        known => known,
+    };
     let sent = match send::Parcel::pack(request, limit).await {
         Ok(parcel) => parcel.send(&hop, &node, None).await,
         Err(refusal) => return refusal.into_response(),

@@ -66,7 +66,7 @@ pub enum FailureKind {
     Stopped,
     /// The machine is going.
     Preempted,
-    /// The daemon was restarted in the middle of the start.
+    /// The daemon was restarted in the middle of the start, or its node's fence killed it.
     Interrupted,
 }
 

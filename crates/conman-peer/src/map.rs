@@ -72,6 +72,14 @@ pub struct Node {
     pub address: Result<PeerAddress, NoAddress>,
 }
 
+impl Node {
+    /// Whether it may be about to say where it listens.
+    #[must_use]
+    pub fn has_not_announced(&self) -> bool {
+        matches!(self.address, Err(NoAddress::NotYet { .. }))
+    }
+}
+
 /// Why another node cannot be reached, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoAddress {
@@ -100,7 +108,7 @@ pub struct Wish {
 /// How long a request waits for what a node says that has just joined: others hear it within a second
 /// or two, unless it has many sessions to adopt first.
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
-const ANNOUNCED_LOOK: Duration = Duration::from_millis(50);
+const ANNOUNCED_LOOK: Duration = Duration::from_millis(250);
 
 impl FleetMap {
     #[must_use]
@@ -206,15 +214,18 @@ impl FleetMap {
         way_to(name, self.peer(name).as_ref())
     }
 
-    /// The same of one that has just joined once it has said where it listens, or has not for long.
+    /// The same of one that has just joined once it has said where it listens, or has not for long;
+    /// at once while too many wait for nodes already.
     pub async fn announced(&self, name: &str) -> Node {
+        let Some(_waiting) = self.wait_for(name) else {
+            return self.node(name);
+        };
         let until = Instant::now() + ANNOUNCED_SOON;
         loop {
             let peer = self.peer(name);
-            let is_live = |peer: &Peer| peer.standing == PeerStanding::Live;
-            let joins = peer
-                .as_ref()
-                .is_some_and(|peer| is_live(peer) && peer.announcement.is_none());
+            let joins = peer.as_ref().is_some_and(|peer| {
+                peer.standing == PeerStanding::Live && peer.announcement.is_none()
+            });
             if !joins || Instant::now() >= until {
                 return way_to(name, peer.as_ref());
             }

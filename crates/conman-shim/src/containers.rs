@@ -290,6 +290,22 @@ mod tests {
     }
 
     #[test]
+    fn what_ended_before_the_fence_killed_it_is_not_told_as_killed_by_it() {
+        let mut container = container(7);
+        container.fenced = true;
+        for (state, fenced) in [
+            (ContainerState::Running, true),
+            (ContainerState::Signalled { signal: 9 }, true),
+            (ContainerState::Lost, true),
+            (ContainerState::Signalled { signal: 11 }, false),
+            (ContainerState::Exited { code: 0 }, false),
+        ] {
+            container.state = state;
+            assert_eq!(container.view("a").fenced, fenced, "{state:?}");
+        }
+    }
+
+    #[test]
     fn an_end_that_comes_before_the_begin_is_not_lost() {
         let mut all = Containers::default();
         assert_eq!(all.reaped(7, Ended::Exited(3)), Reaped::Unknown);

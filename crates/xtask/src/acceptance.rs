@@ -27,29 +27,31 @@ pub(crate) struct AcceptanceArguments {
 
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     let machine = setup::for_tests()?;
-    let asked = arguments.filter.as_deref().unwrap_or_default();
-    if names(asked)? == 0 {
-        bail!("no fault's name contains `{asked}`; see `cargo test -p conman-cluster -- --list`");
+    let asked = names(arguments.filter.as_deref().unwrap_or_default())?;
+    if asked.is_empty() {
+        bail!("no fault has such a name; see `cargo test -p conman-cluster --test rows -- --list`");
     }
+    let of_row = |row: &str| -> Vec<String> {
+        let named = asked.iter().filter(|name| name.contains(row));
+        named.cloned().collect()
+    };
     cluster::build(true)?;
     let release = cluster::release()?;
+    let passes = [
+        ("the faults", asked.clone(), &JUDGED[..], Some(&*release)),
+        (
+            "thirty nodes",
+            of_row(ROW_OF_THIRTY),
+            &THIRTY,
+            Some(&*release),
+        ),
+        ("the failpoints", of_row(WITH_FAILPOINTS), &JUDGED, None),
+    ];
     let mut failed = Vec::new();
-    let mut pass = |what, filter: &str, judged: &[&str], binary: Option<&Path>| match rows(
-        filter, judged, binary,
-    ) {
-        Ok(true) => Ok(()),
-        Ok(false) => {
+    for (what, names, judged, binary) in passes {
+        if !names.is_empty() && !rows(&names, judged, binary)? {
             failed.push(what);
-            Ok(())
         }
-        Err(error) => Err(error),
-    };
-    pass("the faults", asked, &JUDGED, Some(&release))?;
-    if let Some(filter) = narrower(asked, ROW_OF_THIRTY) {
-        pass("thirty nodes", filter, &THIRTY, Some(&release))?;
-    }
-    if let Some(filter) = narrower(asked, WITH_FAILPOINTS) {
-        pass("the failpoints", filter, &JUDGED, None)?;
     }
     drop(machine);
     if failed.is_empty() {
@@ -58,37 +60,23 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     bail!("not as they should be, see above: {}", failed.join(", "));
 }
 
-/// How many rows a filter lets through.
-fn names(filter: &str) -> Result<usize> {
+/// The rows that a filter lets through.
+fn names(filter: &str) -> Result<Vec<String>> {
     let mut list = cargo();
     list.args(["test", "--quiet", "--locked", "--package", "conman-cluster"]);
     list.args(["--test", "rows", filter, "--", "--list"]);
     let listed = output(&mut list)?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    Ok(text.lines().filter(|line| line.ends_with(": test")).count())
-}
-
-/// The rows that both name; `None` when there are none.
-fn narrower<'a>(asked: &'a str, row: &'a str) -> Option<&'a str> {
-    if row.contains(asked) {
-        Some(row)
-    } else {
-        asked.contains(row).then_some(asked)
-    }
+    let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// Whether all is as it should be, with this build of conman or that for debugging.
-fn rows(filter: &str, judged: &[&str], binary: Option<&Path>) -> Result<bool> {
+fn rows(names: &[String], judged: &[&str], binary: Option<&Path>) -> Result<bool> {
     let mut command = cargo();
     command.args(["test", "--locked", "--package", "conman-cluster"]);
-    command.args([
-        "--test",
-        "rows",
-        "--no-fail-fast",
-        filter,
-        "--",
-        "--nocapture",
-    ]);
+    command.args(["--test", "rows", "--", "--nocapture", "--exact"]);
+    command.args(names);
     for variable in judged {
         command.env(variable, "1");
     }

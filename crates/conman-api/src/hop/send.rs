@@ -6,7 +6,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use conman_auth::Caller;
 use conman_core::Closing;
-use conman_peer::{AskError, NoAddress, Node};
+use conman_peer::{AskError, Node};
 use conman_proto::Generation;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
@@ -96,10 +96,7 @@ impl Parcel {
         node: &Node,
         about: Option<About>,
     ) -> Result<Response, Unsent> {
-        let address = match &node.address {
-            Err(NoAddress::NotYet { node }) => hop.map.announced(node).await.address,
-            known => known.clone(),
-        };
+        let address = node.address.clone();
         let address = address.map_err(|why| Unsent::Unreachable(why.to_string()))?;
         let asked = hop.map.client().ask(&address, self.outgoing(about)?).await;
         let response = match asked {

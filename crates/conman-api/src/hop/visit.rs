@@ -201,6 +201,11 @@ impl Visit {
             generation,
             ended: false,
         };
+        let announced = match node.has_not_announced() {
+            true => Some(self.hop.map.announced(&node.name).await),
+            false => None,
+        };
+        let node = announced.as_ref().unwrap_or(node);
         let sent = self.parcel.send(&self.hop, node, Some(about)).await;
         let step = stepped(node, sent)?;
         if matches!(step, Step::Moved) {

@@ -258,6 +258,33 @@ async fn whatever_is_asked_of_one_node_the_sessions_own_node_answers() {
     );
 }
 
+/// One that has just joined, for as long as the others have not heard where it listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_of_a_node_that_has_just_joined_waits_for_its_word() {
+    let world = World::new();
+    let a = Node::join(&world, "a").await;
+    let b = Node::join(&world, "b").await;
+    let started = b.ensure("alice").await;
+    assert_eq!(started.session.node, "b");
+    for (method, path, body) in [
+        (Method::GET, session("alice"), ""),
+        (
+            Method::POST,
+            "/v1/nodes/b/drain".to_owned(),
+            r#"{"dry_run": true}"#,
+        ),
+    ] {
+        let mut told = None;
+        world.change("b", |b| told = b.announcement.take());
+        let tells = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            world.change("b", |b| b.announcement = told);
+        };
+        let (answer, ()) = tokio::join!(a.api.call(method, &path, body), tells);
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_are_asked_for_one_session_at_once_start_it_once() {
     let (_world, a, b) = two().await;

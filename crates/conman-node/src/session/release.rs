@@ -65,10 +65,10 @@ pub(super) async fn ending(
     if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
         let (asked, fenced) = tokio::join!(
             timeout(patience, runtime.exit_code(key, patience)),
-            timeout(patience, runtime.was_fenced(key)),
+            runtime.was_fenced(key),
         );
         exit_code = asked.ok().flatten();
-        let by_fence = fenced.unwrap_or(false) && matches!(exit_code, None | Some(KILLED));
+        let by_fence = fenced && matches!(exit_code, None | Some(KILLED));
         if by_fence {
             cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
         // A runtime that does not tell the one will not tell the other.

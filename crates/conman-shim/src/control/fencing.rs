@@ -224,7 +224,10 @@ impl Control {
         if fired {
             self.release_parent();
         }
-        // Last, since whoever reads it may hang with the disk that had them not freeze.
+        // Last, since whoever takes it in may hang, with the disk that has them not freeze.
+        if fired {
+            tracing::warn!("the fence's deadline has passed: everything freezes");
+        }
         if !killed.is_empty() {
             tracing::warn!(
                 count = killed.len(),
@@ -269,7 +272,6 @@ impl Control {
 
     fn fired(&self) {
         self.freeze_parent();
-        tracing::warn!("the fence's deadline has passed: everything freezes");
         // A start under way would hold the launcher up, and its cgroup may not be made yet; what
         // has begun of it is killed and removed.
         self.launching.abort();

@@ -99,24 +99,23 @@ impl Restarter {
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
         let mut took = Duration::ZERO;
-        let mut was_ready = true;
+        let mut was_frozen = false;
         loop {
             pulse.beat().await;
             pulse
                 .idle(tokio::time::sleep(jittered(LOOK_EVERY_MS)))
                 .await;
-            let is_ready = self.fleet.standing().borrow().is_ready();
-            let is_back = is_ready && !was_ready;
-            was_ready = is_ready;
-            if !is_ready {
+            let standing = self.fleet.standing().borrow().clone();
+            was_frozen |= standing.is_frozen();
+            if !standing.is_ready() {
                 self.leftovers.start_over();
                 continue;
             }
             let now_gone = gone_nodes(&self.fleet.peers());
-            // A node that comes back tells what its fence has killed.
-            let news = now_gone != gone || is_back;
+            let news = now_gone != gone;
             gone = now_gone;
-            if news {
+            // A node that comes back is about to tell what its fence has killed.
+            if news || std::mem::take(&mut was_frozen) {
                 changed = Some(Instant::now());
             }
             let recent = changed.is_some_and(|changed| changed.elapsed() < ATTENTIVE);

@@ -368,6 +368,10 @@ impl Driver {
         let default = match cause {
             Cause::StartFailed(_) => FailureKind::Host,
             Cause::ExitedEarly | Cause::Exited => FailureKind::Exited,
+            // By nobody's order, and not by its program's doing.
+            Cause::Asked(EndCause::NodeLost, _) => {
+                return Some(Failure::Kind(FailureKind::Interrupted));
+            }
             Cause::Asked(..) => FailureKind::Stopped,
         };
         Some(self.failure.clone().unwrap_or(Failure::Kind(default)))
