@@ -26,11 +26,11 @@ pub(crate) struct AcceptanceArguments {
 }
 
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
-    let machine = setup::for_tests()?;
     let asked = names(arguments.filter.as_deref().unwrap_or_default())?;
     if asked.is_empty() {
         bail!("no fault has such a name; see `cargo test -p conman-cluster --test rows -- --list`");
     }
+    let machine = setup::for_tests()?;
     let of_row = |row: &str| -> Vec<String> {
         let named = asked.iter().filter(|name| name.contains(row));
         named.cloned().collect()

@@ -1,7 +1,7 @@
 //! `cargo xtask cluster`, `overlap` and `bench`: fleets on this machine, by the program of
 //! `tests/cluster`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -24,7 +24,11 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
     if makes {
         setup::for_clusters()?;
     }
-    build(makes)?;
+    // What made the fleet goes on with it: building that alone would take a minute of silence, since
+    // cargo has other features for it than beside conman.
+    if makes || !Path::new(program().get_program()).exists() {
+        build(makes)?;
+    }
     let status = program()
         .args(&arguments.words)
         .status()
