@@ -134,12 +134,8 @@ impl Control {
         // Whoever is to stay frozen is so by its own cgroup, or nothing is thawed.
         for name in &self.unverified {
             if let Some(cgroup) = self.cgroup_of(name) {
-                match self.freezer.freeze(&cgroup) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(host_error("freeze", name)(error));
-                    }
-                    _ => {}
-                }
+                let frozen = unless_gone(self.freezer.freeze(&cgroup));
+                frozen.map_err(host_error("freeze", name))?;
             }
         }
         let cgroup = &self.options.fence_cgroup;
@@ -187,28 +183,37 @@ impl Control {
     fn carry_out_fence(&mut self, actions: Vec<FenceAction>) -> bool {
         let mut admitted = true;
         let mut killed = Vec::new();
+        let mut undone = Vec::new();
         let fired = actions.contains(&FenceAction::Fired);
         for action in actions {
             match action {
                 FenceAction::Opened(_) => {}
                 FenceAction::Refused(_) => admitted = false,
-                FenceAction::Fired => self.fired(),
+                FenceAction::Fired => {
+                    let done = self.fired();
+                    undone.extend(done.err().map(|error| ("freeze all at once", None, error)));
+                }
                 FenceAction::Freeze(slot) => {
                     let name = name_of(&slot);
                     if let Some(cgroup) = self.cgroup_of(&name) {
-                        self.order_freezing(&name, &cgroup);
+                        let done = unless_gone(self.freezer.freeze(&cgroup));
+                        let of = || Some(name.clone());
+                        undone.extend(done.err().map(|error| ("freeze", of(), error)));
                         self.unverified.insert(name);
                     }
                 }
                 FenceAction::Thaw(slot) => {
                     let name = name_of(&slot);
                     self.unverified.remove(&name);
-                    self.thaw_slot(&name);
+                    let done = self.thaw_slot(&name);
+                    undone.extend(done.err().map(|error| ("thaw", Some(name), error)));
                 }
                 FenceAction::Kill(slot) => {
                     let name = name_of(&slot);
                     let by_itself = self.mark_fenced(&name);
-                    self.kill_slot(&name);
+                    let done = self.kill_slot(&name);
+                    let of = || Some(name.clone());
+                    undone.extend(done.err().map(|error| ("kill", of(), error)));
                     killed.extend(by_itself.then_some(name));
                 }
                 // It comes of an end, which is told as such: to subscribers, to whoever ordered
@@ -236,14 +241,15 @@ impl Control {
                 "the fence has killed what is not proven frozen in time, or frozen for too long"
             );
         }
+        for (what, name, error) in undone {
+            tracing::error!(name, %error, "the fence cannot {what}");
+        }
         admitted
     }
 
     /// Stops everything of ours with one order, before each is ordered by itself.
-    fn freeze_parent(&self) {
-        if let Err(error) = self.freezer.freeze(&self.options.fence_cgroup) {
-            tracing::error!(%error, "the fence cannot freeze all at once");
-        }
+    fn freeze_parent(&self) -> io::Result<()> {
+        self.freezer.freeze(&self.options.fence_cgroup)
     }
 
     /// Takes that order back once each is ordered, where the frozen cannot die: one that is killed
@@ -259,8 +265,10 @@ impl Control {
 
     /// An earlier shim's fence was closed, or may have been.
     pub(super) fn hold_if_closed(&self) {
-        if self.fence.is_closed() {
-            self.freeze_parent();
+        if self.fence.is_closed()
+            && let Err(error) = self.freeze_parent()
+        {
+            tracing::error!(%error, "the fence cannot freeze all at once");
         }
     }
 
@@ -270,51 +278,34 @@ impl Control {
         is(self.freezer.is_frozen(cgroup)) && is(self.freezer.is_ordered(cgroup))
     }
 
-    fn fired(&self) {
-        self.freeze_parent();
+    fn fired(&self) -> io::Result<()> {
+        let done = self.freeze_parent();
         // A start under way would hold the launcher up, and its cgroup may not be made yet; what
         // has begun of it is killed and removed.
         self.launching.abort();
+        done
     }
 
-    fn order_freezing(&self, name: &str, cgroup: &str) {
-        match self.freezer.freeze(cgroup) {
-            // Not made yet, or gone.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(name, %error, "the fence cannot freeze");
-            }
-            _ => {}
-        }
-    }
-
-    fn thaw_slot(&self, name: &str) {
+    fn thaw_slot(&self, name: &str) -> io::Result<()> {
         // What a client froze stays so until it thaws it.
         if self.containers.get(name).is_some_and(|one| one.frozen) {
-            return;
+            return Ok(());
         }
-        if let Some(cgroup) = self.cgroup_of(name)
-            && let Err(error) = self.freezer.thaw(&cgroup)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::error!(name, %error, "a container cannot be thawed");
+        match self.cgroup_of(name) {
+            Some(cgroup) => unless_gone(self.freezer.thaw(&cgroup)),
+            None => Ok(()),
         }
     }
 
-    fn kill_slot(&self, name: &str) {
-        let killed = match self.containers.get(name) {
+    fn kill_slot(&self, name: &str) -> io::Result<()> {
+        unless_gone(match self.containers.get(name) {
             Some(container) if container.is_alive() => self.kill(container),
             Some(_) => Ok(()),
             None => match self.launching.left_of(name) {
                 Some(left) => self.freezer.kill(&left.cgroup),
                 None => Ok(()),
             },
-        };
-        match killed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(name, %error, "a container cannot be killed");
-            }
-            _ => {}
-        }
+        })
     }
 
     /// Whether it dies by the fence alone. Whoever hears of its end hears that, be it from a later
@@ -384,5 +375,13 @@ impl Control {
         let look = !self.unverified.is_empty();
         let look = look.then(|| now_ns.saturating_add(pause_ns));
         self.fence.next_wake_ns().into_iter().chain(look).min()
+    }
+}
+
+/// A cgroup that is not made yet, or gone, holds nothing.
+fn unless_gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
     }
 }

@@ -23,27 +23,47 @@ const CHECK: Timespec = Timespec {
     tv_nsec: 500_000_000,
 };
 
+/// What is still to be done, of a program that has come back from [`renew`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewal {
+    Done,
+    /// The other one has not answered within [`CHECK`]: it is to be asked again with more patience,
+    /// once the fence is watched over.
+    Pending,
+}
+
 /// Longer than any verdict.
 const VERDICT_BYTES: usize = 4_096;
 
 /// After another shim was waited for: executes what is at the path that this program had, where that
 /// is another one since, as after an upgrade. Otherwise an older program would succeed a newer one.
 /// The lock is given up by that, so that the other program takes its turn for it.
-pub(super) fn renew(program: &Path) {
+pub(super) fn renew(program: &Path) -> Renewal {
     let (Ok(own), Ok(found)) = (check_file(Path::new(OWN)), check_file(program)) else {
         // None that root can trust: better an old one than none.
-        return;
+        return Renewal::Done;
     };
     if own == found {
-        return;
+        return Renewal::Done;
     }
-    if let Err(reason) = ask(program) {
-        tracing::warn!(
-            program = %program.display(), reason,
-            "the program that was put in this one's place does not answer as a shim; going on as \
-             what it was: put the right one there, and run `conman shim --replace`"
-        );
-        return;
+    match ask(program) {
+        Ok(Answer::Can) => {}
+        Ok(Answer::Late) => {
+            tracing::info!(
+                program = %program.display(),
+                "the program that was put in this one's place does not answer soon; beginning as \
+                 what it was, and asking it again meanwhile"
+            );
+            return Renewal::Pending;
+        }
+        Err(reason) => {
+            tracing::warn!(
+                program = %program.display(), reason,
+                "the program that was put in this one's place does not answer as a shim; going on \
+                 as what it was: put the right one there, and run `conman shim --replace`"
+            );
+            return Renewal::Done;
+        }
     }
     tracing::info!(program = %program.display(), "the program was replaced; beginning as that");
     let error = same(program).exec();
@@ -51,6 +71,13 @@ pub(super) fn renew(program: &Path) {
         program = %program.display(), %error,
         "the program that was put in this one's place cannot be executed; going on as what it was"
     );
+    Renewal::Done
+}
+
+/// Of a program that may be a shim.
+enum Answer {
+    Can,
+    Late,
 }
 
 /// With the arguments of this process.
@@ -66,7 +93,7 @@ fn same(program: &Path) -> Command {
 
 /// Whether it is a shim that can go on here, asked as before a replacement: one that is cut short, or
 /// none of ours, would leave nobody.
-fn ask(program: &Path) -> Result<(), String> {
+fn ask(program: &Path) -> Result<Answer, String> {
     let failed = |error: std::io::Error| error.to_string();
     let (ours, theirs) = seqpacket::pair().map_err(failed)?;
     // Of nothing that there is yet.
@@ -89,8 +116,8 @@ fn ask(program: &Path) -> Result<(), String> {
     let mut child = child.map_err(failed)?;
     let mut answer = [PollFd::new(&ours, PollFlags::IN)];
     let verdict = match poll(&mut answer, Some(&CHECK)) {
-        Ok(0) => Err("it does not answer".to_owned()),
-        Ok(_) => heard(&ours),
+        Ok(0) => Ok(Answer::Late),
+        Ok(_) => heard(&ours).map(|()| Answer::Can),
         Err(error) => Err(error.to_string()),
     };
     // It is ending by itself, or may not end for long: it is reaped with the shim's other children.

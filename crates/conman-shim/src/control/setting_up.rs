@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use super::clients::spare;
-use super::renewing::renew;
+use super::renewing::{Renewal, renew};
 use super::{
     Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
     SIGNALS, TIMER,
@@ -47,17 +47,25 @@ impl Control {
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
         let program = std::env::current_exe()?;
         let (lock, come) = turn::take(&options.state_file, options.standby)?;
-        if come == Turn::Waited {
-            renew(&program);
-        }
+        let renewal = match come {
+            Turn::AtOnce => Renewal::Done,
+            Turn::Waited => renew(&program),
+        };
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?)?;
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
+        // Of what was put there meanwhile, the kernel says only that this program is there no more.
+        control.program = program;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
             control.recover(&doubt);
         }
         control.begin()?;
+        if renewal == Renewal::Pending
+            && let Err(error) = control.begin_replacing(None, None)
+        {
+            tracing::error!(%error, "the shim does not go on as the program in its place");
+        }
         Ok(control)
     }
 
