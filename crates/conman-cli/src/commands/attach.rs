@@ -166,8 +166,8 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
             target.id
         )));
     }
-    // Where it cannot be told, what comes next tells why.
-    let followed = Followed::now(&context.client, &target.id).await.ok();
+    // What comes next may work all the same.
+    let followed = Followed::now(&context.client, &target.id).await;
     // Listened for before the size is asked, so that no later one is missed.
     let resizes = Resizes::listen()?;
     let socket = context.client.attach(&target.path()).await?;

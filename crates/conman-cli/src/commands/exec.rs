@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::followed::{Fate, Followed};
 use super::{Context, attach};
 use crate::args::ExecArgs;
-use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
+use crate::client::{ClientError, ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
 use crate::failure::{Exit, Failure, WithSources};
 use crate::stdio::{StdWriter, Stream, read_stdin};
 use crate::terminal::{self, Interrupt, Interrupts, RawTerminal, Resizes};
@@ -113,8 +113,8 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
         ));
     }
     let path = format!("/v1/sessions/{}/exec", args.id);
-    // Where it cannot be told, what comes next tells why.
-    let followed = Followed::now(&context.client, &args.id).await.ok();
+    // What comes next may work all the same.
+    let followed = Followed::now(&context.client, &args.id).await;
     // Listened for before the size is asked, so that no later one is missed.
     let resizes = args.tty.then(Resizes::listen).transpose()?;
     let socket = context.client.exec(&path, &request(&args)).await?;
@@ -148,7 +148,7 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
 /// looks the same otherwise.
 pub(super) async fn with_container(
     context: &Context,
-    followed: Option<Followed>,
+    followed: Result<Followed, ClientError>,
     ended: &Result<ExecStatus, ExecSocketError>,
     again: &str,
 ) -> Result<Fate, Failure> {
@@ -157,8 +157,9 @@ pub(super) async fn with_container(
         Ok(status) if status.exit_code.is_some() => return Ok(Fate::Ended),
         Ok(_) | Err(_) => Exit::NOT_RUN,
     };
-    let Some(followed) = followed else {
-        return Ok(Fate::Runs);
+    let followed = match followed {
+        Ok(followed) => followed,
+        Err(error) => return Ok(Fate::Unknown(error.into())),
     };
     match followed.fate(&context.client, again).await {
         Fate::Gone(failure) => Err(failure.with_exit(exit)),

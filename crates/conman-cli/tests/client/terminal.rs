@@ -439,14 +439,22 @@ async fn the_end_of_the_program_while_attached_is_the_clients() {
     person.sees("old screen").await;
     person.types(b"q");
     assert_eq!(person.ends().await.code(), Some(42));
-    let mut person = Person::runs(&daemon, &["attach", "alice"]);
-    person.sees("old screen").await;
-    person.types(b"x");
-    person.sees("broke off").await;
-    person
-        .sees("the program goes on; `conman attach alice`")
-        .await;
-    assert_eq!(person.ends().await.code(), Some(125));
+    let shown = get(async || Json(session("alice", "running")));
+    let knowing = keeping_routes(&Calls::default()).route("/v1/sessions/{id}", shown);
+    for (daemon, told) in [
+        (
+            Daemon::start(knowing),
+            "the program goes on; `conman attach alice`",
+        ),
+        (daemon, "whether the program goes on is not known"),
+    ] {
+        let mut person = Person::runs(&daemon, &["attach", "alice"]);
+        person.sees("old screen").await;
+        person.types(b"x");
+        person.sees("broke off").await;
+        person.sees(told).await;
+        assert_eq!(person.ends().await.code(), Some(125));
+    }
 }
 
 #[tokio::test]
