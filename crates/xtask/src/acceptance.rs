@@ -30,7 +30,8 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     if asked.is_empty() {
         bail!("no fault has such a name; see `cargo test -p conman-cluster --test rows -- --list`");
     }
-    let machine = setup::for_tests()?;
+    setup::for_clusters()?;
+    let docker = setup::for_docker()?;
     let of_row = |row: &str| -> Vec<String> {
         let named = asked.iter().filter(|name| name.contains(row));
         named.cloned().collect()
@@ -53,7 +54,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
             failed.push(what);
         }
     }
-    drop(machine);
+    drop(docker);
     if failed.is_empty() {
         return Ok(());
     }

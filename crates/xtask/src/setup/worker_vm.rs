@@ -107,7 +107,9 @@ fn make_in(directory: &Path, is_made: bool) -> Result<()> {
 
 /// The host's own distribution, from where the host has its packages, and a kernel besides.
 fn install(step: &Step, rootfs: &Path, host: &Distribution, kernel: Option<&Path>) -> Result<()> {
-    let mut command = Command::new("mmdebstrap");
+    // What it mounts goes with it, also where nobody is left to see to that.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--", "mmdebstrap"]);
     command.args(["--variant=minbase", "--format=directory"]);
     command.arg(format!("--include={PACKAGES},{}", host.kernel));
     for path in ["doc", "man", "locale"] {
