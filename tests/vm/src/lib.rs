@@ -5,6 +5,7 @@
 //! throw-away layer over it.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod etcd;
 mod installation;
 mod machine;
@@ -12,6 +13,7 @@ mod medium;
 mod programs;
 mod shell;
 
+pub use clock::{WATCH_END, longest_gap, positions, seconds};
 pub use etcd::{Etcd, etcd};
 pub use installation::{INSTALL, MOUNT, installation};
 pub use machine::{Kernel, Machine};

@@ -1,8 +1,6 @@
 //! The machine's clock is set ahead by a day, back by two, and right again.
 
-use std::collections::BTreeMap;
-
-use serde_json::Value;
+use conman_vm::{WATCH_END, longest_gap, positions, seconds};
 
 use crate::Fleet;
 
@@ -21,11 +19,7 @@ conman token steady --ttl 2h >/run/token
 systemd-run --quiet --unit follower sh -c 'exec conman events --after 0 --json >/run/followed'
 up >/run/brief.begun
 run brief --template beat --node-label host=two --max-lifetime 45s
-pid=$(conman inspect brief --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
-systemd-run --quiet --unit brief-watch sh -c "
-    while [ -e /proc/$pid ]; do sleep 0.1; done
-    cat /proc/uptime >/run/brief.ended.new
-    mv /run/brief.ended.new /run/brief.ended"
+watch_end /run/brief.ended conman inspect brief --json
 "#;
 
 /// What the token from before opens, and a new one, by its session's node and by the other one.
@@ -45,7 +39,7 @@ const COUNTED: [&str; 3] = [
 ];
 
 pub(crate) fn no_setting_of_the_clock_ends_pauses_or_moves_anything(fleet: &Fleet) {
-    fleet.ask(BEGIN);
+    fleet.ask(&format!("{WATCH_END}{BEGIN}"));
     let lasting = ["steady", "quiet"];
     let before = fleet.lives(&lasting);
     let processes = "systemctl show -P MainPID conman conman-shim etcd | xargs";
@@ -101,11 +95,9 @@ fn assert_counted_nothing(fleet: &Fleet) {
 fn assert_never_paused(fleet: &Fleet) {
     for id in ["steady", "quiet"] {
         let beats = fleet.ask(&format!("conman logs {id}; up"));
-        let beats: Vec<f64> = beats.lines().map(seconds).collect();
-        let gaps = beats.windows(2).map(|pair| pair[1] - pair[0]);
-        let longest = gaps.fold(0.0, f64::max);
+        let longest = longest_gap(&beats);
         assert!(
-            beats.len() > 20 && longest < LONGEST_GAP_S,
+            beats.lines().count() > 20 && longest < LONGEST_GAP_S,
             "{id}: {longest} s"
         );
     }
@@ -115,7 +107,7 @@ fn assert_never_paused(fleet: &Fleet) {
 fn assert_lived_its_time(fleet: &Fleet) {
     let times = fleet.ask(
         "until [ -e /run/brief.ended ]; do sleep 0.2; done
-        cat /run/brief.begun; cut -d ' ' -f 1 /run/brief.ended",
+        cat /run/brief.begun /run/brief.ended",
     );
     let times: Vec<f64> = times.lines().map(seconds).collect();
     let lived = times[1] - times[0];
@@ -147,27 +139,4 @@ fn assert_told_in_order(fleet: &Fleet) {
             "{node}: {followed:?}, {told:?}"
         );
     }
-}
-
-/// By nodes, without what is in no journal.
-fn positions(lines: &str) -> BTreeMap<String, Vec<u64>> {
-    let mut positions = BTreeMap::<String, Vec<u64>>::new();
-    for line in lines.lines() {
-        let event: Value = serde_json::from_str(line).expect("JSON");
-        let kind = event["kind"].as_str().expect("a kind");
-        if kind.starts_with("node_unreach") || kind == "node_reached" {
-            continue;
-        }
-        assert_ne!(kind, "events_lost", "{event}");
-        let node = event["node"].as_str().expect("a node");
-        let position = event["seq"].as_u64().expect("a position");
-        positions.entry(node.to_owned()).or_default().push(position);
-    }
-    positions
-}
-
-fn seconds(text: &str) -> f64 {
-    text.trim()
-        .parse()
-        .unwrap_or_else(|_| panic!("no time: {text}"))
 }

@@ -48,7 +48,7 @@ pub(crate) fn assert_never_stays_down(machine: &Machine, before: &[Value]) {
         serves(machine, before);
     }
     let times = machine.run(MISTAKEN).ok();
-    let times: Vec<f64> = times.lines().map(crate::clock::seconds).collect();
+    let times: Vec<f64> = times.lines().map(conman_vm::seconds).collect();
     for turn in times.chunks(2) {
         assert!(
             turn[1] - turn[0] > PAUSE_S,
