@@ -180,14 +180,25 @@ async fn release_gone(
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
         .map(async |(record, _)| {
             let fenced = timeout_at(until, was_fenced(context, record)).await;
-            Release {
+            let release = Release {
                 id: record.id.clone(),
                 generation: record.generation,
-                ending: gone_ending(record, fenced.unwrap_or(false)),
-            }
+                ending: gone_ending(record, *fenced.as_ref().unwrap_or(&false)),
+            };
+            (release, fenced.is_ok())
         });
-    let gone = stream::iter(gone).buffered(QUESTIONS);
-    let gone: Vec<Release> = gone.collect().await;
+    let asked: Vec<(Release, bool)> = stream::iter(gone).buffered(QUESTIONS).collect().await;
+    let untold = asked.iter().filter(|(_, told)| !told).count();
+    if untold > 0 {
+        tracing::warn!(
+            sessions = untold,
+            patience = ?FENCED_PATIENCE,
+            "of so many sessions that ended while no daemon ran, nobody told in time whether the \
+             fence killed them; they are recorded as ended by themselves, and what is to be \
+             restarted where its node is lost is not: start what is missing anew"
+        );
+    }
+    let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
     if gone.is_empty() {
         return Ok(gone);
     }

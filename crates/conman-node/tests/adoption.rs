@@ -9,7 +9,7 @@ use conman_core::{EndCause, FENCED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
-use conman_runtime::{ContainerKey, Fault, Operation, Runtime};
+use conman_runtime::{ContainerKey, Fault, Faults, Operation, Runtime};
 use futures_util::FutureExt as _;
 use jiff::Timestamp;
 use stage::flaky_registry::FlakyRegistry;
@@ -192,6 +192,25 @@ fn what_the_fence_killed_has_lost_its_node_whether_a_daemon_saw_it_or_not() {
     }
     let told = daemon.record("other").state.end_cause();
     assert_eq!(told, Some(EndCause::Exited));
+}
+
+#[test]
+fn a_node_serves_also_where_nobody_tells_what_the_fence_killed() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let process = PidFd::open(daemon.start("alice", &idle()).pid.expect("a process"));
+    let process = process.expect("alive");
+    eventually("the record to say running", || {
+        matches!(daemon.record("alice").state, RecordState::Running { .. }).then_some(())
+    });
+    daemon.vanish();
+    process.kill().expect("killed");
+    assert!(process.wait_dead(Duration::from_secs(10)).expect("polled"));
+
+    let daemon = stage.boot_with_faults(Faults::be_mute_about_fences);
+    let told = daemon.record("alice").state.end_cause();
+    assert_eq!(told, Some(EndCause::Exited));
+    daemon.start("alice", &idle());
 }
 
 #[test]

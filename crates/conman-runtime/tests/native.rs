@@ -44,7 +44,7 @@ mod trouble {
     use conman_core::naming::{CgroupDriver, instance_cgroup};
     use conman_core::ownership::{BootTime, Slot};
     use conman_image::ImageName;
-    use conman_linux::{Cgroups, PidFd};
+    use conman_linux::{Cgroups, PidFd, Signal};
     use conman_runtime::conformance::{Stage, say_skipped};
     use conman_runtime::{NativeRuntime, RuntimeError, ShimCommand, ShimFence};
     use conman_shim::{Client, Reply, Request, VERSION};
@@ -202,6 +202,32 @@ mod trouble {
         assert!(late.pidfd.wait_dead(PATIENCE).expect("waited"));
         assert!(runtime.was_fenced(&late.key).await);
         assert!(!runtime.was_fenced(&ended.key).await);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_long_for_a_shim_that_does_not_tell_what_its_fence_killed() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        let (one, other) = (stage.run_idle("one").await, stage.run_idle("other").await);
+        one.kill();
+        assert!(one.pidfd.wait_dead(PATIENCE).expect("waited"));
+        let runtime = stage.runtime();
+        let shim = shim_but(&socket, None).await;
+        let signal = |signal| {
+            let sent = rustix::process::pidfd_send_signal(&shim, signal);
+            sent.expect("signalled");
+        };
+        signal(Signal::STOP);
+        let asked = tokio::time::timeout(PATIENCE, runtime.was_fenced(&one.key)).await;
+        signal(Signal::CONT);
+        assert_eq!(asked, Ok(false));
+        // It is the shim's word again.
+        let mut client = Client::connect(&socket, PATIENCE).expect("connected");
+        let at_once = Request::FreezePatience { freeze_ms: 0 };
+        client.ask(at_once).expect("told");
+        client.ask(Request::FreezeAll).expect("ordered");
+        assert!(other.pidfd.wait_dead(PATIENCE).expect("waited"));
+        assert!(runtime.was_fenced(&other.key).await);
     }
 
     #[tokio::test]

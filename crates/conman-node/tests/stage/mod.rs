@@ -115,11 +115,14 @@ impl Stage {
 
     /// A daemon whose sessions of these names are told as killed by a fence, once they are dead.
     pub(crate) fn boot_fenced(&self, ids: &[&str]) -> Daemon {
+        self.boot_with_faults(|faults| ids.iter().for_each(|id| faults.fence(session(id))))
+    }
+
+    /// A daemon that has this trouble from its first moment.
+    pub(crate) fn boot_with_faults(&self, make: impl FnOnce(&Faults)) -> Daemon {
         let patience = Duration::from_secs(30);
         self.boot_as(self.options(), self.registry.clone(), patience, |runtime| {
-            for id in ids {
-                runtime.faults().fence(session(id));
-            }
+            make(runtime.faults());
             vec![runtime]
         })
     }

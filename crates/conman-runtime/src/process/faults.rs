@@ -1,6 +1,7 @@
 //! Trouble on demand, for tests of whoever uses the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +54,7 @@ struct State {
     rules: Vec<Rule>,
     calls: BTreeMap<Operation, u64>,
     fenced: BTreeSet<SessionId>,
+    mute_about_fences: bool,
 }
 
 #[derive(Debug)]
@@ -128,7 +130,15 @@ impl Faults {
         self.with_state(|state| state.fenced.insert(session));
     }
 
-    pub(super) fn was_fenced(&self, session: &SessionId) -> bool {
+    /// From now on nobody is told whether a fence killed something.
+    pub fn be_mute_about_fences(&self) {
+        self.with_state(|state| state.mute_about_fences = true);
+    }
+
+    pub(super) async fn was_fenced(&self, session: &SessionId) -> bool {
+        if self.with_state(|state| state.mute_about_fences) {
+            return pending().await;
+        }
         self.with_state(|state| state.fenced.contains(session))
     }
 

@@ -252,7 +252,7 @@ impl Runtime for ProcessRuntime {
     }
 
     async fn was_fenced(&self, key: &ContainerKey) -> bool {
-        self.faults.was_fenced(&key.session)
+        self.faults.was_fenced(&key.session).await
     }
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
