@@ -79,14 +79,22 @@ pub(crate) async fn to_owner(
         return next.run(request).await;
     };
     if request.extensions().get::<ByPeer>().is_some() {
-        return if hop.has(&id, request.method(), request.headers()) {
-            next.run(request).await
-        } else {
-            not_owner(hop.map.me(), &id).into_response()
-        };
+        if !hop.has(&id, request.method(), request.headers()) {
+            return not_owner(hop.map.me(), &id).into_response();
+        }
+        let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
+        let starts = request.method() == Method::PUT && as_owner;
+        let mut response = next.run(request).await;
+        if starts && visit::wants_another(&response) {
+            // It has ended here, and this node does not take it again.
+            let headers = response.headers_mut();
+            headers.insert(X_CONMAN_TURNED, NOT_OWNER);
+        }
+        return response;
     }
-    // A start under way here may come to find that another node was first.
-    if hop.node.is_live(&id) && request.method() != Method::PUT {
+    // What begins or ends here may come to find that another node was first.
+    let decides = [Method::PUT, Method::DELETE].contains(request.method());
+    if hop.node.owns(&id) && !decides {
         return next.run(request).await;
     }
     visit::Visit::begin(hop, id, (request, limit), next).await
@@ -119,6 +127,7 @@ pub(crate) async fn to_node(
     match sent {
         Ok(response) => response,
         Err(send::Unsent::Unreachable(why)) => unreachable(&why).into_response(),
+        Err(send::Unsent::Unanswered(why)) => unanswered(&why).into_response(),
         Err(send::Unsent::Refused(error) | send::Unsent::Broken(error)) => error.into_response(),
     }
 }
@@ -172,6 +181,13 @@ pub(crate) fn not_owner(me: &str, id: &SessionId) -> ApiError {
 /// Marks an answer that leaves the request to another node.
 pub(crate) fn turned(error: ApiError) -> ApiError {
     error.header(X_CONMAN_TURNED, NOT_OWNER)
+}
+
+/// Of what is not repeated by itself.
+fn unanswered(why: &str) -> ApiError {
+    Kind::NODE_SILENT.because(format!(
+        "{why}; the request may have been carried out: look before you repeat it"
+    ))
 }
 
 fn unreachable(why: &str) -> ApiError {

@@ -188,6 +188,8 @@ fn failure_kind(failure: FailureKind) -> Kind {
         FailureKind::Host => Kind::HOST_FAILED,
         FailureKind::Stopped => Kind::STOPPED,
         FailureKind::Preempted => Kind::PREEMPTED,
+        FailureKind::Drained => Kind::DRAINING,
+        FailureKind::ShutDown => Kind::SHUTTING_DOWN,
         FailureKind::Interrupted => Kind::INTERRUPTED,
     }
 }

@@ -116,6 +116,13 @@ async fn hold(
             SessionState::Stuck => return Err(stuck(&id, &view)),
             SessionState::Stopping | SessionState::Stopped | SessionState::Failed => {
                 if !(may_start && starts_on_connect(context, &handle)) {
+                    if view.state == SessionState::Stopping {
+                        // Another node may have it as soon as it has ended here.
+                        handle
+                            .wait_for(|view| view.state != SessionState::Stopping)
+                            .await;
+                        continue;
+                    }
                     return Err(RouteError::Ended {
                         id,
                         state: view.state,
@@ -199,7 +206,8 @@ fn to_running(
     }
     let (generation, process) = {
         let view = handle.view.borrow();
-        if view.state != SessionState::Running || handle.is_ending() {
+        let is_going = handle.is_ending() || handle.leaving.is_shut();
+        if view.state != SessionState::Running || is_going {
             return Ok(None);
         }
         (view.generation, view.process.clone())
@@ -215,6 +223,7 @@ fn to_running(
         activity: Arc::clone(&handle.activity),
         closing: handle.closing.subscribe(),
         sockets: Arc::clone(&context.sockets),
+        leaving: Arc::clone(&handle.leaving),
     }))
 }
 

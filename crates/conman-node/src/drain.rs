@@ -35,7 +35,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
-use crate::session::{SessionHandle, View};
+use crate::session::{SessionHandle, StopOrder, View};
 
 /// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
 /// to hold up all others, few enough for the other nodes to start them as fast.
@@ -369,9 +369,14 @@ async fn take_turn(
 ) -> Outcome {
     let (signal, grace_ms) = order.warning(&handle);
     let view = handle.view();
+    let why = format!("{DRAINED}: {}", order.reason);
     if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
     {
         let until = Instant::now() + Duration::from_millis(grace_ms.into());
+        handle.leaving.order(StopOrder {
+            cause: EndCause::Drained,
+            why: why.clone(),
+        });
         match process.signal(signal) {
             Ok(_) => {
                 let gone = handle.wait_for(|view| view.process.is_none());
@@ -384,7 +389,6 @@ async fn take_turn(
             }
         }
     }
-    let why = format!("{DRAINED}: {}", order.reason);
     handle.order_stop(EndCause::Drained, &why);
     let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
     let view = handle.wait_for(over).await;

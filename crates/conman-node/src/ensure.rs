@@ -129,6 +129,7 @@ pub(crate) fn kill_entry(
         closing: Arc::clone(&handle.closing),
         fate: Arc::clone(&handle.fate),
         stop: handle.stop_orders(),
+        leaving: Arc::clone(&handle.leaving),
         started_at: view.started_at,
         phases: view.phases,
     }
@@ -183,6 +184,13 @@ pub(crate) fn failure(
             id,
             session: session(),
         },
+        Failure::Kind(FailureKind::Drained) => {
+            let reason = context.drain.reason().or_else(|| view.reason.clone());
+            EnsureError::Draining {
+                reason: reason.unwrap_or_default(),
+            }
+        }
+        Failure::Kind(FailureKind::ShutDown) => EnsureError::ShuttingDown,
         Failure::Kind(FailureKind::Preempted) => {
             let reason = context
                 .table
@@ -236,6 +244,22 @@ pub(crate) async fn stop(
         _ => {}
     }
     let Some(generation) = view.generation else {
+        if let Some(Failure::Unclaimed(source)) = &view.failure {
+            match &**source {
+                // Another node was first, or the record was changed: it goes on there.
+                RegistryError::Elsewhere { .. } | RegistryError::Changed { .. } => {
+                    return Err(StopError::Moved { id: id.clone() });
+                }
+                // What it was to be started by is there still, and others may start it by that.
+                RegistryError::Unavailable { .. } => {
+                    return Err(StopError::NotForgotten {
+                        id: id.clone(),
+                        source: Arc::clone(source),
+                    });
+                }
+                _ => {}
+            }
+        }
         // The start was stopped, or failed, before it was recorded: what is shown is older.
         return match context.sessions.shown(id) {
             Some(former) => report(id, &former.view(), asked).ok_or_else(none),

@@ -2,6 +2,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_linux::ProcessError;
 use conman_proto::{
     FieldError, Generation, LimitMet, RuntimeKind, Session, SessionId, SessionState,
@@ -66,11 +67,24 @@ pub enum FailureKind {
     Stopped,
     /// The machine is going.
     Preempted,
+    /// The node is being drained.
+    Drained,
+    /// The daemon ends, and its sessions with it.
+    ShutDown,
     /// The daemon was restarted in the middle of the start, or its node's fence killed it.
     Interrupted,
 }
 
 impl FailureKind {
+    /// Of a start that was ordered to stop.
+    pub(crate) fn of_stop(cause: EndCause) -> Self {
+        match cause {
+            EndCause::Drained => Self::Drained,
+            EndCause::ShutDown => Self::ShutDown,
+            _ => Self::Stopped,
+        }
+    }
+
     /// Whether the same start may succeed later without a change by its caller.
     #[must_use]
     pub fn is_retryable(self) -> bool {
@@ -80,6 +94,8 @@ impl FailureKind {
             | Self::Registry
             | Self::Host
             | Self::Preempted
+            | Self::Drained
+            | Self::ShutDown
             | Self::Interrupted => true,
             Self::NoSuchImage
             | Self::Refused

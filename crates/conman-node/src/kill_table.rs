@@ -25,7 +25,7 @@ use conman_runtime::Runtime;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
-use crate::session::StopOrder;
+use crate::session::{Leaving, StopOrder};
 
 /// How far a container's way into the world has come.
 #[derive(Debug, Clone)]
@@ -71,6 +71,7 @@ pub(crate) struct KillEntry {
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) stop: Arc<watch::Sender<Option<StopOrder>>>,
+    pub(crate) leaving: Arc<Leaving>,
     /// For the ending.
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) phases: Phases,

@@ -286,6 +286,25 @@ impl Node {
         current.is_some_and(|handle| !handle.is_ended())
     }
 
+    /// Whether a life of the session goes on here that the registry knows as this node's.
+    #[must_use]
+    pub fn owns(&self, id: &SessionId) -> bool {
+        let current = self.context.sessions.current(id);
+        current.is_some_and(|handle| !handle.is_ended() && handle.generation().is_some())
+    }
+
+    /// Waits until the registry has answered whether a life that begins here is this node's, which
+    /// takes as long as its claim may. Cancel safe: it only looks.
+    pub async fn claimed(&self, id: &SessionId) {
+        if let Some(handle) = self.context.sessions.current(id) {
+            let answered = |view: &View| {
+                let is_over = view.state.is_ended() || view.state == SessionState::Stuck;
+                view.generation.is_some() || is_over
+            };
+            handle.wait_for(answered).await;
+        }
+    }
+
     /// The way to a session for another node, which believes that this one owns `generation` of
     /// it. Never waits.
     pub fn own_route(

@@ -2,14 +2,20 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_core::{Activity, Closing};
 use conman_linux::{NetnsSockets, PidFd};
 use conman_proto::{Generation, SessionId};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::netns_connect;
+use crate::session::Leaving;
+
+/// How long a session that was told to go is asked whether it takes connections.
+const SHUT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The way to a running session, valid as long as its generation lives.
 #[derive(Debug, Clone)]
@@ -24,6 +30,7 @@ pub struct SessionRoute {
     /// Set once the session's tunnels must end.
     pub closing: watch::Receiver<Option<Closing>>,
     pub(crate) sockets: Arc<NetnsSockets>,
+    pub(crate) leaving: Arc<Leaving>,
 }
 
 impl SessionRoute {
@@ -31,5 +38,20 @@ impl SessionRoute {
     /// caller; cancelling closes what was opened.
     pub async fn connect(&self) -> io::Result<TcpStream> {
         netns_connect::connect(&self.sockets, &self.process, self.port).await
+    }
+
+    /// Whether the session takes no connections any more because it was told to go: then it is on its
+    /// way to another node, and whoever asks for it waits for that. Only a session that was told is
+    /// asked.
+    pub async fn has_closed(&self) -> bool {
+        if !self.leaving.is_told() || self.leaving.is_shut() {
+            return self.leaving.is_shut();
+        }
+        let asked = timeout(SHUT_PATIENCE, self.connect()).await;
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if asked.is_ok_and(|asked| asked.is_err_and(refused)) {
+            self.leaving.shut();
+        }
+        self.leaving.is_shut()
     }
 }

@@ -5,11 +5,13 @@ mod stage;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_node::{EnsureError, Relocate};
+use conman_core::EndCause;
+use conman_node::{EnsureError, NotHere, Relocate, RouteError};
 use conman_proto::{
     DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss, SessionId,
-    SessionState,
+    SessionRequest, SessionState,
 };
+use futures_util::FutureExt as _;
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
 use tokio::sync::Semaphore;
 
@@ -221,6 +223,80 @@ fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
     assert_eq!(report.released, 1);
     let saved = std::fs::read_to_string(file("saved"));
     assert_eq!(saved.expect("it was given time"), "saved\n");
+    // It has done as it was told, so another node is to have it.
+    let record = daemon.record("polite");
+    assert_eq!(record.state.end_cause(), Some(EndCause::Drained));
+    let shown = daemon.show("polite");
+    assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
+}
+
+#[test]
+fn a_start_that_a_drain_ends_is_for_another_node() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let never_ready = SessionRequest {
+        port: Some(Some(8080)),
+        ..idle()
+    };
+    let starting = {
+        let node = Arc::clone(&daemon.node);
+        daemon.spawn(async move { node.ensure(&session("alice"), &never_ready, true).await })
+    };
+    eventually("its process", || {
+        let known = daemon.node.get(&session("alice"));
+        known.and_then(|session| session.pid)
+    });
+    daemon
+        .run(daemon.node.drain(&request()))
+        .expect("it begins");
+    let refused = daemon.run(starting).expect("no panic");
+    let Err(error @ EnsureError::Draining { .. }) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert!(error.is_retryable(), "{error}");
+}
+
+#[test]
+fn who_connects_to_what_goes_and_has_closed_its_port_waits_for_its_end() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let served = SessionRequest {
+        port: Some(Some(8080)),
+        ..program(
+            "busybox httpd -f -p 8080 -h /etc & trap 'kill $!' TERM; while :; do sleep 0.05; done",
+        )
+    };
+    daemon.start("alice", &served);
+    let alice = session("alice");
+    let find = || Box::pin(daemon.node.route(&alice, false));
+    let route = daemon.run(find()).expect("it serves");
+    assert!(!daemon.run(route.has_closed()), "nobody told it to go");
+    let patient = DrainRequest {
+        signal: Some("SIGTERM".to_owned()),
+        grace_ms: Some(3_600_000),
+        ..request()
+    };
+    daemon.run(daemon.node.drain(&patient)).expect("it begins");
+    eventually("the port to be closed", || {
+        daemon.run(route.has_closed()).then_some(())
+    });
+    assert_eq!(daemon.show("alice").state, SessionState::Running);
+    let turned = daemon
+        .node
+        .own_route(&alice, route.generation)
+        .expect_err("other nodes wait as well");
+    assert!(matches!(turned, NotHere::NotReady), "{turned:?}");
+    let mut waiting = find();
+    let held = daemon.run(async { (&mut waiting).now_or_never().is_none() });
+    assert!(held, "it has not ended yet");
+    route.process.kill().expect("killed");
+    let refused = daemon.run(waiting);
+    assert!(
+        matches!(&refused, Err(RouteError::Ended { state, .. }) if state.is_ended()),
+        "{refused:?}"
+    );
+    let record = daemon.record("alice");
+    assert_eq!(record.state.end_cause(), Some(EndCause::Drained));
 }
 
 #[test]

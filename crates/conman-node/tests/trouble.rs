@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::EndCause;
-use conman_linux::Cgroups;
-use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError};
+use conman_core::{EndCause, FENCED};
+use conman_linux::{Cgroups, PidFd};
+use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError, StopError};
 use conman_proto::{EventKind, Generation, NodeState, PreemptRequest, ResolvedSpec, SessionState};
 use conman_registry::{RecordState, Registry as _};
 use conman_runtime::{ContainerKey, ContainerPlan, Operation, Runtime as _};
+use futures_util::FutureExt as _;
 use stage::flaky_registry::FlakyRegistry;
 use stage::frozen::Frozen;
 use stage::silent::Silent;
-use stage::{Daemon, Stage, eventually, idle, session, web_from};
+use stage::{Daemon, Stage, eventually, idle, session, web, web_from};
 
 fn quick(stage: &Stage) -> NodeOptions {
     let mut options = stage.options();
@@ -300,6 +301,53 @@ fn a_kill_does_not_wait_for_a_full_disk_and_the_release_is_tried_until_it_is_rec
 }
 
 #[test]
+fn what_the_fence_killed_is_told_as_that_also_while_its_release_is_tried_in_vain() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    daemon.faults().fence(session("alice"));
+    let pid = daemon.start("alice", &idle()).pid.expect("a process");
+    eventually("the record to say running", || {
+        matches!(daemon.record("alice").state, RecordState::Running { .. }).then_some(())
+    });
+    registry.fill(true);
+    PidFd::open(pid).expect("alive").kill().expect("killed");
+    eventually("the session to tell what killed it", || {
+        let shown = daemon.show("alice");
+        assert!(!shown.state.is_ended(), "{shown:?}");
+        let reason = shown.reason.unwrap_or_default();
+        reason.starts_with(FENCED).then_some(())
+    });
+    registry.fill(false);
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    assert_eq!(shown.reason.as_deref(), Some(FENCED));
+    let told = daemon.record("alice").state.end_cause();
+    assert_eq!(told, Some(EndCause::NodeLost));
+}
+
+#[test]
+fn who_connects_to_what_ends_is_told_of_its_end_once_it_has_ended() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_flaky(&stage);
+    daemon.start("alice", &web());
+    registry.fill(true);
+    let node = Arc::clone(&daemon.node);
+    let stopping = daemon.spawn(async move { node.stop(&session("alice"), "deleted").await });
+    daemon.await_state("alice", SessionState::Stopping);
+    let alice = session("alice");
+    let mut asking = Box::pin(daemon.node.route(&alice, false));
+    let held = daemon.run(async { (&mut asking).now_or_never().is_none() });
+    assert!(held, "it has not ended yet");
+    registry.fill(false);
+    daemon.run(stopping).expect("no panic").expect("stopped");
+    let refused = daemon.run(asking);
+    // Where another node takes it, that is known by now.
+    assert!(
+        matches!(&refused, Err(RouteError::Ended { state, .. }) if state.is_ended()),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
     let stage = Stage::new();
     let (daemon, registry) = boot_flaky(&stage);
@@ -462,6 +510,48 @@ fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one(
     });
     assert_eq!(reason.as_deref(), Some(why));
     assert!(daemon.record("alice").state.is_ended());
+}
+
+#[test]
+fn a_life_is_this_nodes_once_its_claim_is_answered_and_who_waits_for_that_is_told() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_patient(&stage);
+    registry.hold_claims(true);
+    let node = Arc::clone(&daemon.node);
+    let starting = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let alice = session("alice");
+    eventually("the life to begin", || {
+        daemon.node.is_live(&alice).then_some(())
+    });
+    assert!(!daemon.node.owns(&alice));
+    let mut claimed = Box::pin(daemon.node.claimed(&alice));
+    let waits = daemon.run(async { (&mut claimed).now_or_never().is_none() });
+    assert!(waits, "nobody has answered yet");
+    registry.hold_claims(false);
+    daemon.run(claimed);
+    assert!(daemon.node.owns(&alice));
+    daemon.run(starting).expect("no panic").expect("started");
+}
+
+#[test]
+fn a_life_that_another_node_was_first_for_is_not_said_to_have_never_been() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_patient(&stage);
+    registry.hold_claims(true);
+    let node = Arc::clone(&daemon.node);
+    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    eventually("the life to begin", || {
+        daemon.node.is_live(&session("alice")).then_some(())
+    });
+    let node = Arc::clone(&daemon.node);
+    let stopping = daemon.spawn(async move { node.stop(&session("alice"), "deleted").await });
+    registry.lose_claims_to_another();
+    registry.hold_claims(false);
+    let stopped = daemon.run(stopping).expect("no panic");
+    assert!(
+        matches!(stopped, Err(StopError::Moved { .. })),
+        "{stopped:?}"
+    );
 }
 
 fn files_dir(stage: &Stage, key: &ContainerKey) -> PathBuf {

@@ -110,6 +110,11 @@ pub struct Wish {
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
 const ANNOUNCED_LOOK: Duration = Duration::from_millis(250);
 
+/// How long a look-up goes on that the registry does not answer; etcd elects within two of its time
+/// outs, of a second each where it is not told otherwise.
+const REGISTRY_SOON: Duration = Duration::from_secs(3);
+const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
+
 impl FleetMap {
     #[must_use]
     pub fn new(fleet: Arc<dyn Fleet>, client: PeerClient, limits: PlacementLimits) -> Self {
@@ -172,7 +177,8 @@ impl FleetMap {
     }
 
     /// Where a session is as far as is known, unless `fresh` is set; where nothing is known, the
-    /// registry is asked as well. Sets `fresh` where it was.
+    /// registry is asked as well, for as long as it takes to elect another leader where the one has
+    /// gone, with the machine of a node for example. Sets `fresh` where it was.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -181,9 +187,19 @@ impl FleetMap {
         id: &SessionId,
         fresh: &mut bool,
     ) -> Result<Whereabouts, RegistryError> {
-        let sighting = self.fleet.locate(id, *fresh).await?;
-        *fresh = sighting.fresh;
-        Ok(self.place_of(sighting.located))
+        let until = Instant::now() + REGISTRY_SOON;
+        loop {
+            match self.fleet.locate(id, *fresh).await {
+                Ok(sighting) => {
+                    *fresh = sighting.fresh;
+                    return Ok(self.place_of(sighting.located));
+                }
+                Err(RegistryError::Unavailable { .. }) if Instant::now() < until => {
+                    tokio::time::sleep(REGISTRY_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn place_of(&self, located: Option<Located>) -> Whereabouts {

@@ -24,7 +24,10 @@ use crate::peers::{Asked, PULSE, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
-use crate::{Directory, Gate, PeerFront, ProxyOptions, Route, Verdict, Way, backend};
+use crate::{Directory, Gate, PeerFront, ProxyOptions, Route, Turned, Verdict, Way, backend};
+
+/// How often a session is looked up anew that has closed its port before it went.
+const MAX_CLOSED: u32 = 4;
 
 /// Host told to a session by a client of HTTP/1.0 that named none.
 const NO_HOST: HeaderValue = HeaderValue::from_static("localhost");
@@ -103,6 +106,7 @@ async fn from_client(
         .hold
         .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
         .await?;
+    let route = open_route(client, route, wait).await?;
     let arrived = Arrived {
         parts,
         body,
@@ -121,6 +125,28 @@ async fn from_client(
         }
         (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
     }
+}
+
+/// The same way, or another where the session is about to go and takes no connections any more.
+async fn open_route(
+    client: &ClientConnection,
+    mut route: Route,
+    wait: Wait<'_>,
+) -> Result<Route, Unforwarded> {
+    let worker = &client.worker;
+    let mut times = 0;
+    while times < MAX_CLOSED && route.backend.has_closed().await {
+        times += 1;
+        let (id, turned) = (route.session.clone(), Turned::NotReady);
+        let anew = wait
+            .directory
+            .route_anew(&route, &turned, times, wait.may_start);
+        route = worker
+            .hold
+            .wait(anew, &id, wait.until, &worker.options, &worker.meters)
+            .await?;
+    }
+    Ok(route)
 }
 
 /// A request that another node has brought: it is served here, or turned away at once.
@@ -158,7 +184,11 @@ async fn from_peer(
     let (route, told) = match asked {
         Asked::Session(id, generation) => {
             let route = front.sessions.own(&id, generation);
-            (route.map_err(Unforwarded::NotHere)?, Told::Peer)
+            let route = route.map_err(Unforwarded::NotHere)?;
+            if route.backend.has_closed().await {
+                return Err(Unforwarded::NotHere(Turned::NotReady));
+            }
+            (route, Told::Peer)
         }
         Asked::Api => (api_route(front), Told::PeerToApi),
     };

@@ -53,6 +53,12 @@ pub trait Backend: Send + Sync + 'static {
     /// As `connect(2)` gives them; `ConnectionRefused` means that nothing listens on the port.
     async fn connect(&self) -> io::Result<Link>;
 
+    /// Of a session: whether it takes no connections any more because it is about to go, so that
+    /// another place is to be found for a request. Asked before each request; safe to cancel.
+    async fn has_closed(&self) -> bool {
+        false
+    }
+
     /// Of a node: whether it answered nothing when it was last asked, so that connections that are
     /// left over from before are of no use.
     fn was_silent(&self) -> bool {

@@ -67,7 +67,9 @@ pub(super) enum Unsent {
     Unreachable(String),
     /// Nothing was done: the node does not know this one.
     Refused(ApiError),
-    /// It may have been carried out.
+    /// It may have been carried out; in words, with the node.
+    Unanswered(String),
+    /// It cannot be sent, or its answer not be passed on.
     Broken(ApiError),
 }
 
@@ -109,19 +111,15 @@ impl Parcel {
                 return Err(Unsent::Refused(error));
             }
             // What may be repeated as often as one likes is not lost with an answer.
-            Err(AskError::Silent(silent)) if self.parts.method == Method::PUT => {
-                return Err(Unsent::Unreachable(silent.to_string()));
+            Err(error @ (AskError::Silent(_) | AskError::Unanswered { .. })) => {
+                let why = chain(&error);
+                return Err(match self.parts.method == Method::PUT {
+                    true => Unsent::Unreachable(why),
+                    false => Unsent::Unanswered(why),
+                });
             }
-            Err(AskError::Silent(silent)) => {
-                return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(
-                    "{silent}; the request may have been carried out: look before you repeat it"
-                ))));
-            }
-            Err(error @ (AskError::Request { .. } | AskError::Unanswered { .. })) => {
-                return Err(Unsent::Broken(Kind::NODE_SILENT.because(format!(
-                    "{}; the request may have been carried out: look before you repeat it",
-                    chain(&error)
-                ))));
+            Err(error @ AskError::Request { .. }) => {
+                return Err(Unsent::Broken(super::unanswered(&chain(&error))));
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {

@@ -18,7 +18,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use super::send::{About, Parcel, Unsent};
-use super::{BodyLimit, Hop, X_CONMAN_TURNED, unreachable, wish};
+use super::{BodyLimit, Hop, X_CONMAN_TURNED, unanswered, unreachable, wish};
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
@@ -50,10 +50,23 @@ enum Step {
     Answer(Response),
     /// The session is elsewhere by now.
     Moved,
+    /// This node does not take it any more, as it says; another one may.
+    Elsewhere(Response),
+    /// Its node may have ended this generation, and has not said so.
+    Unanswered(Unreached, Generation),
     /// Its node cannot be reached.
     Unreachable(Unreached),
     /// Its node takes nothing of this one's.
     Refused(ApiError),
+}
+
+/// What a try goes by.
+struct Known {
+    fresh: bool,
+    /// Not again at once.
+    unreached: Option<Unreached>,
+    /// The generation that may have been ended already.
+    deleted: Option<Generation>,
 }
 
 /// A node that cannot be reached, and why.
@@ -88,16 +101,21 @@ impl Visit {
         let began = Instant::now();
         let mut pause = PAUSE;
         let (mut fresh, mut tries) = (false, 0);
-        let mut unreached = None;
+        let (mut unreached, mut deleted) = (None, None);
         let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
         let mut waiting = None;
         loop {
-            let step = self.step(fresh, unreached.take(), &mut waiting).await?;
+            let known = Known {
+                fresh,
+                unreached: unreached.take(),
+                deleted,
+            };
+            let step = self.step(known, &mut waiting).await?;
             fresh = true;
             tries += 1;
             match step {
                 Step::Answer(response) => return Ok(response),
-                Step::Moved if tries < MAX_TRIES => {
+                Step::Moved | Step::Elsewhere(_) if tries < MAX_TRIES => {
                     metrics::counter!("conman_api_hops_turned_total").increment(1);
                     // The first time the registry was not asked yet.
                     if tries > 1 {
@@ -111,6 +129,11 @@ impl Visit {
                          asked for; try again",
                         self.id
                     )));
+                }
+                Step::Elsewhere(response) => return Ok(response),
+                Step::Unanswered(node, generation) => {
+                    deleted = Some(generation);
+                    unreached = Some(node);
                 }
                 // The registry was not asked yet whether it is another node's by now.
                 Step::Unreachable(node) if tries == 1 => unreached = Some(node),
@@ -138,7 +161,12 @@ impl Visit {
 
     /// Whether it decides that there is a session, or none.
     fn decides(&self) -> bool {
-        self.is_put() || self.is_of_session() && self.parcel.parts.method == Method::DELETE
+        self.is_put() || self.ends()
+    }
+
+    /// Whether it ends the session.
+    fn ends(&self) -> bool {
+        self.is_of_session() && self.parcel.parts.method == Method::DELETE
     }
 
     /// Whether it is about the session itself, not about something in it.
@@ -150,12 +178,25 @@ impl Visit {
     /// One try; not again with a node that just could not be reached.
     async fn step(
         &self,
-        mut fresh: bool,
-        unreached: Option<Unreached>,
+        known: Known,
         waiting: &mut Option<Waiting<'_>>,
     ) -> Result<Step, ApiError> {
+        let Known {
+            mut fresh,
+            unreached,
+            deleted,
+        } = known;
         if self.hop.node.is_live(&self.id) {
-            return Ok(self.here().await);
+            if self.is_put() {
+                return Ok(self.here_or_elsewhere().await);
+            }
+            // Of a life that the registry has not given a generation yet there is nothing to tell, and
+            // another node may be first.
+            self.hop.node.claimed(&self.id).await;
+            if self.hop.node.owns(&self.id) {
+                return Ok(self.here().await);
+            }
+            fresh = true;
         }
         let whereabouts = self.hop.map.look(&self.id, &mut fresh).await;
         let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
@@ -165,12 +206,23 @@ impl Visit {
         }
         match whereabouts {
             Whereabouts::There(owner) => match unreached {
+                // The generation that was to be ended has ended, one way or another.
+                _ if deleted.is_some_and(|generation| generation != owner.generation) => {
+                    Err(Kind::NODE_SILENT.because(format!(
+                        "the node that was to end generation {} of session `{}` did not answer, and \
+                         generation {} is on node `{}` by now; look before you repeat it",
+                        deleted.unwrap_or(owner.generation),
+                        self.id,
+                        owner.generation,
+                        owner.node.name
+                    )))
+                }
                 Some(unreached) if unreached.node == owner.node.name => {
                     Ok(Step::Unreachable(unreached))
                 }
                 Some(_) | None => self.there(&owner.node, owner.generation).await,
             },
-            Whereabouts::Here { .. } => Ok(self.here().await),
+            Whereabouts::Here { .. } => Ok(self.here_or_elsewhere().await),
             Whereabouts::Nobody | Whereabouts::Released { .. } | Whereabouts::Lost { .. }
                 if self.is_put() =>
             {
@@ -196,6 +248,16 @@ impl Visit {
         Step::Answer(response)
     }
 
+    /// The same of what another node may start instead.
+    async fn here_or_elsewhere(&self) -> Step {
+        match self.here().await {
+            Step::Answer(response) if self.is_put() && wants_another(&response) => {
+                Step::Elsewhere(response)
+            }
+            step => step,
+        }
+    }
+
     async fn there(&self, node: &Node, generation: Generation) -> Result<Step, ApiError> {
         let about = About {
             generation,
@@ -207,7 +269,13 @@ impl Visit {
         };
         let node = announced.as_ref().unwrap_or(node);
         let sent = self.parcel.send(&self.hop, node, Some(about)).await;
-        let step = stepped(node, sent)?;
+        let step = match sent {
+            Err(Unsent::Unanswered(why)) if self.ends() => {
+                let node = Arc::clone(&node.name);
+                Step::Unanswered(Unreached { node, why }, generation)
+            }
+            sent => stepped(node, sent)?,
+        };
         if matches!(step, Step::Moved) {
             let fleet = self.hop.map.fleet();
             fleet.forget_location(&self.id, generation);
@@ -228,7 +296,7 @@ impl Visit {
                 Ok(step) => Ok(step),
                 Err(_) => Err(error),
             },
-            answer @ Step::Answer(_) => Ok(answer),
+            answer => Ok(answer),
         }
     }
 
@@ -384,7 +452,7 @@ impl Visit {
 }
 
 /// Whether a node has no room, so that the next may be asked.
-fn wants_another(response: &Response) -> bool {
+pub(super) fn wants_another(response: &Response) -> bool {
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return false;
     }
@@ -413,6 +481,7 @@ fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError
             Ok(Step::Unreachable(Unreached { node, why }))
         }
         Err(Unsent::Refused(error)) => Ok(Step::Refused(error)),
+        Err(Unsent::Unanswered(why)) => Err(unanswered(&why)),
         Err(Unsent::Broken(error)) => Err(error),
     }
 }

@@ -2,6 +2,7 @@
 //! own.
 
 mod events;
+mod moving;
 #[path = "../stage/mod.rs"]
 mod stage;
 

@@ -258,7 +258,11 @@ impl Preemption {
         target.entry.stage = Stage::Running(generation, process.clone());
         let grace = plan::grace(&id, &target.entry, self.budget_ms);
         let warned = target.entry.warning.and_then(|(signal, _)| {
-            (!grace.is_zero() && process.signal(signal).is_ok()).then_some(grace)
+            if grace.is_zero() {
+                return None;
+            }
+            target.entry.leaving.tell();
+            process.signal(signal).is_ok().then_some(grace)
         });
         let Some(grace) = warned else {
             return Some(Doomed {

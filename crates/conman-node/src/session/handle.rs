@@ -9,6 +9,7 @@ use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState
 use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
 
+use super::leaving::Leaving;
 use super::view::View;
 use crate::hold::Seats;
 use crate::kill_table::Fate;
@@ -60,6 +61,7 @@ pub(crate) struct SessionHandle {
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: Arc<Seats>,
+    pub(crate) leaving: Arc<Leaving>,
     /// Places for those who are attached to its terminals, or follow what one shows.
     pub(crate) attached: Arc<Semaphore>,
 }
@@ -75,6 +77,7 @@ impl SessionHandle {
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
             held: Arc::new(Seats::default()),
+            leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })
     }

@@ -112,8 +112,10 @@ async fn may_start(
             )),
         },
         // Cancel safe: the driver sees the order as well.
-        _ = stop.wait_for(Option::is_some) => {
-            Err(Trouble::new(FailureKind::Stopped, format!("{phase}: stopped before it was sent")))
+        order = stop.wait_for(Option::is_some) => {
+            let cause = order.ok().and_then(|order| Some(order.as_ref()?.cause));
+            let kind = cause.map_or(FailureKind::Stopped, FailureKind::of_stop);
+            Err(Trouble::new(kind, format!("{phase}: stopped before it was sent")))
         }
         // Cancel safe: likewise.
         _ = fate.wait_for(Option::is_some) => {

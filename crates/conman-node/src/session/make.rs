@@ -81,8 +81,10 @@ async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemapho
             )),
         },
         // Cancel safe: the driver sees the order as well.
-        _ = stop.wait_for(Option::is_some) => {
-            Err(Trouble::new(FailureKind::Stopped, format!("{phase}: stopped while waiting")))
+        order = stop.wait_for(Option::is_some) => {
+            let cause = order.ok().and_then(|order| Some(order.as_ref()?.cause));
+            let kind = cause.map_or(FailureKind::Stopped, FailureKind::of_stop);
+            Err(Trouble::new(kind, format!("{phase}: stopped while waiting")))
         }
         // Cancel safe: likewise.
         _ = fate.wait_for(Option::is_some) => {

@@ -23,6 +23,7 @@ mod hold_process;
 mod idle;
 mod last_output;
 mod launch;
+mod leaving;
 mod lost_start;
 mod make;
 mod publisher;
@@ -34,5 +35,6 @@ pub(crate) use self::driver::{Beginning, spawn};
 pub(crate) use self::handle::{
     MAX_ATTACHED, SessionHandle, StopOrder, tell_unwanted, unwanted_words,
 };
+pub(crate) use self::leaving::Leaving;
 pub(crate) use self::lost_start::resolve;
 pub(crate) use self::view::{Failure, View};

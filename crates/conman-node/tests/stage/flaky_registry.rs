@@ -31,6 +31,8 @@ pub(crate) struct FlakyRegistry {
     unsure: AtomicBool,
     /// What was claimed is somebody else's by now.
     lost: AtomicBool,
+    /// Another node was first with every claim.
+    beaten: AtomicBool,
     /// Claims are recorded, and answered only once this is over.
     held: watch::Sender<bool>,
     /// What was to be released, recorded or not.
@@ -78,6 +80,10 @@ impl FlakyRegistry {
 
     pub(crate) fn lose_what_is_claimed(&self) {
         self.lost.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lose_claims_to_another(&self) {
+        self.beaten.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn was_released(&self, id: &SessionId, generation: Generation) -> bool {
@@ -146,6 +152,9 @@ impl Registry for FlakyRegistry {
         let mut held = self.held.subscribe();
         // The sender lives in `self`.
         let _ = held.wait_for(|held| !held).await;
+        if self.beaten.load(Ordering::Relaxed) {
+            return Err(RegistryError::Changed { id: id.clone() });
+        }
         Ok(record)
     }
 

@@ -28,6 +28,7 @@ pub(super) async fn change(
     let deadline = Instant::now() + PATIENCE;
     let mut known = shared.mine(id);
     loop {
+        let was_known = known.is_some();
         let mine = match known.take() {
             Some(mine) => Some(mine),
             None => match read(shared, id).await {
@@ -65,10 +66,14 @@ pub(super) async fn change(
         };
         let written = shared.store.transact(request).await;
         if written.answer == Answer::Committed {
-            shared.note_mine(Mine {
+            let mine = Mine {
                 told,
                 mod_revision: Some(written.revision),
-            });
+            };
+            match was_known {
+                true => shared.note_changed(mine),
+                false => shared.note_mine(mine),
+            }
             return Ok(());
         }
         shared.not_mine(id, generation);

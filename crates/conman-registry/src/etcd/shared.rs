@@ -111,6 +111,17 @@ impl Shared {
         self.records().insert(mine.told.record.id.clone(), mine);
     }
 
+    /// The same, unless it has ended meanwhile: its release may be known earlier than what was sent
+    /// before it.
+    pub(super) fn note_changed(&self, mine: Mine) {
+        let mut records = self.records();
+        if let Some(known) = records.get_mut(&mine.told.record.id)
+            && known.told.record.generation == mine.told.record.generation
+        {
+            *known = mine;
+        }
+    }
+
     /// Unless it is of another generation by now.
     pub(super) fn not_mine(&self, id: &SessionId, generation: Generation) {
         let mut records = self.records();

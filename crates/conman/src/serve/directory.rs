@@ -81,4 +81,8 @@ impl Backend for SessionBackend {
     async fn connect(&self) -> io::Result<Link> {
         self.0.connect().await.map(Link::from)
     }
+
+    async fn has_closed(&self) -> bool {
+        self.0.has_closed().await
+    }
 }

@@ -1,5 +1,6 @@
 use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 use conman_auth::HostRules;
 use rustix::fs::{Mode, fchmod};
+use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -17,6 +19,9 @@ use crate::config::Config;
 /// Clients of the admin socket that the kernel lets wait.
 const BACKLOG: i32 = 128;
 
+/// Likewise other nodes: a whole fleet's, which all come back at once.
+const PEERS_BACKLOG: i32 = 1_024;
+
 /// Everything that is listened on: bound, so that a port in use is told at once, and not yet
 /// served.
 pub(super) struct Listeners {
@@ -24,8 +29,31 @@ pub(super) struct Listeners {
     pub(super) sessions: std::net::TcpListener,
     pub(super) sessions_address: SocketAddr,
     /// For other nodes.
-    pub(super) peers: Option<std::net::TcpListener>,
+    pub(super) peers: Option<PeersSocket>,
     pub(super) admin: AdminSocket,
+}
+
+/// The socket for other nodes: bound, and refusing until it is served. Who is refused waits for the node,
+/// and who is let wait by the kernel would take it for one that does not answer.
+pub(super) struct PeersSocket(OwnedFd);
+
+impl PeersSocket {
+    fn bind(address: SocketAddr) -> std::io::Result<Self> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // As the standard library does it: connections of an earlier daemon are no hindrance.
+        set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &address)?;
+        Ok(Self(socket))
+    }
+
+    pub(super) fn listen(self) -> std::io::Result<std::net::TcpListener> {
+        listen(&self.0, PEERS_BACKLOG)?;
+        Ok(self.0.into())
+    }
 }
 
 /// The admin socket.
@@ -51,8 +79,7 @@ impl Listeners {
         let sessions = std::net::TcpListener::bind(listen.sessions)
             .with_context(|| in_use("sessions", "sessions", listen.sessions))?;
         let peers = listen.peers.map(|address| {
-            std::net::TcpListener::bind(address)
-                .with_context(|| in_use("other nodes", "peers", address))
+            PeersSocket::bind(address).with_context(|| in_use("other nodes", "peers", address))
         });
         let sessions_address = sessions
             .local_addr()
@@ -172,5 +199,28 @@ fn remove_stale(path: &Path) -> Result<()> {
                 path.display()
             )
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn the_port_for_other_nodes_is_taken_at_once_and_refuses_until_it_is_served() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let socket = PeersSocket::bind(any).expect("bound");
+        let bound = rustix::net::getsockname(&socket.0).expect("bound");
+        let address = SocketAddr::try_from(bound).expect("an address of IP");
+        let refused = TcpStream::connect(address).expect_err("nobody serves it");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        let listener = socket.listen().expect("it listens");
+        TcpStream::connect(address).expect("it is served");
+        let second = PeersSocket::bind(address).map(|_| ());
+        let error = second.expect_err("it is in use");
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        drop(listener);
     }
 }

@@ -255,7 +255,10 @@ async fn serve(
         max_connections: config.limits.max_api_connections,
         ..ServeOptions::default()
     };
-    let peers = listeners.peers.as_ref().map(|listener| {
+    // Only who serves it has it: nobody is let wait where nobody comes any more.
+    drop(listeners.sessions);
+    let peers = listeners.peers.map(|socket| {
+        let listener = socket.listen().context("cannot listen for other nodes")?;
         let router = conman_api::router(api.clone(), Listener::Peers);
         let serving = (router, options.clone(), closing.clone());
         peers::start(&config, listener, &credentials, &node, serving)

@@ -52,7 +52,7 @@ impl Credentials {
 /// Starts to serve other nodes: sessions by `node`, everything else by `api`.
 pub(super) fn start(
     config: &Config,
-    listener: &std::net::TcpListener,
+    listener: std::net::TcpListener,
     credentials: &Credentials,
     node: &Arc<Node>,
     serving: (Router, ServeOptions, CancellationToken),
@@ -72,7 +72,7 @@ pub(super) fn start(
 pub(super) fn start_with(
     name: &str,
     proxied: ProxyOptions,
-    listener: &std::net::TcpListener,
+    listener: std::net::TcpListener,
     credentials: &Credentials,
     node: &Arc<Node>,
     (api, options, closing): (Router, ServeOptions, CancellationToken),
@@ -92,9 +92,6 @@ pub(super) fn start_with(
             main: Handle::current(),
         }),
     };
-    let listener = listener
-        .try_clone()
-        .context("cannot share the listener for nodes")?;
     Proxy::start_peers(listener, proxied, front)
         .context("cannot start the threads of the listener for nodes")
 }

@@ -35,6 +35,10 @@ const MAX_QUESTS: usize = 10_000;
 const MAX_LOOKUPS: u32 = 8;
 /// Nodes that are asked to start one session.
 const MAX_CANDIDATES: usize = 4;
+/// How often a record is asked for that the registry does not tell.
+const MAX_READS: u32 = 8;
+/// What a node says whose clients take all the places of a session that is not ready.
+const TOO_MANY_WAITING: &str = "too-many-waiting";
 /// Between two tries, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -284,7 +288,7 @@ impl Seeker {
                 Some(quest) => quest.0.subscribe(),
                 None if quests.len() >= MAX_QUESTS => {
                     return Err(passing(Problem::new(
-                        "too-many-waiting",
+                        TOO_MANY_WAITING,
                         "Too many sessions are waited for",
                         503,
                         format!(
@@ -359,9 +363,15 @@ impl Seeker {
     /// Has some node start the session by its record.
     async fn start(&self, id: &SessionId, may_start: bool, lost: bool) -> Result<(), Refusal> {
         for times in 1.. {
-            let record = self.node.record(id).await.map_err(no_registry)?;
-            let Some(record) = record else {
-                return Ok(());
+            let record = match self.node.record(id).await {
+                Ok(Some(record)) => record,
+                Ok(None) => return Ok(()),
+                // Its leader may just have gone, with the machine of a node.
+                Err(RegistryError::Unavailable { .. }) if times <= MAX_READS => {
+                    tokio::time::sleep(pause(times)).await;
+                    continue;
+                }
+                Err(error) => return Err(no_registry(error)),
             };
             let placement = self.map.place(id, &wish_of(&record.spec));
             let (mut trouble, mut refusals) = (None, Vec::new());
@@ -478,18 +488,24 @@ impl Seeker {
         match said {
             Said::Ready | Said::Elsewhere => Ok(()),
             Said::Refused(by) => Err(refused(&by)),
+            // Its own clients have all the places for the session: how long and how many wait here
+            // is not for it to say.
+            Said::Problem(problem) if problem.slug() == TOO_MANY_WAITING => {
+                tokio::time::sleep(LONGEST_PAUSE).await;
+                Ok(())
+            }
             Said::Nothing => {
                 tokio::time::sleep(PAUSE).await;
                 Ok(())
             }
             Said::Problem(problem) => {
                 // What a node says of a session that it has lost meanwhile is of no interest.
-                let now = self.map.whereabouts(id).await.map_err(no_registry)?;
-                match now {
-                    Whereabouts::There(owner) if *owner.node.name == *name => {
+                match self.map.whereabouts(id).await {
+                    Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {
                         Err(with_retry(problem))
                     }
-                    _ => Ok(()),
+                    // Who looks again is told where the registry does not answer.
+                    Ok(_) | Err(_) => Ok(()),
                 }
             }
         }

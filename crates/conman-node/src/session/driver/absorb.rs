@@ -27,7 +27,7 @@ impl Driver {
             Input::Due(Timer::Machine) => vec![Event::Tick],
             Input::Stop(StopOrder { cause, why }) => {
                 self.told_stop = true;
-                self.fail_with(FailureKind::Stopped);
+                self.fail_with(FailureKind::of_stop(cause));
                 vec![Event::StopAsked(cause, why)]
             }
             Input::Fate(fate) => self.absorb_fate(fate),
@@ -159,6 +159,8 @@ impl Driver {
     fn learn(&mut self, ending: Ending) {
         if ending.cause() == EndCause::NodeLost {
             self.life.attribute(EndCause::NodeLost, &ending.reason);
+            // Its release may take long, and meanwhile it shows.
+            self.publish();
         }
         self.ending = Some(ending);
     }

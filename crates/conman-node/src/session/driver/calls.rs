@@ -214,6 +214,7 @@ impl Driver {
     }
 
     fn call_release(&mut self) {
+        self.attribute_leaving();
         let (Some(key), State::Stopping(stop) | State::Stuck(stop)) =
             (self.key(), self.life.state())
         else {
@@ -249,6 +250,17 @@ impl Driver {
             tell_unwanted(handle.stop.borrow().as_ref(), &mut ending);
             Answer::Release(release::release(&context, &key, ending).await)
         });
+    }
+
+    /// What ended after it was told to go for its node's sake has not ended by itself: another node is
+    /// to have it.
+    fn attribute_leaving(&mut self) {
+        if let (Some(order), State::Stopping(stop) | State::Stuck(stop)) =
+            (self.handle.leaving.ordered(), self.life.state())
+            && matches!(stop.cause, Cause::Exited | Cause::ExitedEarly)
+        {
+            self.life.attribute(order.cause, &order.why);
+        }
     }
 
     pub(super) fn clean_up(&mut self) {

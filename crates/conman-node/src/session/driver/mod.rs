@@ -372,7 +372,7 @@ impl Driver {
             Cause::Asked(EndCause::NodeLost, _) => {
                 return Some(Failure::Kind(FailureKind::Interrupted));
             }
-            Cause::Asked(..) => FailureKind::Stopped,
+            Cause::Asked(by, _) => FailureKind::of_stop(*by),
         };
         Some(self.failure.clone().unwrap_or(Failure::Kind(default)))
     }

@@ -159,7 +159,7 @@ impl Member {
         let peers = start_with(
             name,
             proxied.clone(),
-            &listener,
+            listener,
             &credentials,
             &node,
             serving,

@@ -1,0 +1,45 @@
+//! What was told by its signal that it is to go, and has some time for that.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::session::handle::StopOrder;
+
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    told: AtomicBool,
+    /// Where an end in this time is no end of its program's own, why it ends.
+    order: OnceLock<StopOrder>,
+    shut: AtomicBool,
+}
+
+impl Leaving {
+    /// It is about to be signalled, by who sees to how its end is told.
+    pub(crate) fn tell(&self) {
+        self.told.store(true, Ordering::Relaxed);
+    }
+
+    /// It is about to be signalled: an end after that has this reason. The first one counts.
+    pub(crate) fn order(&self, order: StopOrder) {
+        // A later one changes nothing.
+        let _ = self.order.set(order);
+        self.tell();
+    }
+
+    pub(crate) fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn ordered(&self) -> Option<&StopOrder> {
+        self.order.get()
+    }
+
+    /// It was found to take no connections any more: nobody is sent there from now on.
+    pub(crate) fn shut(&self) {
+        self.shut.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Relaxed)
+    }
+}
