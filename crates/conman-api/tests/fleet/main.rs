@@ -7,7 +7,7 @@ mod moving;
 mod stage;
 
 use std::io;
-use std::net::TcpListener as StdListener;
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,6 +85,8 @@ fn secret(text: &str) -> Arc<ClusterSecret> {
 struct Node {
     api: Api,
     seen: Arc<ModelNode>,
+    /// Where it listens for the others.
+    address: SocketAddr,
     _proxy: Proxy,
     // Last: whatever still runs is ended when nothing else starts anything.
     _stage: Stage,
@@ -151,6 +153,7 @@ impl Node {
         Self {
             api,
             seen,
+            address,
             _proxy: proxy,
             _stage: stage,
         }

@@ -1,8 +1,14 @@
 //! What is asked for while it goes from one node to another.
 
-use conman_proto::EnsureResponse;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use conman_proto::{EnsureResponse, SessionState, StopReport};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::{Node, World, session};
 
@@ -43,4 +49,91 @@ async fn what_is_put_while_its_node_gives_it_up_is_started_by_another() {
         let undrained = giver.api.call(Method::POST, "/v1/nodes/self/undrain", "{}");
         assert_eq!(undrained.await.status, StatusCode::OK);
     }
+}
+
+/// Between a node and the others: what it answers may be lost.
+struct Relay {
+    url: String,
+    loses: Arc<AtomicBool>,
+}
+
+impl Relay {
+    async fn before(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let loses = Arc::new(AtomicBool::new(false));
+        let lost = Arc::clone(&loses);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let node = TcpStream::connect(address).await.expect("it listens");
+                tokio::spawn(pass(client, node, Arc::clone(&lost)));
+            }
+        });
+        Self { url, loses }
+    }
+
+    /// The next answer's connection ends instead.
+    fn lose_next(&self) {
+        self.loses.store(true, Ordering::Relaxed);
+    }
+}
+
+async fn pass(client: TcpStream, node: TcpStream, loses: Arc<AtomicBool>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_node, mut to_node) = node.into_split();
+    let asked = tokio::io::copy(&mut from_client, &mut to_node);
+    let answered = async {
+        let mut bytes = vec![0; 16 * 1024];
+        while let Ok(read @ 1..) = from_node.read(&mut bytes).await {
+            if loses.swap(false, Ordering::Relaxed)
+                || to_client.write_all(&bytes[..read]).await.is_err()
+            {
+                return;
+            }
+        }
+    };
+    // Whoever ends it ends both ways.
+    tokio::select! {
+        _ = asked => {}
+        () = answered => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_answered() {
+    let world = World::new();
+    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    world.announced("a", |a| a.draining = true);
+    let started = b.ensure("alice").await.session;
+    world.announced("a", |a| a.draining = false);
+    let relay = Relay::before(b.address).await;
+    world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
+    let ask = async |method: Method, body: &'static str| {
+        // The connection is one that has been used.
+        assert_eq!(a.api.get(&session("alice")).await.status, StatusCode::OK);
+        relay.lose_next();
+        let answer = a.api.call(method, &session("alice"), body).await;
+        assert!(!relay.loses.load(Ordering::Relaxed), "nothing was lost");
+        answer
+    };
+    let again = ask(Method::PUT, r#"{"template": "idle"}"#).await;
+    assert_eq!(again.status, StatusCode::OK, "{}", again.text());
+    let again: EnsureResponse = again.json();
+    assert!(!again.created && again.session.generation == started.generation);
+
+    let stopped = ask(Method::DELETE, "").await;
+    assert_eq!(stopped.status, StatusCode::OK, "{}", stopped.text());
+    let report: StopReport = stopped.json();
+    assert_eq!(
+        (report.generation, report.state),
+        (started.generation, SessionState::Stopped)
+    );
+    // What cannot be repeated is not.
+    b.ensure("alice").await;
+    let exec = format!("{}/exec", session("alice"));
+    assert_eq!(a.api.get(&session("alice")).await.status, StatusCode::OK);
+    relay.lose_next();
+    let run = r#"{"command": ["true"]}"#;
+    let problem = a.api.call(Method::POST, &exec, run).await.problem();
+    assert_eq!(problem.slug(), "node-silent", "{}", problem.detail);
 }
