@@ -12,12 +12,14 @@ use conman_proto::{ATTACH_PROTOCOL, EnsureResponse, ExecChannel};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
+use crate::client::Client;
 use crate::fleet::{Fleet, PATIENCE, measured};
 use crate::load::Bystander;
 use crate::typed::{began, conman, printed, told};
@@ -193,6 +195,36 @@ async fn what_is_opened_through_another_node_right_after_the_owners_restart_stay
         sleep(KNOWN).await;
         assert!(lives(&mut socket).await, "its node is well");
     }
+    fleet.leaves_nothing().await;
+}
+
+/// Tunnels are closed first, and whoever has not sent all of a request keeps the daemon for some seconds
+/// after that.
+#[tokio::test]
+async fn who_comes_back_while_the_owners_daemon_ends_waits_for_the_next_one() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let generation = ensured(&fleet, "s", &json!({"template": SERVING})).await;
+    let mut client = Client::connect(&fleet, 1, "s").await;
+    let owner = fleet.node(0);
+    let slow = TcpStream::connect(owner.sessions_address()).await;
+    let mut slow = slow.expect("connected");
+    let begun = format!(
+        "POST /s/s/ HTTP/1.1\r\nhost: {}\r\ncontent-length: 9\r\n\r\nhalf",
+        owner.sessions_address()
+    );
+    slow.write_all(begun.as_bytes()).await.expect("written");
+    // It has begun once something that was sent later is answered.
+    let answered = client.ask();
+    client.answered(answered).await;
+    owner.signal_daemon(Signal::TERM).expect("told");
+    let (came, ()) = tokio::join!(client.comes_back(), async {
+        owner.end_daemon().await.expect("it ends");
+        owner.start().expect("started");
+    });
+    assert_eq!(came, generation);
+    drop(slow);
     fleet.leaves_nothing().await;
 }
 
