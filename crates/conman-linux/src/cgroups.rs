@@ -74,7 +74,8 @@ impl Cgroups {
     }
 
     /// Every process in the cgroup and below, in any hierarchy, each once. What vanishes meanwhile
-    /// is left out; a path that is not plain has no processes.
+    /// is left out, and so is what cannot be read ([`Self::try_pids_below`]); a path that is not plain
+    /// has no processes.
     #[must_use]
     pub fn pids_below(&self, path: &str) -> Vec<i32> {
         let mut pids = BTreeSet::new();
@@ -116,12 +117,11 @@ impl Cgroups {
     }
 
     /// Whether a process is in the cgroup or below it in any hierarchy, as the kernel has it. A
-    /// process that is gone is in none.
+    /// process that is gone is in none, nor is one that cannot be looked at
+    /// ([`Self::try_contains`]).
     #[must_use]
     pub fn contains(&self, path: &str, pid: i32) -> bool {
-        is_plain(path)
-            && Self::of_pid(pid)
-                .is_ok_and(|cgroups| cgroups.iter().any(|cgroup| is_at_or_below(cgroup, path)))
+        self.try_contains(path, pid).unwrap_or(false)
     }
 
     /// Removes the cgroup and everything below it, leaf first, in every hierarchy. Goes on after
@@ -159,7 +159,7 @@ impl Cgroups {
         errors
     }
 
-    fn directories(&self, path: &str) -> Vec<PathBuf> {
+    pub(crate) fn directories(&self, path: &str) -> Vec<PathBuf> {
         if !is_plain(path) {
             return Vec::new();
         }
@@ -250,7 +250,7 @@ pub(crate) fn is_plain(path: &str) -> bool {
 }
 
 /// Reading a cgroup that is being removed.
-fn is_no_device(error: &io::Error) -> bool {
+pub(crate) fn is_no_device(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
-use crate::cgroups::is_plain;
+use crate::cgroup_proof::place_in;
+use crate::cgroups::{is_at_or_below, is_plain};
+use crate::pidfd::is_gone;
+use crate::proc_stat::ProcStat;
 use crate::{Cgroups, PidFd};
 
 /// Times that processes are looked for while they are killed one by one; forks faster than that
@@ -15,6 +18,9 @@ const KILL_ROUNDS: usize = 16;
 
 /// Pause between two looks at a v1 freezer, which cannot be waited for.
 const V1_LOOK: Duration = Duration::from_micros(500);
+
+/// In `/proc/PID/stat`: the process has begun to end.
+const PF_EXITING: u32 = 0x4;
 
 /// Freezes, thaws and kills whole cgroups, in the unified hierarchy where there is one and in the
 /// v1 freezer otherwise.
@@ -83,6 +89,63 @@ impl Freezer {
     #[must_use]
     pub fn dies_frozen(&self) -> bool {
         self.hierarchy.unified
+    }
+
+    /// What it freezes by, in words.
+    #[must_use]
+    pub fn means(&self) -> &'static str {
+        match self.hierarchy.unified {
+            true => "the unified cgroup hierarchy (v2)",
+            false => "the v1 freezer",
+        }
+    }
+
+    /// Where a process is in the hierarchy that is frozen by; `None` where it is in none.
+    pub fn place_of(&self, pid: i32) -> io::Result<Option<String>> {
+        let text = std::fs::read(format!("/proc/{pid}/cgroup"))?;
+        let controller = (!self.hierarchy.unified).then_some("freezer");
+        Ok(place_in(&String::from_utf8_lossy(&text), controller))
+    }
+
+    /// Whether a process freezes with the cgroup: it is there or below, in the very hierarchy that
+    /// is frozen by, whatever others say. So does one that is gone, or about to be, for it runs
+    /// nothing of its own any more; v1 shows that in the root.
+    pub fn reaches(&self, path: &str, pid: i32) -> io::Result<bool> {
+        let unless_gone = |error: io::Error| match is_gone(&error) {
+            true => Ok(true),
+            false => Err(error),
+        };
+        match self.place_of(pid) {
+            Ok(Some(place)) if is_plain(path) && is_at_or_below(&place, path) => Ok(true),
+            Ok(_) => ProcStat::read(pid)
+                .map(|stat| stat.flags & PF_EXITING != 0)
+                .or_else(unless_gone),
+            Err(error) => unless_gone(error),
+        }
+    }
+
+    /// Every process in the cgroup and below, in any hierarchy, as a proof
+    /// ([`Cgroups::try_pids_below`]).
+    pub fn pids_below(&self, path: &str) -> io::Result<Vec<i32>> {
+        self.cgroups.try_pids_below(path)
+    }
+
+    /// Those of the cgroup's processes in another hierarchy that do not freeze with it here.
+    pub fn strays(&self, path: &str) -> io::Result<Vec<PidFd>> {
+        let mut strays = Vec::new();
+        for pid in self.cgroups.try_pids_below(path)? {
+            if self.reaches(path, pid)? {
+                continue;
+            }
+            match PidFd::open(pid) {
+                // The PID may have passed on to a stranger between the list and the hold.
+                Ok(process) if self.cgroups.try_contains(path, pid)? => strays.push(process),
+                Ok(_) => {}
+                Err(error) if error.proves_death() => {}
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(strays)
     }
 
     /// Orders the cgroup and everything below it to freeze. What joins later freezes, too. Only

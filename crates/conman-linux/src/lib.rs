@@ -17,6 +17,7 @@
 mod beneath;
 mod cgroup_limits;
 mod cgroup_mounts;
+mod cgroup_proof;
 mod cgroup_weight;
 mod cgroups;
 mod clone_process;

@@ -304,5 +304,5 @@ async fn cannot_start(context: &Context, key: &ContainerKey) -> bool {
     let files = tokio::fs::symlink_metadata(context.files_dir(key)).await;
     let absent = files.is_err_and(|error| error.kind() == ErrorKind::NotFound);
     let mut runtimes = context.runtimes.values();
-    absent && runtimes.all(|runtime| runtime.pids(key).is_empty())
+    absent && runtimes.all(|runtime| matches!(runtime.pids(key).as_deref(), Ok([])))
 }

@@ -20,7 +20,8 @@ pub(crate) struct Hunted {
 /// that a PID given out anew cannot bring the signal to another.
 pub(crate) fn hunt(runtime: &dyn Runtime, key: &ContainerKey) -> Hunted {
     let mut hunted = Hunted::default();
-    for pid in runtime.pids(key) {
+    // What is not seen this time is hunted the next.
+    for pid in runtime.pids(key).unwrap_or_default() {
         let Ok(process) = PidFd::open(pid) else {
             continue;
         };

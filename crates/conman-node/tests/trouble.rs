@@ -578,7 +578,13 @@ fn started_unasked(
     };
     daemon.run(daemon.runtime.create(&plan)).expect("made");
     let started = daemon.run(daemon.runtime.start(&key)).expect("started");
-    assert!(daemon.runtime.pids(&key).contains(&started.pid));
+    assert!(
+        daemon
+            .runtime
+            .pids(&key)
+            .expect("seen")
+            .contains(&started.pid)
+    );
     key
 }
 
@@ -596,7 +602,7 @@ fn what_no_record_knows_is_ended_by_order_and_the_registry_is_told() {
             .was_released(&session("ghost"), generation)
             .then_some(())
     });
-    let left = daemon.runtime.pids(&key);
+    let left = daemon.runtime.pids(&key).expect("seen");
     assert!(left.is_empty(), "told while it runs: {left:?}");
 }
 
@@ -632,7 +638,7 @@ fn a_runtime_that_hangs_holds_up_the_end_of_nothing_but_what_may_be_its_own() {
         condemn(id);
         eventually("the registry to be told", || is_told_of(id).then_some(()));
     }
-    let left = daemon.runtime.pids(&key);
+    let left = daemon.runtime.pids(&key).expect("seen");
     assert!(left.is_empty(), "told while it runs: {left:?}");
     for key in &unknown {
         assert!(!is_told_of(key.session.as_str()), "{key}");
@@ -654,7 +660,7 @@ fn a_claim_that_nobody_knows_is_given_up_only_once_nothing_of_it_runs() {
 
     let shown = daemon.start("alice", &idle());
     assert!(shown.generation > generation);
-    let left = daemon.runtime.pids(&key);
+    let left = daemon.runtime.pids(&key).expect("seen");
     assert!(left.is_empty(), "two of alice run: {left:?}");
 }
 

@@ -88,7 +88,8 @@ pub(crate) fn kill_command(
     let deadline = Instant::now() + PATIENCE;
     let mut killed = Vec::new();
     loop {
-        let others = kernel.pids(key).into_iter().filter(|other| {
+        let all = kernel.pids(key).map_err(|error| failed(pid, error))?;
+        let others = all.into_iter().filter(|other| {
             let in_session = || Lineage::of(*other).is_ok_and(|lineage| lineage.session == pid);
             leads_session && *other != pid && in_session()
         });

@@ -1,6 +1,6 @@
 //! What the kernel says of an instance's containers, without asking any daemon.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -49,38 +49,53 @@ impl KernelView {
         })
     }
 
+    /// `false` also where that cannot be looked at ([`Self::shows`]).
     pub(crate) fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
         self.cgroup_paths(key)
             .any(|path| self.cgroups.contains(&path, pid))
     }
 
-    pub(crate) fn pids(&self, key: &ContainerKey) -> Vec<i32> {
-        let mut pids: Vec<i32> = self
-            .cgroup_paths(key)
-            .flat_map(|path| self.cgroups.pids_below(&path))
-            .collect();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
+    /// Whether the process is the container's. What cannot be looked at is an error.
+    pub(crate) fn shows(&self, key: &ContainerKey, pid: i32) -> io::Result<bool> {
+        for path in self.cgroup_paths(key) {
+            if self.cgroups.try_contains(&path, pid)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What cannot be looked at is an error.
+    pub(crate) fn pids(&self, key: &ContainerKey) -> io::Result<Vec<i32>> {
+        let mut pids = BTreeSet::new();
+        for path in self.cgroup_paths(key) {
+            pids.extend(self.cgroups.try_pids_below(&path)?);
+        }
+        Ok(pids.into_iter().collect())
     }
 
     /// The init of the container's PID namespace while it lives.
-    pub(crate) fn init_pid(&self, key: &ContainerKey) -> Option<i32> {
-        self.pids(key)
-            .into_iter()
-            .find(|pid| is_namespace_init(*pid))
+    pub(crate) fn init_pid(&self, key: &ContainerKey) -> Result<Option<i32>, RuntimeError> {
+        let pids = self.pids(key).map_err(|error| unseen(key, error))?;
+        Ok(pids.into_iter().find(|pid| is_namespace_init(*pid)))
     }
 
     /// The inits of many containers at once: one look at each process of the host, where
     /// [`Self::init_pid`] looks into every hierarchy's cgroups for each container.
-    pub(crate) fn init_pids(&self, keys: &[ContainerKey]) -> HashMap<ContainerKey, i32> {
+    pub(crate) fn init_pids(
+        &self,
+        keys: &[ContainerKey],
+    ) -> Result<HashMap<ContainerKey, i32>, RuntimeError> {
+        let failed = |error| host_error("look for containers in", Path::new("/proc"), error);
         let by_cgroup: HashMap<String, &ContainerKey> = keys
             .iter()
             .flat_map(|key| self.cgroup_paths(key).map(move |path| (path, key)))
             .collect();
         let mut inits = HashMap::new();
-        for pid in host_pids() {
-            let cgroups = Cgroups::of_pid(pid).unwrap_or_default();
+        for pid in host_pids().map_err(failed)? {
+            let Some(cgroups) = Cgroups::of_living(pid).map_err(failed)? else {
+                continue;
+            };
             let owner = cgroups
                 .iter()
                 .find_map(|path| by_cgroup.get(cgroup_of_container(path)));
@@ -90,12 +105,12 @@ impl KernelView {
                 inits.insert((*key).clone(), pid);
             }
         }
-        inits
+        Ok(inits)
     }
 
     /// Refuses a container that still has processes.
     pub(crate) fn check_dead(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
-        let pids = self.pids(key);
+        let pids = self.pids(key).map_err(|error| unseen(key, error))?;
         if pids.is_empty() {
             Ok(())
         } else {
@@ -137,9 +152,18 @@ fn cgroup_of_container(path: &str) -> &str {
     &path[..end.unwrap_or(path.len())]
 }
 
-fn host_pids() -> impl Iterator<Item = i32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+fn host_pids() -> io::Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        pids.extend(name.to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    Ok(pids)
+}
+
+fn unseen(key: &ContainerKey, error: io::Error) -> RuntimeError {
+    let session = Path::new(key.session.as_str());
+    host_error("look for the processes of", session, error)
 }
 
 #[cfg(test)]

@@ -206,12 +206,14 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError>;
 
     /// Whether process `pid` belongs to the container of `key`, told by the kernel (its cgroup),
-    /// not by the runtime's daemon. Never blocks on the daemon.
+    /// not by the runtime's daemon. Never blocks on the daemon. `false` proves no death: also a
+    /// process that cannot be looked at is nobody's.
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool;
 
     /// Every process of the container of `key` as the kernel knows it (its cgroups), for a start
-    /// whose answer was lost. Never blocks on the daemon.
-    fn pids(&self, key: &ContainerKey) -> Vec<i32>;
+    /// whose answer was lost. Never blocks on the daemon. That there is none is proof: what cannot
+    /// be looked at is an error.
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>>;
 
     /// The exit code of a container whose init is dead, waiting at most `patience` for the
     /// runtime to notice; `None` when it does not tell in time.

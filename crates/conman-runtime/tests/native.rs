@@ -299,7 +299,10 @@ mod trouble {
                 stage.runtime().find(&plan.key).await.expect("answered"),
                 None
             );
-            assert_eq!(stage.runtime().pids(&plan.key), Vec::<i32>::new());
+            assert_eq!(
+                stage.runtime().pids(&plan.key).expect("seen"),
+                Vec::<i32>::new()
+            );
         }
         // The shim takes starts in order, so each of them is over once this one is.
         let last = stage.run_idle("last").await;

@@ -156,7 +156,12 @@ mod trouble_on_demand {
             );
         }
         assert!(runtime.owns_pid(&container.key, container.pid));
-        assert!(runtime.pids(&container.key).contains(&container.pid));
+        assert!(
+            runtime
+                .pids(&container.key)
+                .expect("seen")
+                .contains(&container.pid)
+        );
         assert_eq!(
             runtime
                 .exit_code(&container.key, Duration::from_millis(50))

@@ -109,7 +109,7 @@ pub enum Request {
         name: String,
         pid: i32,
     },
-    /// It has not, and cannot any more.
+    /// It has not, and cannot any more. Refused while its cgroup holds a process.
     NotStarted {
         name: String,
     },

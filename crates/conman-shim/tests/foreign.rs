@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 
 use conman_linux::{Cgroups, Freezer, PidFd};
-use conman_shim::{CallError, ClientError, ContainerState, Request};
+use conman_shim::{CallError, Client, ClientError, ContainerState, Request};
 
 use support::fencing::{arm, fenced, is_fenced, unfence};
 use support::{Shim, available, hosts, lacks, next_end, subscribe, until};
@@ -184,6 +184,54 @@ impl Straggler {
     }
 }
 
+/// It was not started; what is dying of it is waited for.
+fn over(client: &mut Client, name: &str) {
+    let over = until(|| {
+        let name = name.to_owned();
+        match client.ask(Request::NotStarted { name }) {
+            Ok(_) => true,
+            Err(ClientError::Refused(CallError::StillAlive { .. })) => false,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    assert!(over, "something of it lives on");
+}
+
+#[test]
+fn a_start_is_not_over_while_anything_of_it_lives() {
+    if !available() {
+        return;
+    }
+    for (flags, _) in hosts() {
+        let shim = Shim::start_with(flags);
+        let cgroup = format!("{}/early.1", shim.cgroup);
+        let mut client = shim.client();
+        subscribe(&mut client);
+        let name = || "early.1".to_owned();
+        let guard = Request::Guard {
+            name: name(),
+            cgroup: cgroup.clone(),
+        };
+        client.ask(guard).expect("guarded");
+        let mut it = Straggler::join(&shim, &cgroup, 0);
+        let refused = client.ask(Request::NotStarted { name: name() });
+        let refused = refused.expect_err("it lives");
+        assert!(
+            matches!(refused, ClientError::Refused(CallError::StillAlive { .. })),
+            "{refused}"
+        );
+        // It is held as before.
+        client.ask(Request::FreezeAll).expect("ordered");
+        assert!(is_fenced(&mut client));
+        let listed = client.list().expect("listed");
+        assert!(listed[0].state.is_alive(), "{listed:?}");
+        client.ask(Request::Kill { name: name() }).expect("killed");
+        assert!(until(|| it.process.try_wait().expect("asked").is_some()));
+        over(&mut client, &name());
+        assert_eq!(next_end(&mut client).name, name());
+    }
+}
+
 #[test]
 fn whatever_appears_of_a_start_that_was_killed_dies_until_the_start_is_over() {
     if !available() {
@@ -227,9 +275,7 @@ fn whatever_appears_of_a_start_that_was_killed_dies_until_the_start_is_over() {
         client.ask(guard).expect("guarded");
         let never = || "never.1".to_owned();
         client.ask(Request::Kill { name: never() }).expect("killed");
-        client
-            .ask(Request::NotStarted { name: never() })
-            .expect("over");
+        over(&mut client, &never());
         assert_eq!(next_end(&mut client).name, "never.1");
     }
 }
@@ -328,11 +374,7 @@ fn late_on(flags: &[&str], freezer: &Freezer) {
     assert!(begun, "Docker never started it");
     assert_eq!(started, None, "Docker could start it");
     assert_eq!(docked.log(), 0, "it ran");
-    client
-        .ask(Request::NotStarted {
-            name: "late.1".to_owned(),
-        })
-        .expect("over");
+    over(&mut client, "late.1");
     assert!(fenced(client.ask(Request::Guard {
         name: "later.1".to_owned(),
         cgroup: format!("{}/later.1", shim.cgroup),

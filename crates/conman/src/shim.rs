@@ -169,7 +169,7 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
         let places = [&fence_cgroup, &fence_slice];
         places
             .iter()
-            .all(|place| cgroups.pids_below(place).is_empty())
+            .all(|place| matches!(cgroups.try_pids_below(place).as_deref(), Ok([])))
     });
     if hold.is_alone() && is_empty {
         place.clear();

@@ -52,7 +52,7 @@ pub(super) async fn launch(
         Ok(Err(error)) => {
             let trouble = Trouble::of_runtime(phase, &error);
             // A refusal is believed only if the kernel knows of no process either.
-            if error.is_ambiguous() || !runtime.pids(&key).is_empty() {
+            if error.is_ambiguous() || !matches!(runtime.pids(&key).as_deref(), Ok([])) {
                 Launched::Ambiguous(trouble)
             } else {
                 Launched::Failed(trouble)

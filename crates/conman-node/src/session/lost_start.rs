@@ -67,8 +67,9 @@ async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
 
 /// The runtime says that nothing runs; the kernel must say so too.
 fn once_empty(runtime: &dyn Runtime, key: &ContainerKey, verdict: LostStart) -> LostStart {
-    match runtime.pids(key).as_slice() {
-        [] => verdict,
-        pids => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
+    match runtime.pids(key).as_deref() {
+        Ok([]) => verdict,
+        Ok(pids) => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
+        Err(error) => LostStart::Unknown(format!("its cgroup cannot be looked at: {error}")),
     }
 }

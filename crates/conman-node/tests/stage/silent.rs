@@ -75,8 +75,8 @@ impl Runtime for Silent {
         false
     }
 
-    fn pids(&self, _key: &ContainerKey) -> Vec<i32> {
-        Vec::new()
+    fn pids(&self, _key: &ContainerKey) -> std::io::Result<Vec<i32>> {
+        Ok(Vec::new())
     }
 
     async fn exit_code(&self, _key: &ContainerKey, _patience: Duration) -> Option<i32> {

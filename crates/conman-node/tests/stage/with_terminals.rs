@@ -48,7 +48,7 @@ impl Runtime for WithTerminals {
         self.0.owns_pid(key, pid)
     }
 
-    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.0.pids(key)
     }
 

@@ -275,7 +275,7 @@ impl Stage {
             }
             let keys: Vec<_> = found.into_iter().map(|container| container.key).collect();
             for key in &keys {
-                for pid in runtime.pids(key) {
+                for pid in runtime.pids(key).expect("seen") {
                     if let Ok(pidfd) = PidFd::open(pid)
                         && runtime.owns_pid(key, pid)
                     {

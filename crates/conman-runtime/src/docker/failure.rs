@@ -14,7 +14,7 @@ const CONFLICT: u16 = 409;
 
 /// Words in answers of status 500 that tell that dockerd lost touch with containerd in the middle
 /// of a call, so that what was asked may still happen.
-const LOST_TOUCH: [&str; 7] = [
+const LOST_TOUCH: [&str; 8] = [
     "context deadline exceeded",
     "context canceled",
     "transport is closing",
@@ -22,6 +22,7 @@ const LOST_TOUCH: [&str; 7] = [
     "connection error",
     "connection refused",
     "unexpected EOF",
+    "error reading from server",
 ];
 
 /// Most characters of the daemon's words that an error quotes: some quote whole configurations.
@@ -301,6 +302,7 @@ mod tests {
         for message in [
             "failed to start shim: start failed: context deadline exceeded: unknown",
             "connection error: desc = \"transport: error while dialing\"",
+            "error reading from server: EOF: unavailable",
         ] {
             assert!(
                 answered(500, message).of_start(&key()).is_ambiguous(),

@@ -8,13 +8,14 @@
 //! holds. What runs already when a shim is met for the first time is taken under it then.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::naming;
-use conman_linux::PidFd;
+use conman_linux::{PidFd, ProcessError};
 use conman_proto::RuntimeKind;
 use conman_shim::{CallError, Reply, Request};
 use tokio::sync::Mutex;
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::daemon::Lane;
 use super::failure::Failure;
+use crate::kernel_view::KernelView;
 use crate::shim_link::{
     Connection, FenceOpener, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name,
 };
@@ -103,18 +105,25 @@ impl Fence {
         }
     }
 
-    /// Nothing of a start will appear any more.
+    /// Nothing of a start will appear any more. The shim looks for itself, and believes that once
+    /// the last process is gone.
     async fn not_started(&self, key: &ContainerKey) -> Result<(), LinkError> {
         let over = Request::NotStarted { name: name(key) };
-        match self.link.ask(&over, PATIENCE).await {
-            // It has appeared, is known to be over, or was never heard of.
-            Err(LinkError::Refused(
-                CallError::Exists { .. }
-                | CallError::Ended { .. }
-                | CallError::NoSuchContainer { .. },
-            ))
-            | Ok(_) => Ok(()),
-            Err(error) => Err(error),
+        let deadline = Instant::now() + DEATH_PATIENCE;
+        loop {
+            match self.link.ask(&over, PATIENCE).await {
+                // It has appeared, is known to be over, or was never heard of.
+                Err(LinkError::Refused(
+                    CallError::Exists { .. }
+                    | CallError::Ended { .. }
+                    | CallError::NoSuchContainer { .. },
+                ))
+                | Ok(_) => return Ok(()),
+                Err(LinkError::Refused(CallError::StillAlive { .. }))
+                    if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(DEATH_INTERVAL).await;
         }
     }
 
@@ -174,9 +183,10 @@ impl Shared {
         guarded.map_err(|error| fence_failed("start", key, error))
     }
 
-    /// Tells the fence how a start has come out. After an error it may run.
+    /// Tells the fence how a start has come out. What is not certain is not told: then the guard
+    /// stays, over whatever appears. After an error it may run.
     pub(super) async fn tell_start<T>(
-        &self,
+        self: &Arc<Self>,
         key: &ContainerKey,
         started: &Result<T, RuntimeError>,
         pid: impl FnOnce(&T) -> i32,
@@ -184,17 +194,54 @@ impl Shared {
         let Some(fence) = &self.fence else {
             return Ok(());
         };
-        let told = match started {
-            Ok(started) => match self.hold(key, pid(started)) {
-                Some(process) => fence.appeared(key, &process).await,
-                // It is dead.
-                None => fence.not_started(key).await,
-            },
+        match started {
+            Ok(started) => {
+                let (shared, owned, pid) = (Arc::clone(self), key.clone(), pid(started));
+                let hold = move || Ok(hold(&shared.kernel, &owned, pid));
+                let told = match self.on_blocking_thread("start", hold).await? {
+                    Ok(Some(process)) => fence.appeared(key, &process).await,
+                    // It is dead.
+                    Ok(None) => fence.not_started(key).await,
+                    Err(error) => return Err(uncertain(key, &error)),
+                };
+                told.map_err(|error| uncertain(key, &error))
+            }
             // It may come to run yet.
             Err(error) if error.is_ambiguous() => Ok(()),
-            Err(_) => fence.not_started(key).await,
-        };
-        told.map_err(|error| fence_failed("start", key, error))
+            // Whoever ordered the start believes it no sooner.
+            Err(_) if !self.is_seen_empty(key).await => Ok(()),
+            Err(_) => {
+                let told = fence.not_started(key).await;
+                told.map_err(|error| fence_failed("start", key, error))
+            }
+        }
+    }
+
+    /// Whether the kernel shows nothing of the container, once what was dying has died. Docker may
+    /// refuse a start that it has lost sight of.
+    async fn is_seen_empty(self: &Arc<Self>, key: &ContainerKey) -> bool {
+        let deadline = Instant::now() + DEATH_PATIENCE;
+        loop {
+            let (shared, owned) = (Arc::clone(self), key.clone());
+            let look = move || Ok(shared.kernel.pids(&owned));
+            match self.on_blocking_thread("start", look).await {
+                Ok(Ok(pids)) if pids.is_empty() => return true,
+                Ok(Ok(_)) if Instant::now() < deadline => {}
+                Ok(Ok(pids)) => {
+                    tracing::warn!(container = %key, ?pids, "a start that failed has processes");
+                    return false;
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(container = %key, %error, "what a start has left is not known");
+                    return false;
+                }
+                Err(error) => {
+                    tracing::warn!(container = %key, %error, "what a start has left is not known");
+                    return false;
+                }
+            }
+            tokio::time::sleep(DEATH_INTERVAL).await;
+        }
     }
 
     /// Nothing of the container exists any more.
@@ -236,7 +283,7 @@ impl Shared {
         let unknown: Vec<_> = unknown.filter(|key| !known.contains(&name(key))).collect();
         let (shared, keys) = (Arc::clone(self), unknown.clone());
         let inits = self
-            .on_blocking_thread("list", move || Ok(shared.kernel.init_pids(&keys)))
+            .on_blocking_thread("list", move || shared.kernel.init_pids(&keys))
             .await?;
         for (key, pid) in &inits {
             self.guard(key).await?;
@@ -245,12 +292,6 @@ impl Shared {
         }
         *told = Some(connection);
         Ok(())
-    }
-
-    /// A hold on a process that is the container's; `None` when it is gone.
-    fn hold(&self, key: &ContainerKey, pid: i32) -> Option<PidFd> {
-        let process = PidFd::open(pid).ok()?;
-        self.kernel.owns_pid(key, pid).then_some(process)
     }
 
     /// The cgroup above all of the container.
@@ -263,6 +304,49 @@ impl Shared {
             .await?;
         let instance = self.kernel.instance();
         Ok(naming::cgroup_parent(instance, &key.session, key.generation, driver).path)
+    }
+}
+
+/// A hold on a process that is the container's; `None` when it is gone. Blocks.
+fn hold(kernel: &KernelView, key: &ContainerKey, pid: i32) -> io::Result<Option<PidFd>> {
+    held(PidFd::open(pid), |process| {
+        if kernel.shows(key, pid)? {
+            return Ok(true);
+        }
+        // One that is ending is shown in no cgroup of its own.
+        if process.wait_dead(DEATH_PATIENCE)? {
+            return Ok(false);
+        }
+        Err(io::Error::other(format!(
+            "process {pid}, which Docker has started, is in no cgroup of the session"
+        )))
+    })
+}
+
+/// Only what proves a death may mean one.
+fn held(
+    opened: Result<PidFd, ProcessError>,
+    lives_there: impl FnOnce(&PidFd) -> io::Result<bool>,
+) -> io::Result<Option<PidFd>> {
+    match opened {
+        Ok(process) => Ok(lives_there(&process)?.then_some(process)),
+        Err(error) if error.proves_death() => Ok(None),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Docker has started it, and the fence does not know its first process.
+fn uncertain(key: &ContainerKey, error: &(dyn std::error::Error + 'static)) -> RuntimeError {
+    let mut reason = format!("Docker has started {key}, and the fence has not taken it: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        reason.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    RuntimeError::Unavailable {
+        runtime: RuntimeKind::Docker,
+        action: "start",
+        reason,
     }
 }
 
@@ -299,6 +383,33 @@ fn fence_failed(action: &'static str, subject: impl ToString, error: LinkError) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_proves_a_death_is_one() {
+        let none_left = || ProcessError::Io {
+            action: "open a pidfd of",
+            pid: 7,
+            source: io::Error::from_raw_os_error(24),
+        };
+        let own = || PidFd::open(std::process::id().cast_signed());
+        assert!(held(Err(none_left()), |_| Ok(true)).is_err());
+        let unread = held(own(), |_| Err(io::Error::from_raw_os_error(24)));
+        assert!(unread.is_err());
+        let gone = held(Err(ProcessError::Gone { pid: 7 }), |_| Ok(true));
+        assert!(matches!(gone, Ok(None)));
+        assert!(matches!(held(own(), |_| Ok(false)), Ok(None)));
+        assert!(matches!(held(own(), |_| Ok(true)), Ok(Some(_))));
+        let key = ContainerKey {
+            session: "alice".parse().expect("an id"),
+            generation: conman_proto::Generation::new(7).expect("not zero"),
+        };
+        let error = uncertain(&key, &io::Error::other(none_left()));
+        assert!(error.is_ambiguous(), "{error}");
+        let refused = LinkError::Refused(CallError::StillAlive {
+            name: "alice.7".to_owned(),
+        });
+        assert!(uncertain(&key, &refused).is_ambiguous());
+    }
 
     #[test]
     fn a_shim_that_has_no_room_or_is_fenced_is_no_fault_of_the_spec() {

@@ -58,13 +58,17 @@ pub(super) async fn watch(
 /// `None` while it is open.
 fn look(kernel: &KernelView, key: &ContainerKey, init: i32) -> Option<Beginning> {
     let has_executed = |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.has_executed);
-    let others = kernel.pids(key).into_iter().filter(|pid| *pid != init);
+    let pids = kernel.pids(key).unwrap_or_default();
+    let others = pids.into_iter().filter(|pid| *pid != init);
     // What runc put in the place of docker-init, before that was executed itself, forks nothing
     // that stays in the container.
     if has_executed(init) && others.into_iter().any(has_executed) {
         return Some(Beginning::Runs);
     }
     // After the others: a program that was executed and has ended shows as an end.
-    let lives = PidFd::open(init).is_ok_and(|process| matches!(process.is_dead(), Ok(false)));
-    (!lives || !kernel.owns_pid(key, init)).then_some(Beginning::Ended)
+    let is_dead = match PidFd::open(init) {
+        Ok(process) => matches!(process.is_dead(), Ok(true)),
+        Err(error) => error.proves_death(),
+    };
+    (is_dead || matches!(kernel.shows(key, init), Ok(false))).then_some(Beginning::Ended)
 }

@@ -143,7 +143,7 @@ impl Runtime for DockerRuntime {
         };
         let shared = Arc::clone(&self.shared);
         let found = move || {
-            let pid = shared.kernel.init_pid(&container.key);
+            let pid = shared.kernel.init_pid(&container.key)?;
             Ok(Some(container.found(pid)))
         };
         self.shared.on_blocking_thread("find", found).await
@@ -155,7 +155,7 @@ impl Runtime for DockerRuntime {
         let shared = Arc::clone(&self.shared);
         let found = move || {
             let keys: Vec<_> = listed.iter().map(|each| each.key.clone()).collect();
-            let inits = shared.kernel.init_pids(&keys);
+            let inits = shared.kernel.init_pids(&keys)?;
             let found = listed.into_iter().map(|each| {
                 let pid = inits.get(&each.key).copied();
                 each.found(pid)
@@ -169,7 +169,7 @@ impl Runtime for DockerRuntime {
         self.shared.kernel.owns_pid(key, pid)
     }
 
-    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.shared.kernel.pids(key)
     }
 
@@ -310,7 +310,7 @@ impl Shared {
     }
 
     /// Under the fence, where there is one.
-    async fn ask_to_start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
+    async fn ask_to_start(self: &Arc<Self>, key: &ContainerKey) -> Result<Started, RuntimeError> {
         self.guard(key).await?;
         let started = self.order_start(key).await;
         self.tell_start(key, &started, |started| started.pid)

@@ -65,7 +65,8 @@ impl Life {
             return true;
         }
         // Twice, because a start has its log before its first process.
-        let empty = dir.log().exists() && self.inner.kernel.pids(&self.key).is_empty();
+        let pids = self.inner.kernel.pids(&self.key);
+        let empty = dir.log().exists() && pids.is_ok_and(|pids| pids.is_empty());
         std::mem::replace(&mut self.empty_before, empty) && empty
     }
 }

@@ -247,7 +247,7 @@ impl Runtime for NativeRuntime {
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
         away("find", move || {
             let lost = match view {
-                None => inner.kernel.init_pid(&key),
+                None => inner.kernel.init_pid(&key)?,
                 Some(_) => None,
             };
             Ok(Some(inner.found(key, view, lost)))
@@ -274,7 +274,7 @@ impl Runtime for NativeRuntime {
             let strange: Vec<_> = strange.map(|(_, key)| key.clone()).collect();
             let mut lost = match &strange[..] {
                 [] => HashMap::new(),
-                keys => inner.kernel.init_pids(keys),
+                keys => inner.kernel.init_pids(keys)?,
             };
             Ok(known
                 .into_iter()
@@ -291,7 +291,7 @@ impl Runtime for NativeRuntime {
         self.inner.kernel.owns_pid(key, pid)
     }
 
-    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.inner.kernel.pids(key)
     }
 

@@ -47,7 +47,8 @@ impl Inner {
         if starting || view.is_some_and(|view| view.state.is_alive()) {
             return Err(RuntimeError::StillAlive {
                 subject: key.to_string(),
-                pids: self.kernel.pids(key),
+                // Only to be named.
+                pids: self.kernel.pids(key).unwrap_or_default(),
             });
         }
         let (inner, owned, dir) = (Arc::clone(self), key.clone(), leaving.clone());

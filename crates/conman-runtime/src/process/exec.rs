@@ -118,7 +118,8 @@ impl Place {
         let is_its_child =
             |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.parent == nsenter);
         loop {
-            let pids = self.container.kernel.pids(&self.key);
+            // What is not seen this time is looked for again.
+            let pids = self.container.kernel.pids(&self.key).unwrap_or_default();
             let first = pids.into_iter().find(|pid| is_its_child(*pid));
             // Looked at again, now that the pidfd keeps it from becoming another one.
             if let Some(pid) = first

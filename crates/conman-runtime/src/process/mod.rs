@@ -222,7 +222,7 @@ impl Runtime for ProcessRuntime {
         self.call((Operation::List, "list"), None, async move {
             away("list", move || {
                 let keys = inner.store.keys()?;
-                let inits = inner.kernel.init_pids(&keys);
+                let inits = inner.kernel.init_pids(&keys)?;
                 let found = keys
                     .iter()
                     .map(|key| inner.found(key, inits.get(key).copied()));
@@ -237,7 +237,7 @@ impl Runtime for ProcessRuntime {
         self.inner.kernel.owns_pid(key, pid)
     }
 
-    fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.inner.kernel.pids(key)
     }
 
@@ -358,7 +358,7 @@ impl Inner {
             let procs = self.placement.procs_files(&self.cgroup(key));
             launch::launch(key, &dir, &plan, &procs).await?;
         }
-        match self.kernel.init_pid(key) {
+        match self.kernel.init_pid(key)? {
             Some(pid) => Ok(Started {
                 container_id: self.container_id(key),
                 pid,
@@ -383,7 +383,7 @@ impl Inner {
     }
 
     fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
-        self.found(key, self.kernel.init_pid(key))
+        self.found(key, self.kernel.init_pid(key)?)
     }
 
     fn found(
@@ -437,7 +437,7 @@ impl Inner {
                 subject: key.to_string(),
             });
         };
-        let Some(init_pid) = self.kernel.init_pid(key) else {
+        let Some(init_pid) = self.kernel.init_pid(key)? else {
             return Err(RuntimeError::Refused {
                 runtime: RuntimeKind::Process,
                 action: "run a command in",

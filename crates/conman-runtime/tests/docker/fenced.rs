@@ -17,26 +17,7 @@ struct Fenced {
 
 impl Harness for Fenced {
     fn runtime(&self, instance: &Instance) -> Arc<dyn Runtime> {
-        let socket = self.directory.path().join("shim.sock");
-        let cgroup = instance_cgroup(instance, CgroupDriver::Cgroupfs);
-        let shim = ShimCommand {
-            program: env!("CARGO_BIN_EXE_conman-runtime-shim").into(),
-            arguments: vec![
-                socket.clone().into(),
-                cgroup.into(),
-                self.directory.path().into(),
-            ],
-            stderr: self.directory.path().join("complaints"),
-        };
-        let options = DockerOptions {
-            fence: Some(DockerFence {
-                socket,
-                shim: Some(shim),
-                opener: FenceOpener::Anybody,
-            }),
-            ..DockerOptions::new(DOCKER_SOCKET.into(), instance.clone())
-        };
-        Arc::new(DockerRuntime::connect(options).expect("the host has cgroups"))
+        Arc::new(fenced(&self.directory, instance, DOCKER_SOCKET.into()))
     }
 
     fn runtime_that_loses_answers_of_start(&self, instance: &Instance) -> Arc<dyn Runtime> {
@@ -46,6 +27,30 @@ impl Harness for Fenced {
     fn image(&self) -> String {
         self.dockers.image()
     }
+}
+
+/// Under the fence of the shim in this directory.
+fn fenced(directory: &tempfile::TempDir, instance: &Instance, docker: PathBuf) -> DockerRuntime {
+    let socket = directory.path().join("shim.sock");
+    let cgroup = instance_cgroup(instance, CgroupDriver::Cgroupfs);
+    let shim = ShimCommand {
+        program: env!("CARGO_BIN_EXE_conman-runtime-shim").into(),
+        arguments: vec![
+            socket.clone().into(),
+            cgroup.into(),
+            directory.path().into(),
+        ],
+        stderr: directory.path().join("complaints"),
+    };
+    let options = DockerOptions {
+        fence: Some(DockerFence {
+            socket,
+            shim: Some(shim),
+            opener: FenceOpener::Anybody,
+        }),
+        ..DockerOptions::new(docker, instance.clone())
+    };
+    DockerRuntime::connect(options).expect("the host has cgroups")
 }
 
 /// The stage, and then the shim, whose work it is until the stage is cleared.
@@ -145,7 +150,10 @@ async fn the_fence_freezes_thaws_and_kills_a_session_of_dockers() {
     let error = stage.runtime().start(&late.key).await.expect_err("closed");
     assert!(!error.is_ambiguous(), "{error}");
     assert!(error.to_string().contains("frozen"), "{error}");
-    assert_eq!(stage.runtime().pids(&late.key), Vec::<i32>::new());
+    assert_eq!(
+        stage.runtime().pids(&late.key).expect("seen"),
+        Vec::<i32>::new()
+    );
     client.ask(unfence()).expect("ordered");
     assert!(!frozen());
     client.ask(Request::FreezeAll).expect("ordered");
@@ -185,6 +193,52 @@ async fn what_does_not_freeze_in_time_is_told_as_killed_by_the_fence_and_nothing
         assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
     }
     assert!(!runtime.was_fenced(&late.key).await, "it is forgotten");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_docker_reports_as_failed_and_that_runs_stays_under_the_fence() {
+    let Some(ground) = Ground::new() else { return };
+    let stage = &ground.stage;
+    let relay = Relay::start(|request| {
+        if request.starts_with("POST") && request.contains("/start") {
+            Treatment::Misreport(500, "the task was lost sight of")
+        } else {
+            Treatment::Pass
+        }
+    });
+    let runtime = fenced(&ground.shim.0, stage.instance(), relay.socket());
+    let plan = stage.plan("alice", &["sleep", "1000"]);
+    runtime.create(&plan).await.expect("created");
+    let error = runtime.start(&plan.key).await.expect_err("reported");
+    assert!(!error.is_ambiguous(), "{error}");
+    let pids = stage.runtime().pids(&plan.key).expect("seen");
+    assert!(!pids.is_empty(), "Docker did not start it");
+    let mut client = ground.client();
+    assert_eq!(
+        names(&mut client),
+        [(0, true)],
+        "it is certified to be over"
+    );
+    client.ask(Request::FreezeAll).expect("ordered");
+    assert!(fence_is(&mut client, |state| matches!(
+        state,
+        FenceState::Fenced { .. }
+    )));
+    let freezer = Freezer::detect().expect("detected");
+    let driver = CgroupDriver::Cgroupfs;
+    let key = &plan.key;
+    let parent = cgroup_parent(stage.instance(), &key.session, key.generation, driver);
+    assert!(freezer.is_frozen(&parent.path).expect("asked"));
+    freezer.kill(&parent.path).expect("killed");
+    eventually("its end", || {
+        let pids = stage.runtime().pids(key).expect("seen");
+        pids.is_empty()
+    })
+    .await;
+    client.ask(unfence()).expect("ordered");
+    let removed = runtime.remove(std::slice::from_ref(key)).await;
+    assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+    assert_eq!(names(&mut client), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

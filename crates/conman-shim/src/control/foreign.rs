@@ -121,9 +121,19 @@ impl Control {
         waits.then(|| now_ns.saturating_add(DOOMED_LOOK_NS))
     }
 
-    /// It never will be.
+    /// It never will be. Whoever says so may be mistaken, or have lost sight of it, so the kernel
+    /// has to show nothing of it either.
     pub(super) fn not_started(&mut self, name: &str) -> Result<Reply, CallError> {
-        self.foreign(name)?;
+        let cgroup = &self.foreign(name)?.cgroup;
+        let pids = self.freezer.pids_below(cgroup);
+        if !pids
+            .map_err(host_error("look for the processes of", name))?
+            .is_empty()
+        {
+            return Err(CallError::StillAlive {
+                name: name.to_owned(),
+            });
+        }
         if let Some(container) = self.containers.get_mut(name) {
             container.state = ContainerState::Lost;
         }
@@ -133,10 +143,10 @@ impl Control {
     }
 
     /// One that has not appeared yet.
-    fn foreign(&self, name: &str) -> Result<(), CallError> {
+    fn foreign(&self, name: &str) -> Result<&Container, CallError> {
         let container = self.living(name)?;
         if container.may_appear() {
-            return Ok(());
+            return Ok(container);
         }
         Err(CallError::Exists {
             name: name.to_owned(),

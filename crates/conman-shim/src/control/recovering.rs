@@ -54,7 +54,7 @@ impl Control {
         let cgroups = Cgroups::of(&layout);
         let mut found = false;
         for (name, cgroup) in self.cgroups_of_ours(&cgroups) {
-            let pids = cgroups.pids_below(&cgroup);
+            let pids = cgroups.try_pids_below(&cgroup)?;
             if pids.is_empty() {
                 continue;
             }

@@ -127,7 +127,7 @@ impl Begun {
             cgroup, scratch, ..
         } = &self.sweep;
         match self.stage {
-            Stage::Processes if cgroups.pids_below(cgroup).is_empty() => {
+            Stage::Processes if is_empty(cgroups, cgroup) => {
                 self.stage = Stage::Files;
                 self.pause = FIRST_PAUSE;
             }
@@ -170,5 +170,16 @@ impl Begun {
             }
         }
         false
+    }
+}
+
+/// What cannot be looked at may hold something.
+fn is_empty(cgroups: &Cgroups, cgroup: &str) -> bool {
+    match cgroups.try_pids_below(cgroup) {
+        Ok(pids) => pids.is_empty(),
+        Err(error) => {
+            tracing::debug!(cgroup, %error, "whether an interrupted start has ended is not known");
+            false
+        }
     }
 }

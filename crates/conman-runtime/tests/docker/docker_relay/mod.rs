@@ -20,6 +20,8 @@ pub(crate) enum Treatment {
     Swallow,
     /// Nobody gets it; this is the answer.
     Answer(u16, &'static str),
+    /// dockerd gets it and answers, and this comes instead.
+    Misreport(u16, &'static str),
 }
 
 /// Ends with its value.
@@ -105,16 +107,32 @@ async fn relay(
         Treatment::Swallow => {
             tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
         }
-        Treatment::Answer(status, message) => {
-            let body = format!("{{\"message\":\"{message}\"}}");
-            let length = body.len();
-            let answer = format!(
-                "HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\n\
-                 Content-Length: {length}\r\n\r\n{body}"
-            );
-            client.write_all(answer.as_bytes()).await?;
-            tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
+        Treatment::Answer(status, message) => answer(client, status, message).await?,
+        Treatment::Misreport(status, message) => {
+            let mut docker = UnixStream::connect(DOCKER_SOCKET).await?;
+            docker.write_all(&head).await?;
+            let (mut from_client, _) = client.split();
+            let (mut from_docker, mut to_docker) = docker.split();
+            let mut first = [0];
+            tokio::select! {
+                // Cut short: the request is whole once dockerd answers.
+                sent = tokio::io::copy(&mut from_client, &mut to_docker) => drop(sent?),
+                answered = from_docker.read(&mut first) => drop(answered?),
+            }
+            answer(client, status, message).await?;
         }
     }
+    Ok(())
+}
+
+async fn answer(mut client: UnixStream, status: u16, message: &str) -> std::io::Result<()> {
+    let body = format!("{{\"message\":\"{message}\"}}");
+    let length = body.len();
+    let answer = format!(
+        "HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    );
+    client.write_all(answer.as_bytes()).await?;
+    tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
     Ok(())
 }
