@@ -221,7 +221,8 @@ impl Freezer {
             }
         }
         for _ in 0..KILL_ROUNDS {
-            let alive = self.signal_all(path);
+            // One that was not seen would go on once it is thawed.
+            let alive = self.signal_all(path)?;
             if !alive {
                 break;
             }
@@ -241,13 +242,13 @@ impl Freezer {
             return self.kill(path);
         }
         for _ in 0..KILL_ROUNDS {
-            if !self.signal_all(path) {
+            if !self.signal_all(path)? {
                 break;
             }
         }
         let above = path.rsplit_once('/').map_or("", |(above, _)| above);
         for pid in self.cgroups.pids_below(path) {
-            if is_being_killed(pid) && self.cgroups.contains(path, pid) {
+            if is_being_killed(pid)? && self.cgroups.contains(path, pid) {
                 // One that is gone meanwhile needs nothing more.
                 let _ = self.write(above, "cgroup.procs", &pid.to_string());
             }
@@ -255,20 +256,33 @@ impl Freezer {
         Ok(())
     }
 
-    /// Whether there was a process that had not been killed yet.
-    fn signal_all(&self, path: &str) -> bool {
-        let mut fresh = false;
-        for pid in self.cgroups.pids_below(path) {
-            let Ok(process) = PidFd::open(pid) else {
-                continue;
-            };
-            // The PID may have passed on to a stranger between the list and the hold.
-            if !self.cgroups.contains(path, pid) || is_being_killed(pid) {
-                continue;
+    /// Whether there was a process that had not been killed yet. After an error one may be left that
+    /// was not; whatever could be was killed all the same.
+    fn signal_all(&self, path: &str) -> io::Result<bool> {
+        let (pids, mut outcome) = match self.cgroups.try_pids_below(path) {
+            Ok(pids) => (pids, Ok(false)),
+            Err(error) => (self.cgroups.pids_below(path), Err(error)),
+        };
+        for pid in pids {
+            match self.signal(path, pid) {
+                Ok(fresh) => outcome = outcome.map(|before| before || fresh),
+                Err(error) => outcome = Err(error),
             }
-            fresh |= process.kill().unwrap_or(false);
         }
-        fresh
+        outcome
+    }
+
+    /// Whether it is one of the cgroup's and had not been killed yet.
+    fn signal(&self, path: &str, pid: i32) -> io::Result<bool> {
+        let process = match PidFd::open(pid) {
+            Err(error) if error.proves_death() => return Ok(false),
+            process => process.map_err(io::Error::other)?,
+        };
+        // The PID may have passed on to a stranger between the list and the hold.
+        if !self.cgroups.try_contains(path, pid)? || is_being_killed(pid)? {
+            return Ok(false);
+        }
+        process.kill().map_err(io::Error::other)
     }
 
     fn write(&self, path: &str, file: &str, text: &str) -> io::Result<()> {
@@ -295,16 +309,19 @@ impl Freezer {
     }
 }
 
-/// Whether SIGKILL waits to be taken by the process: bit 8 of `SigPnd` or `ShdPnd`.
-fn is_being_killed(pid: i32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return true;
+/// Whether SIGKILL waits to be taken by the process: bit 8 of `SigPnd` or `ShdPnd`. One that is gone
+/// needs none.
+fn is_being_killed(pid: i32) -> io::Result<bool> {
+    let text = match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+        Err(error) if is_gone(&error) => return Ok(true),
+        text => text?,
     };
-    text.lines()
+    Ok(text
+        .lines()
         .filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"))
         .filter_map(|line| line.split_ascii_whitespace().nth(1))
         .filter_map(|mask| u64::from_str_radix(mask, 16).ok())
-        .any(|mask| mask & (1 << 8) != 0)
+        .any(|mask| mask & (1 << 8) != 0))
 }
 
 fn wait_for_change(events: Option<&File>, left: Duration) -> io::Result<()> {
@@ -318,5 +335,29 @@ fn wait_for_change(events: Option<&File>, left: Duration) -> io::Result<()> {
     match result {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_seen_is_not_thawed() {
+        let mounted = tempfile::tempdir().expect("a directory");
+        let point = mounted.path().display();
+        let line = format!("37 31 0:34 / {point} rw - cgroup cgroup rw,freezer\n");
+        let freezer = Freezer::of(&CgroupLayout::parse(line.as_bytes())).expect("a v1 freezer");
+        let cgroup = mounted.path().join("conman-x/a.1");
+        // It opens, and cannot be read.
+        std::fs::create_dir_all(cgroup.join("cgroup.procs")).expect("made");
+        let state = || std::fs::read_to_string(cgroup.join("freezer.state")).expect("read");
+        std::fs::write(cgroup.join("freezer.state"), "FROZEN").expect("written");
+        assert!(freezer.kill("/conman-x/a.1").is_err());
+        assert_eq!(state(), "FROZEN");
+        std::fs::remove_dir(cgroup.join("cgroup.procs")).expect("removed");
+        std::fs::write(cgroup.join("cgroup.procs"), "").expect("written");
+        freezer.kill("/conman-x/a.1").expect("nobody is there");
+        assert_eq!(state(), "THAWED");
     }
 }

@@ -146,6 +146,78 @@ fn docked_on(flags: &[&str], freezer: &Freezer) {
     assert_eq!(client.list().expect("listed"), []);
 }
 
+#[test]
+fn what_freezing_does_not_reach_is_refused_and_killed_by_the_fence() {
+    if !available() {
+        return;
+    }
+    let freezer = Freezer::detect().expect("detected");
+    let cgroups = Cgroups::detect().expect("detected");
+    let roots = ["unified/", "", "freezer/"].map(|at| format!("/sys/fs/cgroup/{at}cgroup.procs"));
+    let root = roots
+        .iter()
+        .find(|root| std::path::Path::new(root).exists());
+    let root = root.expect("mounted where it usually is");
+    let shim = Shim::start();
+    let mut client = shim.client();
+    subscribe(&mut client);
+    // As an older runc does it, which knows nothing of the unified hierarchy beside others.
+    let astray = |name: &str| {
+        let session = format!("{name}.1");
+        let cgroup = format!("{}/{session}", shim.cgroup);
+        let docked = format!("shimtest-{}-{name}", std::process::id());
+        let docked = Docked::create(&docked, &cgroup, "while :; do sleep 0.02; done")?;
+        let guard = Request::Guard {
+            name: session.clone(),
+            cgroup: cgroup.clone(),
+        };
+        shim.client().ask(guard).expect("guarded");
+        docked.start();
+        let process = PidFd::open(docked.pid()).expect("it runs");
+        // Some come and go.
+        assert!(until(|| {
+            let pids = cgroups.try_pids_below(&cgroup).expect("read");
+            let within = pids.into_iter();
+            let within = within.filter(|pid| freezer.reaches(&cgroup, *pid).expect("read"));
+            let left = within.map(|pid| std::fs::write(root, pid.to_string()));
+            left.count() == 0
+        }));
+        Some((session, docked, process))
+    };
+    let Some((early, _docked, told)) = astray("early") else {
+        return;
+    };
+    let refused = client.appeared(&early, &told).expect_err("out of reach");
+    assert!(matches!(
+        refused,
+        ClientError::Refused(CallError::Host { .. })
+    ));
+    assert!(
+        refused.to_string().contains("cgroup namespace"),
+        "{refused}"
+    );
+    assert!(!told.is_dead().expect("asked"));
+    // Of what is nowhere else either nothing can be known before it is told of.
+    let untold = if cgroups.has_v1() {
+        astray("late")
+    } else {
+        None
+    };
+    client
+        .ask(Request::FreezePatience { freeze_ms: 200 })
+        .expect("told");
+    client.ask(Request::FreezeAll).expect("ordered");
+    let untold = untold.iter().map(|(_, _, process)| process);
+    for process in untold.chain([&told]) {
+        assert!(
+            process.wait_dead(support::SOON).expect("waited"),
+            "it runs on"
+        );
+    }
+    assert_eq!(next_end(&mut client).name, early);
+    assert!(is_fenced(&mut client));
+}
+
 /// A process that says whether it ran after it had joined a cgroup.
 struct Straggler {
     process: std::process::Child,

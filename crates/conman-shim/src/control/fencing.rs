@@ -53,7 +53,7 @@ impl Control {
         let view = |name: &str, present, cgroup: &str| SlotView {
             slot: slot(name),
             present,
-            frozen: fired && self.is_held_frozen(cgroup),
+            frozen: fired && self.is_held_frozen(cgroup) && self.is_within_reach(name),
             certified: false,
         };
         let begun = self.containers.iter();
@@ -199,6 +199,9 @@ impl Control {
                         let done = unless_gone(self.freezer.freeze(&cgroup));
                         let of = || Some(name.clone());
                         undone.extend(done.err().map(|error| ("freeze", of(), error)));
+                        let may_appear = self.containers.get(&name).filter(|one| one.may_appear());
+                        let done = may_appear.map_or(Ok(()), |one| self.kill_strays(one));
+                        undone.extend(done.err().map(|error| ("kill", of(), error)));
                         self.unverified.insert(name);
                     }
                 }
@@ -349,6 +352,7 @@ impl Control {
             .filter(|name| {
                 let cgroup = self.cgroup_of(name);
                 cgroup.is_some_and(|cgroup| self.is_held_frozen(&cgroup))
+                    && self.is_within_reach(name)
             })
             .cloned()
             .collect();

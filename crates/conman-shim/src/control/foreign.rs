@@ -44,14 +44,16 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// Its first process is known.
+    /// Its first process is known. It is taken hold of in any case, and refused where the fence could
+    /// not freeze it: whoever has started it ends it then, or the fence does, which kills what it
+    /// cannot freeze.
     pub(super) fn appeared(
         &mut self,
         name: &str,
         pid: i32,
         fds: Vec<OwnedFd>,
     ) -> Result<Reply, CallError> {
-        self.foreign(name)?;
+        let cgroup = self.foreign(name)?.cgroup.clone();
         let identified = fds
             .into_iter()
             .next()
@@ -75,7 +77,62 @@ impl Control {
             tracing::error!(name, %error, "a start that was to be ended goes on");
         }
         self.set_timer();
+        let reached = self.check_reach(&cgroup, pid);
+        if let Err(error) = &reached {
+            tracing::error!(name, %error, "the fence cannot freeze what has appeared");
+        }
+        reached.map_err(host_error("guard", name))?;
         Ok(Reply::Done)
+    }
+
+    /// Whether the process freezes with the cgroup. Docker's may be in other hierarchies only, or in
+    /// a cgroup of the same path below another root; the one here is empty then, and an empty one
+    /// says that it is frozen.
+    fn check_reach(&self, cgroup: &str, pid: i32) -> io::Result<()> {
+        if self.freezer.reaches(cgroup, pid)? {
+            return Ok(());
+        }
+        let place = self.freezer.place_of(pid)?;
+        let means = self.freezer.means();
+        Err(io::Error::other(format!(
+            "process {pid} is not in {cgroup} but in {} of {means}, by which this host freezes, so \
+             nothing would stop it when this node is cut off; on a host that has v1 and v2 beside \
+             each other, mount v2 on /sys/fs/cgroup/unified and use runc 1.1 or later, and let \
+             conman and Docker have the same cgroup namespace",
+            place.as_deref().unwrap_or("no cgroup"),
+        )))
+    }
+
+    /// Whether freezing its cgroup freezes all that there is of it, if somebody else starts it. While
+    /// its first process is not known that is whatever its path shows in any hierarchy.
+    pub(super) fn is_within_reach(&self, name: &str) -> bool {
+        let container = self.containers.get(name);
+        let Some(container) = container.filter(|one| one.foreign) else {
+            return true;
+        };
+        let reached = match &container.held {
+            Some(process) => self.freezer.reaches(&container.cgroup, process.pid()),
+            None => {
+                let strays = self.freezer.strays(&container.cgroup);
+                strays.map(|strays| strays.is_empty())
+            }
+        };
+        reached.unwrap_or(false)
+    }
+
+    /// Kills what has appeared of it where freezing does not reach, as nothing else would stop that.
+    pub(super) fn kill_strays(&self, container: &Container) -> io::Result<()> {
+        let mut killed = Ok(());
+        for stray in self.freezer.strays(&container.cgroup)? {
+            tracing::warn!(
+                container.cgroup,
+                pid = stray.pid(),
+                "a process would not freeze"
+            );
+            let sent = stray.kill().map_err(io::Error::other);
+            killed = killed.and(sent.map(|_| ()));
+        }
+        killed
     }
 
     /// Remembers for later shims, too, that it is to be killed: by the fence, if it is armed, and

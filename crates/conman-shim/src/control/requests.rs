@@ -226,7 +226,8 @@ impl Control {
         if container.may_appear() {
             // What appears in it later never runs.
             let frozen = self.freezer.freeze(&container.cgroup);
-            return frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
+            let killed = frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
+            return killed.and(self.kill_strays(container));
         }
         // Whoever is frozen there dies only once thawed, and must not run then.
         let by_cgroup = !self.freezer.dies_frozen()
@@ -235,11 +236,10 @@ impl Control {
                 || self.fence.is_armed()
                 || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
         if by_cgroup || container.foreign {
-            if !container.foreign {
-                // One that has just been made may not have joined its cgroup.
-                container.signal(Signal::KILL)?;
-            }
-            return self.freezer.kill(&container.cgroup);
+            // One that has just been made may not have joined its cgroup, and somebody else's may
+            // never have.
+            let signalled = container.signal(Signal::KILL);
+            return self.freezer.kill(&container.cgroup).and(signalled);
         }
         container.signal(Signal::KILL)
     }
