@@ -14,7 +14,7 @@ use conman_proto::{
 };
 use conman_registry::{Journal, Registry, RegistryError, SessionRecord, Standing};
 use conman_runtime::{
-    AttachOptions, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
+    AttachOptions, ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
 };
 use conman_vitals::essential;
 use futures_util::stream::BoxStream;
@@ -412,6 +412,19 @@ impl Node {
     #[must_use]
     pub fn settled(&self) -> usize {
         self.context.sessions.settled()
+    }
+
+    /// The containers that are this node's by its records, of all that has not ended.
+    #[must_use]
+    pub fn containers(&self) -> Vec<ContainerKey> {
+        let live = self.context.sessions.live().into_iter();
+        let keys = live.filter_map(|life| {
+            Some(ContainerKey {
+                session: life.id.clone(),
+                generation: life.generation()?,
+            })
+        });
+        keys.collect()
     }
 
     /// Says which limit of the host binds first for sessions of a runtime, if one does.

@@ -61,6 +61,7 @@ use codec::{Holder, Keys};
 use driver::{Command, Driver};
 use membership::Membership;
 use seen::Seen;
+pub use seen::was_in_fleet;
 use shared::{Shared, name};
 use store::Store;
 

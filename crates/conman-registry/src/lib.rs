@@ -43,7 +43,7 @@ pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
 pub use etcd::{
     AccessError, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError, EtcdTls,
-    FORGET_AFTER, Order, Orders,
+    FORGET_AFTER, Order, Orders, was_in_fleet,
 };
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{

@@ -16,6 +16,7 @@ mod docker;
 mod exec_channels;
 mod exec_kill;
 mod exec_streams;
+mod fence_opening;
 mod kernel_view;
 mod log_files;
 mod native;
@@ -30,6 +31,7 @@ mod terminal_channels;
 
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use exec_kill::{ExecKill, KillReply};
+pub use fence_opening::{FenceOpener, Recorded};
 pub use native::{NativeOptions, NativeRuntime, NativeTimeouts};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
@@ -38,5 +40,5 @@ pub use runtime::{
     TerminalOutput,
 };
 pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};
-pub use shim_link::{FenceOpener, ShimCommand};
+pub use shim_link::ShimCommand;
 pub use terminal_channels::TERMINAL_SIZE;

@@ -12,13 +12,11 @@ use conman_core::ownership::{BootTime, Slot, SlotView};
 use conman_shim::{CallError, ContainerView, FenceState, Reply, Request};
 use tokio::sync::Notify;
 
-use crate::shim_link::{Connection, FenceOpener, Hearer, Link, LinkError, ShimCommand};
+use crate::fence_opening::{FenceOpener, NAMES};
+use crate::shim_link::{Connection, Hearer, Link, LinkError, ShimCommand};
 
 /// Bound on one answer, which the shim gives at once.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Names in one order to thaw: of the longest there are, three quarters of what a message holds.
-const NAMES: usize = 1_024;
 
 const NS_IN_MS: u64 = 1_000_000;
 

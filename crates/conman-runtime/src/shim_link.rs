@@ -26,7 +26,6 @@ use conman_linux::Features;
 use conman_shim::{
     Call, CallError, ContainerView, FenceState, Message, Reply, Request, VERSION, encode, socket,
 };
-use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -35,6 +34,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::ContainerKey;
+use crate::fence_opening::FenceOpener;
 
 /// Bound on having a connection, the start of a shim included: it answers after some milliseconds,
 /// on a busy machine later.
@@ -75,16 +75,6 @@ pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
 
     /// The connection is over; told before anybody else notices.
     fn hear_end(&self) {}
-}
-
-/// Who opens the fence, once it has closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FenceOpener {
-    /// Whoever connects: no other node can have taken anything over.
-    Anybody,
-    /// The registry alone, by [`crate::ShimFence`], once it knows what is still this node's; until
-    /// then it is closed.
-    Registry,
 }
 
 /// What a session's container is called.
@@ -188,6 +178,17 @@ impl Link {
         tracing::info!(pid = connection.shim_pid, "connected to the shim");
         *current = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Opens the fence for what is known to be this node's by now.
+    pub(crate) async fn open_fence(&self) -> Result<(), LinkError> {
+        let connection = self.connection().await?;
+        let opened = self.opener.open(&connection, CONNECT_TIMEOUT).await;
+        if opened.is_err() {
+            // The next connection does it.
+            *self.current.lock().await = None;
+        }
+        opened
     }
 
     /// Makes another connection whenever there is none, until it is dropped: a shim that has died is
@@ -316,10 +317,7 @@ impl Link {
         if self.hearer.is_some() {
             connection.call(&Request::Subscribe, &[], left).await?;
         }
-        match self.opener {
-            FenceOpener::Anybody => open_fence(&connection, left).await?,
-            FenceOpener::Registry => arm_fence(&connection, left).await?,
-        }
+        self.opener.open(&connection, left).await?;
         Ok(connection)
     }
 
@@ -368,38 +366,6 @@ impl Link {
             reason: format!("no shim on {}: {why}{advice}", self.socket.display()),
         }
     }
-}
-
-/// A shim that has lost what it knew keeps everything frozen until it is ordered otherwise. No other
-/// node can have taken anything over, so nothing has to be asked before.
-async fn open_fence(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
-    let state = match connection.call(&Request::Fence, &[], patience).await? {
-        (Reply::Fence { state }, _) => state,
-        _ => return Err(LinkError::Unexpected),
-    };
-    match state {
-        FenceState::Unarmed | FenceState::Armed { .. } => Ok(()),
-        FenceState::Freezing { .. } | FenceState::Fenced { .. } => {
-            tracing::warn!("the shim holds everything frozen; it goes on");
-            let open = Request::Unfence {
-                until_boottime_ns: None,
-                names: None,
-            };
-            connection.call(&open, &[], patience).await.map(|_| ())
-        }
-    }
-}
-
-/// A shim that was never told of a deadline, or has lost it, would start what is ordered of it and
-/// let it run for ever, should this process stop before it tells one. So nothing is asked before
-/// there is a deadline: one that has passed, where there is no later one yet.
-async fn arm_fence(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
-    let now = clock_gettime(ClockId::Boottime);
-    let now_ns = now.tv_sec * 1_000_000_000 + now.tv_nsec;
-    let arm = Request::ExtendDeadline {
-        until_boottime_ns: u64::try_from(now_ns).unwrap_or(0),
-    };
-    connection.call(&arm, &[], patience).await.map(|_| ())
 }
 
 fn spawn(command: &ShimCommand) -> io::Result<Child> {

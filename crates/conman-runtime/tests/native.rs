@@ -44,10 +44,13 @@ mod trouble {
     use conman_core::naming::{CgroupDriver, instance_cgroup};
     use conman_core::ownership::{BootTime, Slot};
     use conman_image::ImageName;
-    use conman_linux::{Cgroups, PidFd, Signal};
+    use conman_linux::{Cgroups, Freezer, PidFd, Signal};
     use conman_runtime::conformance::{Stage, say_skipped};
-    use conman_runtime::{NativeRuntime, RuntimeError, ShimCommand, ShimFence};
+    use conman_runtime::{
+        ContainerKey, FenceOpener, NativeRuntime, Recorded, RuntimeError, ShimCommand, ShimFence,
+    };
     use conman_shim::{Client, Reply, Request, VERSION};
+    use rustix::time::{ClockId, clock_gettime};
 
     use super::*;
 
@@ -228,6 +231,69 @@ mod trouble {
         client.ask(Request::FreezeAll).expect("ordered");
         assert!(other.pidfd.wait_dead(PATIENCE).expect("waited"));
         assert!(runtime.was_fenced(&other.key).await);
+    }
+
+    #[tokio::test]
+    async fn of_what_a_fleet_closed_only_what_is_in_the_records_goes_on() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        let (own, gone) = (stage.run_idle("own").await, stage.run_idle("gone").await);
+        let mut client = Client::connect(&socket, PATIENCE).expect("connected");
+        let freezer = Freezer::detect().expect("the host has cgroups");
+        let above = instance_cgroup(stage.instance(), CgroupDriver::Cgroupfs);
+        let is_ordered = |key: &ContainerKey| {
+            let name = format!("{}.{}", key.session, key.generation);
+            freezer
+                .is_ordered(&format!("{above}/{name}"))
+                .expect("asked")
+        };
+        let now = clock_gettime(ClockId::Boottime);
+        let now_ns = u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("since boot");
+        let hour_ns = 3_600 * 1_000_000_000;
+        // Whether the deadline has passed by then or not.
+        for until_boottime_ns in [now_ns, now_ns + hour_ns] {
+            let recorded = Arc::new(Recorded::default());
+            let opener = FenceOpener::Records(Arc::clone(&recorded));
+            let runtime = host.open_by(stage.instance(), opener);
+            client
+                .ask(Request::ExtendDeadline { until_boottime_ns })
+                .expect("armed");
+            let closed = until_boottime_ns == now_ns;
+            let both = || (is_ordered(&own.key), is_ordered(&gone.key));
+            runtime.info().await.expect("connected");
+            assert_eq!(both(), (closed, closed), "nothing is known yet");
+            recorded.are([own.key.clone()]);
+            runtime.open_fence().await.expect("opened");
+            assert_eq!(both(), (false, true));
+            // A shim that loses what it knew closes it again.
+            client.ask(Request::FreezeAll).expect("ordered");
+            let third = stage.plan("third", &["sleep", "1000"]);
+            runtime.create(&third).await.expect("created");
+            let refused = runtime.start(&third.key).await.expect_err("closed");
+            assert!(matches!(refused, RuntimeError::Fenced { .. }), "{refused}");
+            runtime.open_fence().await.expect("opened");
+            assert_eq!(both(), (false, true));
+            runtime.start(&third.key).await.expect("it is open");
+            client.ask(Request::FreezeAll).expect("ordered");
+            runtime.open_fence().await.expect("opened");
+            assert_eq!(both(), (false, true));
+            assert!(!is_ordered(&third.key), "it began later");
+            for pid in runtime.pids(&third.key).expect("seen") {
+                let _ = PidFd::open(pid).map(|process| process.kill());
+            }
+            let removed = async {
+                let key = std::slice::from_ref(&third.key);
+                while !matches!(runtime.remove(key).await[..], [Ok(())]) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let removed = tokio::time::timeout(PATIENCE, removed).await;
+            removed.expect("removed in time");
+            let name = format!("{}.{}", gone.key.session, gone.key.generation);
+            client.ask(Request::Thaw { name }).expect("for the next");
+        }
+        own.kill();
+        gone.kill();
     }
 
     #[tokio::test]

@@ -38,6 +38,12 @@ struct Kept {
     went_back: bool,
 }
 
+/// Whether the node whose state is in this directory has been of a fleet, so that other nodes may
+/// have taken over what ran here.
+pub fn was_in_fleet(state_dir: &Path) -> io::Result<bool> {
+    state_dir.join(FILE).try_exists()
+}
+
 #[derive(Debug)]
 pub(super) struct Seen {
     file: PathBuf,
@@ -225,9 +231,11 @@ mod tests {
     #[test]
     fn a_store_that_went_back_is_refused_even_once_it_has_grown_past_and_by_the_next_daemon() {
         let dir = dir();
+        assert!(!was_in_fleet(dir.path()).expect("looked"));
         let seen = open(&dir);
         seen.check(&seen.before(), 7, 20).expect("the first");
         seen.keep().expect("kept");
+        assert!(was_in_fleet(dir.path()).expect("looked"));
         let seen = open(&dir);
         let refusal = seen.check(&seen.before(), 7, 19).expect_err("older");
         assert!(refusal.contains("--generation-floor"), "{refusal}");

@@ -24,10 +24,9 @@ use tokio::time::Instant;
 use super::Shared;
 use super::daemon::Lane;
 use super::failure::Failure;
+use crate::fence_opening::FenceOpener;
 use crate::kernel_view::KernelView;
-use crate::shim_link::{
-    Connection, FenceOpener, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name,
-};
+use crate::shim_link::{Connection, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name};
 use crate::{ContainerKey, RuntimeError};
 
 /// Bound on the shim's answers, which it gives at once.
@@ -151,6 +150,12 @@ impl Fence {
     /// Whether it killed the container by itself.
     pub(super) async fn was_fenced(&self, key: &ContainerKey) -> bool {
         self.link.was_fenced(key).await
+    }
+
+    /// See [`super::DockerRuntime::open_fence`].
+    pub(super) async fn open(&self) -> Result<(), RuntimeError> {
+        let opened = self.link.open_fence().await;
+        opened.map_err(|error| fence_failed("open", "the fence", error))
     }
 
     /// Names of all that the shim knows.

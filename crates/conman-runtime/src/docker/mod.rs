@@ -99,6 +99,14 @@ impl DockerRuntime {
             shared: Arc::new(shared),
         })
     }
+
+    /// Opens the shim's fence for what is known to be this node's by now ([`crate::Recorded`]).
+    pub async fn open_fence(&self) -> Result<(), RuntimeError> {
+        match &self.shared.fence {
+            Some(fence) => fence.open().await,
+            None => Ok(()),
+        }
+    }
 }
 
 #[async_trait]

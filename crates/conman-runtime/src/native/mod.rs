@@ -43,9 +43,10 @@ use tokio::sync::watch;
 
 use crate::blocking::on_blocking_thread;
 use crate::container_files::host_error;
+use crate::fence_opening::FenceOpener;
 use crate::kernel_view::KernelView;
 use crate::removals::some_at_a_time;
-use crate::shim_link::{FenceOpener, Link, LinkError, ShimCommand};
+use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
     LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
@@ -153,6 +154,12 @@ impl NativeRuntime {
     /// the same.
     pub async fn keep_shim(&self) {
         self.inner.link.keep().await;
+    }
+
+    /// Opens the shim's fence for what is known to be this node's by now ([`crate::Recorded`]).
+    pub async fn open_fence(&self) -> Result<(), RuntimeError> {
+        let opened = self.inner.link.open_fence().await;
+        opened.map_err(|error| call_failed("open", "the fence", error))
     }
 
     /// Ends the shim if it runs nothing; otherwise, and when none is connected, does nothing. For a

@@ -60,6 +60,11 @@ impl Host {
         self.open_with(instance, timeouts, None)
     }
 
+    /// Beside another one, on the same shim.
+    pub(crate) fn open_by(&self, instance: &Instance, fence: FenceOpener) -> NativeRuntime {
+        self.open_under(instance, NativeTimeouts::default(), None, fence)
+    }
+
     /// Without a shim but the one that `shim` becomes.
     pub(crate) fn open_with(
         &self,
@@ -67,13 +72,23 @@ impl Host {
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
     ) -> NativeRuntime {
+        self.open_under(instance, timeouts, shim, FenceOpener::Anybody)
+    }
+
+    fn open_under(
+        &self,
+        instance: &Instance,
+        timeouts: NativeTimeouts,
+        shim: Option<ShimCommand>,
+        fence: FenceOpener,
+    ) -> NativeRuntime {
         let options = NativeOptions {
             instance: instance.clone(),
             directory: self.path(instance.as_str()),
             images: self.store.clone(),
             socket: self.path(&format!("{instance}.sock")),
             shim,
-            fence: FenceOpener::Anybody,
+            fence,
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")

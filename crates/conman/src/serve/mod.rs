@@ -187,6 +187,7 @@ async fn serve(
             return Ok(());
         }
     };
+    runtimes.open_fence(&node).await;
     runtimes.keep_shim(&config, &state.vitals);
     let obeying = state
         .orders

@@ -2,10 +2,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use conman_node::Node;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
     DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions, NativeRuntime,
-    NativeTimeouts, ProcessOptions, ProcessRuntime, Runtime,
+    NativeTimeouts, ProcessOptions, ProcessRuntime, Recorded, Runtime,
 };
 
 use conman_vitals::{Vitals, essential};
@@ -28,6 +29,9 @@ const KEEPER: &str = "shim keeper";
 pub(super) struct Runtimes {
     all: Vec<Arc<dyn Runtime>>,
     native: Option<Arc<NativeRuntime>>,
+    docker: Option<Arc<DockerRuntime>>,
+    /// What is this node's of that which a fleet's fence holds, where it was of one.
+    recorded: Option<Arc<Recorded>>,
     /// Sees to it that there is a shim.
     keeper: Option<JoinHandle<()>>,
 }
@@ -38,16 +42,26 @@ impl Runtimes {
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
+            docker: None,
+            recorded: None,
             keeper: None,
         };
+        let opener = opener(config)?;
+        if let FenceOpener::Records(recorded) = &opener {
+            runtimes.recorded = Some(Arc::clone(recorded));
+        }
         for kind in config.runtimes() {
             match kind {
                 RuntimeKind::Native => {
-                    let native = Arc::new(native(config, state)?);
+                    let native = Arc::new(native(config, state, opener.clone())?);
                     runtimes.native = Some(Arc::clone(&native));
                     runtimes.all.push(native);
                 }
-                RuntimeKind::Docker => runtimes.all.push(Arc::new(docker(config, state)?)),
+                RuntimeKind::Docker => {
+                    let docker = Arc::new(docker(config, state, opener.clone())?);
+                    runtimes.docker = Some(Arc::clone(&docker));
+                    runtimes.all.push(docker);
+                }
                 RuntimeKind::Process => runtimes.all.push(Arc::new(process(config, state)?)),
             }
         }
@@ -56,6 +70,24 @@ impl Runtimes {
 
     pub(super) fn all(&self) -> Vec<Arc<dyn Runtime>> {
         self.all.clone()
+    }
+
+    /// Where this node was of a fleet, the fence may be closed: now that it is known what is this
+    /// node's, that goes on, and nothing else.
+    pub(super) async fn open_fence(&self, node: &Node) {
+        let Some(recorded) = &self.recorded else {
+            return;
+        };
+        recorded.are(node.containers());
+        // Both of them mean the same shim.
+        let opened = match (&self.native, &self.docker) {
+            (Some(native), _) => native.open_fence().await,
+            (None, Some(docker)) => docker.open_fence().await,
+            (None, None) => return,
+        };
+        if let Err(error) = opened {
+            tracing::error!(%error, "the shim's fence may hold everything until it is connected to");
+        }
     }
 
     /// From now on a shim that dies is succeeded at once. In a fleet whoever drives the fence sees to
@@ -81,20 +113,20 @@ impl Runtimes {
     }
 }
 
-fn native(config: &Config, state: &State) -> Result<NativeRuntime> {
+fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRuntime> {
     let options = NativeOptions {
         instance: state.instance.clone(),
         directory: config.state_dir.join(NATIVE),
         images: state.images.clone(),
         socket: ShimPlace::of(&state.instance).socket(),
         shim: Some(shim::command(config)?),
-        fence: opener(config),
+        fence,
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")
 }
 
-fn docker(config: &Config, state: &State) -> Result<DockerRuntime> {
+fn docker(config: &Config, state: &State, opener: FenceOpener) -> Result<DockerRuntime> {
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
     // Only where there is a shim anyway, since a node alone needs no fence, or where others take
     // over what this node loses: one that Docker's sessions alone need would be one more thing that
@@ -103,18 +135,24 @@ fn docker(config: &Config, state: &State) -> Result<DockerRuntime> {
         options.fence = Some(DockerFence {
             socket: ShimPlace::of(&state.instance).socket(),
             shim: Some(shim::command(config)?),
-            opener: opener(config),
+            opener,
         });
     }
     DockerRuntime::connect(options).context("cannot set up the Docker runtime")
 }
 
-/// Where others may have taken over what was this node's, the registry knows what may run.
-fn opener(config: &Config) -> FenceOpener {
-    match config.shared {
-        Some(_) => FenceOpener::Registry,
-        None => FenceOpener::Anybody,
+/// Where others may have taken over what was this node's, the registry knows what may run; where
+/// they may have done so once, this node's own records do.
+fn opener(config: &Config) -> Result<FenceOpener> {
+    if config.shared.is_some() {
+        return Ok(FenceOpener::Registry);
     }
+    let was_in_fleet = conman_registry::was_in_fleet(&config.state_dir)
+        .context("cannot tell whether this node was of a fleet")?;
+    Ok(match was_in_fleet {
+        true => FenceOpener::Records(Arc::default()),
+        false => FenceOpener::Anybody,
+    })
 }
 
 fn process(config: &Config, state: &State) -> Result<ProcessRuntime> {
@@ -124,4 +162,24 @@ fn process(config: &Config, state: &State) -> Result<ProcessRuntime> {
         call_timeout: PROCESS_PATIENCE,
     };
     ProcessRuntime::open(options).context("cannot set up the process runtime")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn what_a_fleet_closed_is_not_opened_by_a_node_of_its_own_without_its_records() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("conman.toml");
+        let text = format!("[node]\nstate_dir = \"{}\"\n", dir.path().display());
+        std::fs::write(&file, text).expect("written");
+        let config = config::load(Some(&file)).expect("a configuration");
+        let opens = || opener(&config).expect("told");
+        assert!(matches!(opens(), FenceOpener::Anybody));
+        // As a registry that a fleet shares leaves it.
+        std::fs::write(dir.path().join("etcd-seen.json"), "{}").expect("written");
+        assert!(matches!(opens(), FenceOpener::Records(_)));
+    }
 }
