@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +54,8 @@ pub struct ShimFence {
     ear: Arc<Ear>,
     current: Mutex<Option<Arc<Connection>>>,
     freeze_ms: Option<u64>,
+    /// The shim waits less than `freeze_ms`, and is told that with the next deadline.
+    waits_less: AtomicBool,
 }
 
 /// Keeps what was heard until it is asked for. Bounded: what is there already is not added.
@@ -97,7 +100,9 @@ impl Hearer for Ear {
 
 impl ShimFence {
     /// `freeze_ms`: how long the fence is to wait for proof that a container is frozen before it
-    /// kills it, whatever shim runs already; it stays as it is when there is none.
+    /// kills it, whatever shim runs already; it stays as it is when there is none. Others take over
+    /// by what the registry says of it, so a longer time holds from the first deadline on, which
+    /// comes once that is said there, and a shorter one at once.
     #[must_use]
     pub fn new(socket: PathBuf, shim: Option<ShimCommand>, freeze_ms: Option<u64>) -> Self {
         let ear = Arc::<Ear>::default();
@@ -107,6 +112,7 @@ impl ShimFence {
             ear,
             current: Mutex::default(),
             freeze_ms,
+            waits_less: AtomicBool::new(false),
         }
     }
 
@@ -116,7 +122,8 @@ impl ShimFence {
         let current = self.current().clone();
         let is_known = current.is_some_and(|known| Arc::ptr_eq(&known, &connection));
         if let Some(freeze_ms) = self.freeze_ms.filter(|_| !is_known) {
-            agree(&connection, freeze_ms).await?;
+            let waits_less = agree(&connection, freeze_ms).await?;
+            self.waits_less.store(waits_less, Ordering::Relaxed);
         }
         // Of earlier connections; what this one tells is told again by its state.
         self.ear.heard().clear();
@@ -206,6 +213,12 @@ impl ShimFence {
     /// An order after which the fence is open.
     async fn open(&self, request: &Request) -> Result<(), FenceFailure> {
         let connection = self.connected()?;
+        if let Some(freeze_ms) = self.freeze_ms
+            && self.waits_less.load(Ordering::Relaxed)
+        {
+            tell_freeze_ms(&connection, freeze_ms).await?;
+            self.waits_less.store(false, Ordering::Relaxed);
+        }
         match ask(&connection, request).await? {
             Reply::Fence { state } if is_closed(state) => Err(FenceFailure::Refused {
                 reason: "the deadline has passed".to_owned(),
@@ -227,19 +240,12 @@ impl ShimFence {
 }
 
 /// By the fence's times it is reckoned when others may take over: a shim of another configuration
-/// is told before anything relies on it.
-async fn agree(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailure> {
+/// is told before anything relies on it. `true` when it waits for less, as it may until others know
+/// that it will wait for longer.
+async fn agree(connection: &Connection, freeze_ms: u64) -> Result<bool, FenceFailure> {
     match connection.freeze_ms {
-        Some(its) if its == freeze_ms => Ok(()),
-        Some(its) => {
-            ask(connection, &Request::FreezePatience { freeze_ms }).await?;
-            tracing::info!(
-                before_ms = its,
-                freeze_ms,
-                "the shim's fence has the configured `freeze_ms` now"
-            );
-            Ok(())
-        }
+        Some(its) if its <= freeze_ms => Ok(its < freeze_ms),
+        Some(_) => tell_freeze_ms(connection, freeze_ms).await.map(|()| false),
         None => Err(FenceFailure::Refused {
             reason: format!(
                 "the shim that runs (process {}) is an older conman's and cannot be told \
@@ -248,6 +254,16 @@ async fn agree(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailu
             ),
         }),
     }
+}
+
+async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailure> {
+    ask(connection, &Request::FreezePatience { freeze_ms }).await?;
+    tracing::info!(
+        before_ms = connection.freeze_ms,
+        freeze_ms,
+        "the shim's fence has the configured `freeze_ms` now"
+    );
+    Ok(())
 }
 
 async fn ask(connection: &Connection, request: &Request) -> Result<Reply, FenceFailure> {

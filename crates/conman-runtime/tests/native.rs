@@ -171,7 +171,13 @@ mod trouble {
     async fn a_shim_that_runs_already_is_told_how_long_its_fence_waits() {
         let Some((host, stage)) = stage() else { return };
         let socket = host.path(&format!("{}.sock", stage.instance()));
-        for freeze_ms in [700, 1_300] {
+        let mut known = 700;
+        let mut deadline = 1 << 40;
+        let mut next = || {
+            deadline += 1;
+            BootTime(deadline)
+        };
+        for freeze_ms in [700, 1_300, 1_100] {
             let fence = ShimFence::new(socket.clone(), None, Some(freeze_ms));
             fence.look().await.expect("they agree");
             let mut client = Client::connect(&socket, PATIENCE).expect("connected");
@@ -179,13 +185,22 @@ mod trouble {
                 Ok(Reply::Hello { freeze_ms, .. }) => freeze_ms,
                 other => panic!("{other:?}"),
             };
+            // More only with the first deadline: until then others reckon with less.
+            known = known.min(freeze_ms);
+            assert_eq!(its(), Some(known));
+            fence.thaw(next(), &[]).await.expect("opened");
             assert_eq!(its(), Some(freeze_ms));
+            known = freeze_ms;
             // Not once more over the same connection: it would undo this.
             let other = Request::FreezePatience { freeze_ms: 9_000 };
             let mut another = Client::connect(&socket, PATIENCE).expect("connected");
             another.ask(other).expect("told");
             fence.look().await.expect("they have agreed");
+            fence.extend(next()).await.expect("it is open");
             assert_eq!(its(), Some(9_000));
+            another
+                .ask(Request::FreezePatience { freeze_ms })
+                .expect("told");
         }
     }
 
