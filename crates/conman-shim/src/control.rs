@@ -7,6 +7,7 @@
 mod adopting;
 mod children;
 mod clients;
+mod ending;
 mod fencing;
 mod foreign;
 mod keeping;
@@ -107,12 +108,14 @@ pub(crate) struct Control {
     program: PathBuf,
     replacing: Option<replacing::Replacing>,
     replacements: u32,
+    /// It was told to end, and waits until nothing runs.
+    ending: bool,
     /// What could not be done for the fence to work when memory is short.
     unprotected: Vec<String>,
 }
 
 impl Control {
-    /// Serves until SIGTERM. Containers live on.
+    /// Serves until SIGTERM, and until nothing runs if the fence is armed. Containers live on.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         loop {
             let mut space = [MaybeUninit::<Event>::uninit(); BATCH];
@@ -138,6 +141,9 @@ impl Control {
                     adopted if adopted >= FIRST_ADOPTED => self.adopted_died(adopted),
                     client => self.serve(client, flags),
                 }
+            }
+            if self.has_ended() {
+                return Ok(());
             }
             self.replace_when_idle();
             self.update_interest(LAUNCHER);

@@ -66,6 +66,12 @@ impl DeadMan {
         self.fence.as_ref().is_some_and(Fence::has_fired)
     }
 
+    /// Whether nothing lives that it knows, nor may yet appear.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        let slots = self.fence.as_ref().map(Fence::view).unwrap_or_default();
+        slots.iter().all(|view| view.certified)
+    }
+
     /// Whether it has fired and has not yet given up on what is not proven frozen.
     pub(crate) fn awaits_proof(&self, now_ns: u64) -> bool {
         let kept = self.fence.as_ref().map(Fence::kept);

@@ -71,7 +71,9 @@ pub use spec::{
 };
 pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 
-/// Is the shim until SIGTERM, which leaves the containers alone. The process must have one thread.
+/// Is the shim until SIGTERM, which leaves the containers alone where the fence is unarmed. An armed
+/// one closes, and the shim goes on until everything is proven frozen or is dead: nothing runs without
+/// its fence. The process must have one thread.
 ///
 /// With SIGHUP, and when it is asked to, it goes on as the program that its path now names: with
 /// the arguments of this one, so that whoever calls this comes here again. A process that was

@@ -15,7 +15,7 @@ use crate::launching::{Left, Pending};
 use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
 
 impl Control {
-    /// `true` when the shim is to end.
+    /// `true` when the shim is to end at once.
     pub(super) fn take_signals(&mut self) -> io::Result<bool> {
         let (mut end, mut replace) = (false, false);
         while let Some(signal) = self.signals.read_signal()? {
@@ -29,7 +29,7 @@ impl Control {
         {
             tracing::error!(%error, "the shim does not go on as another program");
         }
-        Ok(end)
+        Ok(end && self.begin_ending())
     }
 
     pub(super) fn reap_all(&mut self) -> io::Result<()> {

@@ -24,6 +24,11 @@ impl Control {
         self.fence.state(self.unverified.is_empty())
     }
 
+    /// Whether everything is proven frozen or is dead.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.fence_state(), FenceState::Fenced { .. })
+    }
+
     pub(super) fn fence_reply(&self) -> Reply {
         Reply::Fence {
             state: self.fence_state(),
@@ -121,6 +126,10 @@ impl Control {
                 Some(until_ns) => Ok(self.extend_deadline(until_ns)),
                 None => Ok(self.fence_reply()),
             };
+        }
+        if self.ending {
+            // It would run without a fence in a moment; the next shim opens its own.
+            return Err(CallError::Fenced);
         }
         let deadline = BootTime(until_ns.map_or(u64::MAX, whole_ms));
         let slots = match names {

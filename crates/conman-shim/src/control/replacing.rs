@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::set_parent_process_death_signal;
 
+use super::ending::IS_ENDING;
 use super::{CANDIDATE, Control, adopting, boottime_ns};
 use crate::handover::{Handover, KeptClient, Sealed, VARIABLE, judge, number};
 use crate::ledger::Record;
@@ -75,6 +76,9 @@ impl Control {
             program: program.display().to_string(),
             reason,
         };
+        if self.ending {
+            return Err(refused(IS_ENDING.to_owned()));
+        }
         if self.replacing.is_some() {
             return Err(refused("a replacement is under way".to_owned()));
         }
@@ -164,7 +168,7 @@ impl Control {
         self.give_up_replacing(reason.to_owned());
     }
 
-    fn give_up_replacing(&mut self, reason: String) {
+    pub(super) fn give_up_replacing(&mut self, reason: String) {
         let Some(replacing) = self.replacing.take() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Becoming the shim, anew or in the place of a program that this one replaces, and ceasing to be it.
+//! Becoming the shim, anew or in the place of a program that this one replaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,7 +21,6 @@ use super::{
     Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
     SIGNALS, TIMER,
 };
-use crate::LastHold;
 use crate::condemned::Condemned;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
@@ -47,6 +46,8 @@ impl Control {
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
         let program = std::env::current_exe()?;
         let (lock, come) = turn::take(&options.state_file, options.standby)?;
+        // From here on an end takes as long as it takes to leave nothing unguarded.
+        hold_signals()?;
         let renewal = match come {
             Turn::AtOnce => Renewal::Done,
             Turn::Waited => renew(&program),
@@ -94,12 +95,8 @@ impl Control {
 
     fn build(options: ShimOptions, lock: File, listener: OwnedFd) -> io::Result<Self> {
         let sole = SoleThread::prove()?;
-        let mut mask = SigSet::empty();
-        mask.add(NixSignal::SIGCHLD);
-        mask.add(NixSignal::SIGTERM);
-        mask.add(NixSignal::SIGHUP);
-        mask.thread_block()?;
-        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = SignalFd::with_flags(&hold_signals()?, flags)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(
             TimerfdClockId::Boottime,
@@ -147,21 +144,8 @@ impl Control {
             program: std::env::current_exe()?,
             replacing: None,
             replacements: 0,
+            ending: false,
             unprotected: Vec::new(),
-        })
-    }
-
-    /// Is the shim no more. Its socket goes first, and the launcher and the sweeper.
-    pub(crate) fn end(self) -> io::Result<LastHold> {
-        let lock = self.lock.try_clone()?;
-        let mut known = self.containers.iter();
-        let is_alone = !known.any(|(_, one)| one.is_alive())
-            && self.launching.pending.is_empty()
-            && self.doomed.is_empty()
-            && self.condemned_early.len() == 0;
-        Ok(LastHold {
-            _lock: lock,
-            is_alone,
         })
     }
 
@@ -189,13 +173,14 @@ impl Control {
     }
 }
 
-impl Drop for Control {
-    fn drop(&mut self) {
-        self.launching.stop();
-        self.sweeper.stop();
-        // A later shim at the same path may have replaced it; then it is gone already or renewed.
-        let _ = std::fs::remove_file(&self.options.socket);
-    }
+/// Those that the shim takes in one after another.
+fn hold_signals() -> io::Result<SigSet> {
+    let mut mask = SigSet::empty();
+    mask.add(NixSignal::SIGCHLD);
+    mask.add(NixSignal::SIGTERM);
+    mask.add(NixSignal::SIGHUP);
+    mask.thread_block()?;
+    Ok(mask)
 }
 
 /// The fence must work when memory is short. What is not permitted is done without, and told.
