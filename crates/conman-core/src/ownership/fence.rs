@@ -359,7 +359,9 @@ impl Fence {
 
     fn fire(&mut self, now: BootTime, actions: &mut Vec<FenceAction>) {
         if !self.has_fired() {
-            self.kept.fired = Some(now.min(self.kept.deadline));
+            // K from now on, when it comes late as well: B has room for that, and before it nothing
+            // was asked to freeze.
+            self.kept.fired = Some(now);
             actions.push(FenceAction::Fired);
             self.tend_all(now, actions);
         }
@@ -428,6 +430,29 @@ mod tests {
         }
         let actions = fence.on(BootTime(6_600), FenceEvent::Died(slot()));
         assert_eq!(actions, [FenceAction::Certificate(slot())]);
+    }
+
+    #[test]
+    fn what_is_asked_to_freeze_late_has_as_long_for_it_as_if_it_were_in_time() {
+        let late = running();
+        let kept = late.kept();
+        let timing = Timing::default();
+        // It stood still itself, or is the next one, of which a third one knows since when.
+        let next = Fence::restored(timing, kept, BootTime(8_000), late.view());
+        for mut fence in [late, next] {
+            let actions = fence.on(BootTime(8_000), FenceEvent::Tick);
+            assert_eq!(actions, [FenceAction::Fired, FenceAction::Freeze(slot())]);
+            let at = BootTime(8_900);
+            let mut third = Fence::restored(timing, fence.kept(), at, fence.view());
+            let actions = third.on(at, FenceEvent::Tick);
+            assert_eq!(actions, [FenceAction::Freeze(slot())]);
+            for mut fence in [fence, third] {
+                let actions = fence.on(BootTime(8_999), FenceEvent::Tick);
+                assert!(!actions.contains(&FenceAction::Kill(slot())), "{actions:?}");
+                let actions = fence.on(BootTime(9_000), FenceEvent::Tick);
+                assert_eq!(actions, [FenceAction::Kill(slot())]);
+            }
+        }
     }
 
     #[test]

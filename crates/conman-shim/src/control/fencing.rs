@@ -353,8 +353,15 @@ impl Control {
     pub(super) fn fence_on_time(&mut self) {
         let now = boottime_ns();
         if self.fence.next_wake_ns().is_some_and(|due| due <= now) {
+            // Whoever stood still himself finds what is frozen long since, and kills none of it.
+            self.look_at_unverified();
             self.change(FenceEvent::Tick);
         }
+        self.look_at_unverified();
+        self.tell_fence();
+    }
+
+    fn look_at_unverified(&mut self) {
         let looked: Vec<String> = self
             .unverified
             .iter()
@@ -369,7 +376,6 @@ impl Control {
             self.unverified.remove(&name);
             self.change(FenceEvent::FreezeVerified(slot(&name)));
         }
-        self.tell_fence();
     }
 
     fn tell_fence(&mut self) {
