@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_
 use serde::{Deserialize, Serialize};
 
 use crate::launching::{Left, Pending};
-use crate::ledger::{self, Line};
+use crate::ledger::Line;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
 use crate::spec::TerminalSize;
@@ -124,14 +124,6 @@ pub(crate) struct Verdict {
     pub(crate) containers: usize,
     /// Why it cannot; `None` when it can.
     pub(crate) refused: Option<String>,
-    /// Form of the state that it reads, which is written by a shim that has died.
-    #[serde(default = "first_ledger")]
-    pub(crate) ledger: u32,
-}
-
-/// That of programs that do not tell.
-fn first_ledger() -> u32 {
-    1
 }
 
 /// What the program is asked by whoever executed it.
@@ -166,13 +158,11 @@ pub(crate) fn check(memory: OwnedFd, socket: &OwnedFd) -> io::Result<()> {
             version: VERSION,
             containers: sealed.handover.lines.len(),
             refused: None,
-            ledger: ledger::VERSION,
         },
         Err(error) => Verdict {
             version: VERSION,
             containers: 0,
             refused: Some(error.to_string()),
-            ledger: ledger::VERSION,
         },
     };
     let bytes = encode(&verdict).map_err(io::Error::other)?;
@@ -190,21 +180,6 @@ pub(crate) fn judge(bytes: &[u8]) -> Result<(), String> {
         return Err(format!(
             "it takes handovers of version {}, not {VERSION}",
             verdict.version
-        ));
-    }
-    Ok(())
-}
-
-/// Whether the answer to a check is that of a shim that can go on with the state of a dead one.
-pub(crate) fn judge_successor(bytes: &[u8]) -> Result<(), String> {
-    let verdict: Verdict =
-        decode(bytes).map_err(|_| "it does not answer as a shim does".to_owned())?;
-    // A later one reads earlier forms.
-    if verdict.ledger < ledger::VERSION {
-        return Err(format!(
-            "it reads state of version {}, not {}",
-            verdict.ledger,
-            ledger::VERSION
         ));
     }
     Ok(())

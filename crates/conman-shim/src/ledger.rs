@@ -20,7 +20,7 @@ use crate::fence::KeptFence;
 use crate::launching::Left;
 
 /// Form of the file. It grows when an older shim would misunderstand.
-pub(crate) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 
 /// Largest file that is read: four times what 16,384 containers with long names take.
 const MAX_BYTES: u64 = 64 << 20;

@@ -6,10 +6,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use conman_linux::PidFd;
+use conman_linux::{PidFd, Signal};
 use conman_shim::Request;
 
-use support::{SOON, Shim, available, copy_program, until, wait_dead, write_program};
+use support::fencing::{arm, is_fenced, unfence};
+use support::{SOON, Shim, available, boottime_ns, copy_program, until, wait_dead, write_program};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");
 
@@ -114,8 +115,82 @@ fn a_shim_on_standby_begins_as_the_program_that_was_put_in_place_meanwhile() {
     kill(&mut shim);
     let mut client = shim.client();
     assert_eq!(client.shim_pid(), standby.pid());
-    // A moment later where the other program does not answer soon, as on a busy machine.
+    // A moment after it serves.
     assert!(until(|| runs() == program), "it stays what it was");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&kept);
+}
+
+#[test]
+fn a_shim_on_standby_closes_a_fence_that_is_due_before_it_asks_the_program_in_its_place() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let kept = client
+        .launch(shim.spec("kept.1", "exec sleep 1000"))
+        .expect("launched");
+    let (program, newer, asked) = (shim.path("program"), shim.path("newer"), shim.path("asked"));
+    copy_program(Path::new(PROGRAM), &program);
+    let standby = Standby::begin(&program, &shim.socket(), &shim);
+    // Is not as quick as any answer could be, and keeps what the fence was when it was asked.
+    let (state, draft) = (shim.path("shim.state"), shim.path("draft"));
+    let script = format!(
+        "#!/bin/sh\ncp {} {draft} && mv {draft} {}\nexec sleep 1000\n",
+        state.display(),
+        asked.display(),
+        draft = draft.display()
+    );
+    write_program(&newer, script.as_bytes());
+    fs::rename(&newer, &program).expect("put in place");
+    let deadline = arm(&mut client, 1_000);
+    let dying = PidFd::open(client.shim_pid()).expect("it lives");
+    dying.signal(Signal::STOP).expect("stopped");
+    assert!(until(|| boottime_ns() > deadline));
+    kill(&mut shim);
+    assert!(until(|| asked.exists()), "it does not ask");
+    let mut client = shim.client();
+    assert_eq!(client.shim_pid(), standby.pid());
+    assert!(is_fenced(&mut client));
+    let then = fs::read_to_string(&asked).expect("kept");
+    let fence = then.lines().rfind(|line| line.contains("deadline_ms"));
+    let fence = fence.expect("it is armed");
+    assert!(!fence.contains("\"fired_ms\":null"), "{fence}");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&kept);
+}
+
+#[test]
+fn a_shim_on_standby_that_cannot_read_what_a_later_one_wrote_keeps_all_frozen_for_that_one() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let kept = client
+        .launch(shim.spec("kept.1", "while :; do echo ran; sleep 0.02; done"))
+        .expect("launched");
+    let (program, newer) = (shim.path("program"), shim.path("newer"));
+    copy_program(Path::new(PROGRAM), &program);
+    let standby = Standby::begin(&program, &shim.socket(), &shim);
+    copy_program(Path::new(PROGRAM), &newer);
+    fs::rename(&newer, &program).expect("put in place");
+    let state = shim.path("shim.state");
+    let written = fs::read_to_string(&state).expect("read");
+    let later = written.replacen("\"version\":1,", "\"version\":99,", 1);
+    assert_ne!(later, written);
+    fs::write(&state, later).expect("written");
+    kill(&mut shim);
+    let mut client = shim.client();
+    assert_eq!(client.shim_pid(), standby.pid());
+    let runs = format!("/proc/{}/exe", standby.pid());
+    let runs = || fs::read_link(&runs).expect("it lives");
+    assert!(until(|| runs() == program), "it stays what it was");
+    assert!(is_fenced(&mut client));
+    let length = shim.log("kept.1").len();
+    client.ask(unfence(None)).expect("opened");
+    assert!(until(|| shim.log("kept.1").len() > length), "it stands");
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&kept);
 }
@@ -138,7 +213,7 @@ fn a_shim_on_standby_does_not_wait_for_a_program_that_does_not_answer() {
     kill(&mut shim);
     let mut client = shim.client();
     assert_eq!(client.shim_pid(), standby.pid());
-    // It serves already, while it asks again; or has given that up, and asks because it is told to.
+    // It serves while it asks; or has given that up, and asks because it is told to.
     let replace = Request::Replace { program: None };
     let error = client
         .ask(replace.clone())

@@ -35,6 +35,10 @@ const DRAIN_NS: u64 = 3_000_000_000;
 /// Exit status of a candidate that could not be executed.
 const NOT_EXECUTED: i32 = 127;
 
+/// What to do about a program that was refused, or has failed.
+pub(super) const GOES_ON: &str = "the shim goes on as it is: put the right program there, and run `conman shim \
+                       --replace`";
+
 /// A replacement that has been asked for.
 #[derive(Debug)]
 pub(super) struct Replacing {
@@ -59,7 +63,7 @@ impl Replacing {
 
 /// What tells whether a file is still the one that was looked at.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct FileIdentity {
+struct FileIdentity {
     device: u64,
     inode: u64,
     changed: (i64, i64),
@@ -182,7 +186,7 @@ impl Control {
             program: replacing.program.display().to_string(),
             reason,
         };
-        tracing::error!(%error, "the shim goes on as it is");
+        tracing::error!(%error, "{}", GOES_ON);
         if let Some((client, call)) = replacing.asked_by {
             self.reply(client, call, Reply::Failed { error }, None);
         }
@@ -330,7 +334,7 @@ fn open_to_exec(fds: &[BorrowedFd<'_>]) -> io::Result<()> {
 }
 
 /// Whether only root could have put it there.
-pub(super) fn check_file(program: &Path) -> Result<FileIdentity, String> {
+fn check_file(program: &Path) -> Result<FileIdentity, String> {
     if !program.is_absolute() {
         return Err("its path is not absolute".to_owned());
     }
