@@ -8,6 +8,7 @@ mod adopting;
 mod children;
 mod clients;
 mod ending;
+mod fence_orders;
 mod fencing;
 mod foreign;
 mod keeping;

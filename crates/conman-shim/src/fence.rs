@@ -32,6 +32,8 @@ pub(crate) struct KeptFence {
 pub(crate) struct DeadMan {
     timing: Timing,
     fence: Option<Fence>,
+    /// Since when it is being opened, in whole milliseconds, while not all is thawed.
+    opening_ms: Option<u64>,
 }
 
 impl DeadMan {
@@ -43,6 +45,7 @@ impl DeadMan {
         Self {
             timing,
             fence: None,
+            opening_ms: None,
         }
     }
 
@@ -122,12 +125,19 @@ impl DeadMan {
         });
     }
 
+    /// While it is being opened, since when; `None` once all is thawed. A later shim that finds it so
+    /// takes that for the deadline: it closes at once, with as long to freeze as ever.
+    pub(crate) fn open_from(&mut self, now_ns: Option<u64>) {
+        self.opening_ms = now_ns.map(whole_ms);
+    }
+
     /// What is to be written down.
     pub(crate) fn kept(&self) -> Option<KeptFence> {
         self.fence.as_ref().map(|fence| {
             let kept = fence.kept();
+            let opening_ms = self.opening_ms.filter(|_| kept.fired.is_none());
             KeptFence {
-                deadline_ms: kept.deadline.0,
+                deadline_ms: opening_ms.unwrap_or(kept.deadline.0),
                 fired_ms: kept.fired.map(|at| at.0),
                 freeze_ms: Some(self.timing.freeze_ms),
             }
@@ -291,6 +301,41 @@ mod tests {
             assert_eq!(kills(fence.on(1_299 * MS, FenceEvent::Tick)), 0);
             assert_eq!(kills(fence.on(1_300 * MS, FenceEvent::Tick)), 1);
         }
+    }
+
+    #[test]
+    fn a_later_shim_closes_one_that_was_being_opened_and_gives_all_as_long_to_freeze_as_ever() {
+        let mut fence = armed();
+        fence.on(1_000 * MS, FenceEvent::Tick);
+        fence.open_from(Some(50_000 * MS));
+        assert!(fence.kept().is_some_and(|kept| kept.fired_ms.is_some()));
+        let thaw = FenceEvent::Thaw {
+            deadline: BootTime(60_000),
+            slots: vec![slot("a.1")],
+        };
+        fence.on(50_000 * MS, thaw);
+        assert!(!fence.is_closed());
+        let mut later = DeadMan::new(Duration::from_millis(100));
+        later.restore(
+            50_001 * MS,
+            fence.kept(),
+            vec![found("a.1", true)],
+            Vec::new(),
+        );
+        let actions = later.on(50_001 * MS, FenceEvent::Tick);
+        assert_eq!(
+            actions,
+            [FenceAction::Fired, FenceAction::Freeze(slot("a.1"))]
+        );
+        fence.open_from(None);
+        later.restore(
+            50_001 * MS,
+            fence.kept(),
+            vec![found("a.1", true)],
+            Vec::new(),
+        );
+        assert_eq!(later.on(50_001 * MS, FenceEvent::Tick), []);
+        assert_eq!(later.next_wake_ns(), Some(60_000 * MS));
     }
 
     proptest! {

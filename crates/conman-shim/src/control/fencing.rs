@@ -2,12 +2,12 @@
 
 use std::io;
 
-use conman_core::ownership::{BootTime, FenceAction, FenceEvent, Slot, SlotView};
+use conman_core::ownership::{FenceAction, FenceEvent, Slot, SlotView};
 
-use super::{Control, boottime_ns, host_error};
-use crate::fence::{KeptFence, name_of, slot, whole_ms};
+use super::{Control, boottime_ns};
+use crate::fence::{KeptFence, name_of, slot};
 use crate::ledger::Record;
-use crate::protocol::{CallError, FenceState, Message, Reply};
+use crate::protocol::{FenceState, Message};
 
 /// Pause between two looks whether everything is frozen, while others wait for that.
 const LOOK_NS: u64 = 2_000_000;
@@ -20,36 +20,13 @@ const SLOW_LOOK_NS: u64 = 250_000_000;
 const MAX_NAMED: usize = 10;
 
 impl Control {
-    fn fence_state(&self) -> FenceState {
+    pub(super) fn fence_state(&self) -> FenceState {
         self.fence.state(self.unverified.is_empty())
     }
 
     /// Whether everything is proven frozen or is dead.
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.fence_state(), FenceState::Fenced { .. })
-    }
-
-    pub(super) fn fence_reply(&self) -> Reply {
-        Reply::Fence {
-            state: self.fence_state(),
-        }
-    }
-
-    /// A deadline, the first of which arms the fence.
-    pub(super) fn extend_deadline(&mut self, until_ns: u64) -> Reply {
-        if self.fence.is_armed() {
-            self.change(FenceEvent::Extend(BootTime(whole_ms(until_ns))));
-        } else {
-            let kept = KeptFence {
-                deadline_ms: whole_ms(until_ns),
-                fired_ms: None,
-                freeze_ms: None,
-            };
-            self.arm(Some(kept));
-            self.keep_fence();
-        }
-        self.on_time();
-        self.fence_reply()
     }
 
     /// The fence is this from now on, with all that lives.
@@ -94,82 +71,9 @@ impl Control {
         names.map(slot).collect()
     }
 
-    /// In force, and written down for a later shim, before it is answered.
-    pub(super) fn set_freeze_patience(&mut self, freeze_ms: u64) -> Reply {
-        self.fence.set_freeze_ms(freeze_ms);
-        self.keep_fence();
-        self.on_time();
-        Reply::Done
-    }
-
-    /// No deadline any more; with a closed fence only [`Control::unfence`] does it.
-    pub(super) fn disarm(&mut self) -> Result<Reply, CallError> {
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        self.arm(None);
-        self.unverified.clear();
-        self.keep_fence();
-        self.on_time();
-        Ok(self.fence_reply())
-    }
-
-    /// Opens it again: these, or all that are not condemned, run until the deadline, or for ever
-    /// without one.
-    pub(super) fn unfence(
-        &mut self,
-        until_ns: Option<u64>,
-        names: Option<&[String]>,
-    ) -> Result<Reply, CallError> {
-        if !self.fence.is_armed() {
-            return match until_ns {
-                Some(until_ns) => Ok(self.extend_deadline(until_ns)),
-                None => Ok(self.fence_reply()),
-            };
-        }
-        if self.ending {
-            // It would run without a fence in a moment; the next shim opens its own.
-            return Err(CallError::Fenced);
-        }
-        let deadline = BootTime(until_ns.map_or(u64::MAX, whole_ms));
-        let slots = match names {
-            Some(names) => names.iter().map(|name| slot(name)).collect(),
-            None => self.fence.slots(),
-        };
-        self.change(FenceEvent::Thaw { deadline, slots });
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        // Whoever is to stay frozen is so by its own cgroup, or nothing is thawed.
-        for name in &self.unverified {
-            if let Some(cgroup) = self.cgroup_of(name) {
-                let frozen = unless_gone(self.freezer.freeze(&cgroup));
-                frozen.map_err(host_error("freeze", name))?;
-            }
-        }
-        let cgroup = &self.options.fence_cgroup;
-        let thawed = self.freezer.thaw(cgroup);
-        thawed.map_err(host_error("thaw", cgroup))?;
-        if until_ns.is_none() {
-            return self.disarm();
-        }
-        self.on_time();
-        Ok(self.fence_reply())
-    }
-
-    pub(super) fn freeze_all(&mut self) -> Reply {
-        if !self.fence.is_armed() {
-            // Closed at once, and opened by an order only.
-            return self.extend_deadline(boottime_ns());
-        }
-        self.change(FenceEvent::FreezeAll);
-        self.on_time();
-        self.fence_reply()
-    }
-
     /// Writes down what a later shim must know of the fence. One that does not know freezes too
     /// early, or stays closed, and never lets anything run too long: so a failure is only told.
-    fn keep_fence(&mut self) {
+    pub(super) fn keep_fence(&mut self) {
         let state = self.fence.kept();
         if let Err(error) = self.note(&Record::Fence { state }) {
             tracing::error!(%error, "a later shim would not know the fence's state");
@@ -338,7 +242,7 @@ impl Control {
         true
     }
 
-    fn cgroup_of(&self, name: &str) -> Option<String> {
+    pub(super) fn cgroup_of(&self, name: &str) -> Option<String> {
         if let Some(container) = self.containers.get(name) {
             return Some(container.cgroup.clone());
         }
@@ -398,7 +302,7 @@ impl Control {
 }
 
 /// A cgroup that is not made yet, or gone, holds nothing.
-fn unless_gone(done: io::Result<()>) -> io::Result<()> {
+pub(super) fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,

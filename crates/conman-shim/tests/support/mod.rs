@@ -125,7 +125,7 @@ impl Shim {
         Self::start_from(program, &[])
     }
 
-    fn start_from(program: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn start_from(program: &Path, flags: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::tempdir().expect("a directory");

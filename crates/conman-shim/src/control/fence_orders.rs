@@ -1,0 +1,124 @@
+//! What clients order of the fence.
+
+use conman_core::ownership::{BootTime, FenceEvent};
+
+use super::fencing::unless_gone;
+use super::{Control, boottime_ns, host_error};
+use crate::fence::{KeptFence, slot, whole_ms};
+use crate::protocol::{CallError, Reply};
+
+impl Control {
+    pub(super) fn fence_reply(&self) -> Reply {
+        Reply::Fence {
+            state: self.fence_state(),
+        }
+    }
+
+    /// A deadline, the first of which arms the fence.
+    pub(super) fn extend_deadline(&mut self, until_ns: u64) -> Reply {
+        if self.fence.is_armed() {
+            self.change(FenceEvent::Extend(BootTime(whole_ms(until_ns))));
+        } else {
+            let kept = KeptFence {
+                deadline_ms: whole_ms(until_ns),
+                fired_ms: None,
+                freeze_ms: None,
+            };
+            self.arm(Some(kept));
+            self.keep_fence();
+        }
+        self.on_time();
+        self.fence_reply()
+    }
+
+    /// In force, and written down for a later shim, before it is answered.
+    pub(super) fn set_freeze_patience(&mut self, freeze_ms: u64) -> Reply {
+        self.fence.set_freeze_ms(freeze_ms);
+        self.keep_fence();
+        self.on_time();
+        Reply::Done
+    }
+
+    /// No deadline any more; with a closed fence only [`Control::unfence`] does it.
+    pub(super) fn disarm(&mut self) -> Result<Reply, CallError> {
+        if self.fence.is_closed() {
+            return Err(CallError::Fenced);
+        }
+        self.arm(None);
+        self.unverified.clear();
+        self.keep_fence();
+        self.on_time();
+        Ok(self.fence_reply())
+    }
+
+    /// Opens it again: these, or all that are not condemned, run until the deadline, or for ever
+    /// without one.
+    pub(super) fn unfence(
+        &mut self,
+        until_ns: Option<u64>,
+        names: Option<&[String]>,
+    ) -> Result<Reply, CallError> {
+        if !self.fence.is_armed() {
+            return match until_ns {
+                Some(until_ns) => Ok(self.extend_deadline(until_ns)),
+                None => Ok(self.fence_reply()),
+            };
+        }
+        if self.ending {
+            // It would run without a fence in a moment; the next shim opens its own.
+            return Err(CallError::Fenced);
+        }
+        let deadline = BootTime(until_ns.map_or(u64::MAX, whole_ms));
+        let slots = match names {
+            Some(names) => names.iter().map(|name| slot(name)).collect(),
+            None => self.fence.slots(),
+        };
+        let was_closed = self.fence.is_closed();
+        // Where this shim dies before all is thawed, a later one closes it anew, so that whoever
+        // opens it hears that it has to: what it took for open would stay frozen.
+        self.fence.open_from(was_closed.then(boottime_ns));
+        self.change(FenceEvent::Thaw { deadline, slots });
+        let thawed = match self.fence.is_closed() {
+            true => Err(CallError::Fenced),
+            false => self.thaw_parent(),
+        };
+        self.fence.open_from(None);
+        if let Err(error) = thawed {
+            self.change(FenceEvent::FreezeAll);
+            self.on_time();
+            return Err(error);
+        }
+        if was_closed {
+            self.keep_fence();
+        }
+        if until_ns.is_none() {
+            return self.disarm();
+        }
+        self.on_time();
+        Ok(self.fence_reply())
+    }
+
+    /// Lets go on what is not frozen by itself.
+    fn thaw_parent(&self) -> Result<(), CallError> {
+        // Whoever is to stay frozen is so by its own cgroup, or nothing is thawed.
+        for name in &self.unverified {
+            if let Some(cgroup) = self.cgroup_of(name) {
+                let frozen = unless_gone(self.freezer.freeze(&cgroup));
+                frozen.map_err(host_error("freeze", name))?;
+            }
+        }
+        let cgroup = &self.options.fence_cgroup;
+        let thawed = self.freezer.thaw(cgroup);
+        thawed.map_err(host_error("thaw", cgroup))
+    }
+
+    pub(super) fn freeze_all(&mut self) -> Reply {
+        if !self.fence.is_armed() {
+            // Closed at once, and opened by an order only.
+            return self.extend_deadline(boottime_ns());
+        }
+        self.change(FenceEvent::FreezeAll);
+        self.on_time();
+        self.fence_reply()
+    }
+}
