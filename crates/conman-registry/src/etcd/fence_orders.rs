@@ -100,6 +100,9 @@ pub(super) async fn run(
     pulse: Pulse,
 ) {
     let mut connection = 0;
+    // An order to thaw was given and may have been carried out in part: the rest stays frozen below
+    // an open fence, which tells of it no more.
+    let mut thaws_in_part = false;
     loop {
         pulse.beat().await;
         let next = async {
@@ -114,9 +117,14 @@ pub(super) async fn run(
         };
         let lost = match pulse.idle(next).await {
             Next::Order(order) => {
+                let thaws = matches!(order, FenceOrder::Thaw { .. });
+                thaws_in_part |= thaws;
                 let ordered = timeout(ORDER_PATIENCE, link.order(order));
                 match pulse.wait(ORDER_PATIENCE, ordered).await {
-                    Ok(Ok(())) => false,
+                    Ok(Ok(())) => {
+                        thaws_in_part &= !thaws;
+                        false
+                    }
                     Ok(Err(FenceLinkError::Refused { reason })) => {
                         tracing::warn!(reason, "the fence refuses an order");
                         // It is closed then, and opened by the next renewal.
@@ -146,7 +154,8 @@ pub(super) async fn run(
             };
             let event = FenceEvent::Connected {
                 connection,
-                fired,
+                // Then the next renewal thaws whatever is still to be thawed.
+                fired: fired || thaws_in_part,
                 slots,
             };
             if news.send(event).await.is_err() {
@@ -174,5 +183,116 @@ async fn reconnect(link: &dyn FenceLink, news: &mpsc::Sender<FenceEvent>) -> Opt
             // Cancel safe: likewise.
             () = news.closed() => return None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+    use conman_core::ownership::BootTime;
+
+    use super::*;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Fate {
+        Done,
+        Refused,
+        Lost,
+        /// No answer comes.
+        Hangs,
+    }
+
+    /// An open fence, which says so, and what becomes of the orders to thaw that it is given.
+    #[derive(Debug)]
+    struct Open {
+        fates: Vec<Fate>,
+        thaws: AtomicUsize,
+        breaks: Notify,
+    }
+
+    #[async_trait]
+    impl FenceLink for Open {
+        async fn connect(&self) -> Result<FenceHolds, FenceLinkError> {
+            Ok(FenceHolds {
+                fired: false,
+                slots: Vec::new(),
+            })
+        }
+
+        async fn order(&self, order: FenceOrder) -> Result<(), FenceLinkError> {
+            if !matches!(order, FenceOrder::Thaw { .. }) {
+                return Ok(());
+            }
+            let reason = "as told".to_owned();
+            match self.fates[self.thaws.fetch_add(1, Ordering::Relaxed)] {
+                Fate::Done => Ok(()),
+                Fate::Refused => Err(FenceLinkError::Refused { reason }),
+                Fate::Lost => Err(FenceLinkError::Lost { reason }),
+                Fate::Hangs => std::future::pending().await,
+            }
+        }
+
+        async fn news(&self) -> FenceNews {
+            self.breaks.notified().await;
+            FenceNews::Lost
+        }
+    }
+
+    /// What the driver hears of an open fence when the connection breaks after each order to thaw;
+    /// one that fails breaks it.
+    async fn told_fired(fates: &[Fate]) -> Vec<bool> {
+        let link = Arc::new(Open {
+            fates: fates.to_vec(),
+            thaws: AtomicUsize::new(0),
+            breaks: Notify::new(),
+        });
+        let queue = Arc::new(FenceQueue::default());
+        let (sender, mut news) = mpsc::channel(MAX_NEWS);
+        let pulse = Pulse::unwatched(NAME);
+        let task = run(Arc::clone(&link) as _, Arc::clone(&queue), sender, pulse);
+        let task = tokio::spawn(task);
+        let mut told = Vec::new();
+        let mut at = 0;
+        for (index, fate) in fates.iter().enumerate() {
+            let thaw = FenceOrder::Thaw {
+                deadline: BootTime(7),
+                slots: Vec::new(),
+            };
+            queue.push(at, thaw);
+            match fate {
+                Fate::Done | Fate::Refused => {
+                    while link.thaws.load(Ordering::Relaxed) <= index {
+                        tokio::task::yield_now().await;
+                    }
+                    link.breaks.notify_one();
+                }
+                Fate::Lost | Fate::Hangs => {}
+            }
+            loop {
+                match news.recv().await.expect("it goes on") {
+                    FenceEvent::Fired => {}
+                    FenceEvent::Connected {
+                        connection, fired, ..
+                    } => {
+                        at = connection;
+                        told.push(fired);
+                        break;
+                    }
+                }
+            }
+        }
+        task.abort();
+        told
+    }
+
+    #[tokio::test]
+    async fn a_thaw_that_may_have_come_to_some_alone_is_called_for_again() {
+        use Fate::{Done, Hangs, Lost, Refused};
+        assert_eq!(told_fired(&[Done, Done]).await, [false, false]);
+        // Until one was carried out as a whole.
+        let fates = [Lost, Refused, Hangs, Done, Done];
+        assert_eq!(told_fired(&fates).await, [true, true, true, false, false]);
     }
 }
