@@ -8,7 +8,7 @@ use std::process::Command;
 use conman_linux::Freezer;
 use conman_shim::{FenceState, Request};
 
-use support::fencing::{MS, is_fenced, state, unfence};
+use support::fencing::{MS, arm, is_fenced, state, unfence};
 use support::{Calls, Shim, available, boottime_ns, hosts, until, wait_dead, write_program};
 
 /// K of the shim's program.
@@ -108,5 +108,43 @@ fn cut_short_on(flags: &[&str], freezer: &Freezer) {
     client.ask(Request::KillAll).expect("killed");
     for one in &all {
         wait_dead(one);
+    }
+}
+
+#[test]
+fn a_fence_closes_and_opens_though_the_cgroup_above_all_was_removed() {
+    if !available() {
+        return;
+    }
+    for (flags, freezer) in hosts() {
+        let shim = Shim::start_with(flags);
+        let mut client = shim.client();
+        let deadline = arm(&mut client, 50_000);
+        // By a daemon that has ended with nothing running.
+        assert_eq!(shim.sweep(), Vec::<String>::new());
+        client.ask(unfence(None)).expect("opened while it is open");
+        assert_eq!(shim.sweep(), Vec::<String>::new());
+        client.ask(Request::FreezeAll).expect("closed");
+        assert!(is_fenced(&mut client));
+        // What is born in it never runs; where the frozen cannot die each is ordered by itself.
+        let frozen = freezer.is_ordered(&shim.cgroup);
+        assert_eq!(frozen.expect("it is there"), freezer.dies_frozen());
+        assert_eq!(shim.sweep(), Vec::<String>::new());
+        let until_boottime_ns = Some(deadline + 60_000 * MS);
+        let order = Request::Unfence {
+            until_boottime_ns,
+            names: None,
+        };
+        client.ask(order).expect("opened");
+        let now = state(&mut client);
+        assert!(
+            matches!(now, FenceState::Armed { .. }),
+            "{flags:?}: {now:?}"
+        );
+        let launched = client.launch(shim.spec("next.1", RUNS_ON));
+        let launched = launched.expect("launched");
+        assert!(until(|| !shim.log("next.1").is_empty()), "it does not run");
+        client.ask(Request::KillAll).expect("killed");
+        wait_dead(&launched);
     }
 }

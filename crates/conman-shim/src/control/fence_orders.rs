@@ -108,7 +108,7 @@ impl Control {
             }
         }
         let cgroup = &self.options.fence_cgroup;
-        let thawed = self.freezer.thaw(cgroup);
+        let thawed = unless_gone(self.freezer.thaw(cgroup));
         thawed.map_err(host_error("thaw", cgroup))
     }
 

@@ -165,7 +165,15 @@ impl Control {
 
     /// Stops everything of ours with one order, before each is ordered by itself.
     fn freeze_parent(&self) -> io::Result<()> {
-        self.freezer.freeze(&self.options.fence_cgroup)
+        let cgroup = &self.options.fence_cgroup;
+        match self.freezer.freeze(cgroup) {
+            // A daemon that ended with nothing in it has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.freezer.ensure(cgroup)?;
+                self.freezer.freeze(cgroup)
+            }
+            done => done,
+        }
     }
 
     /// Takes that order back once each is ordered, where the frozen cannot die: one that is killed
@@ -173,7 +181,7 @@ impl Control {
     pub(super) fn release_parent(&self) {
         if self.fence.is_closed()
             && !self.freezer.dies_frozen()
-            && let Err(error) = self.freezer.thaw(&self.options.fence_cgroup)
+            && let Err(error) = unless_gone(self.freezer.thaw(&self.options.fence_cgroup))
         {
             tracing::error!(%error, "what the fence kills cannot die");
         }
