@@ -312,11 +312,12 @@ impl Freezer {
 /// Whether SIGKILL waits to be taken by the process: bit 8 of `SigPnd` or `ShdPnd`. One that is gone
 /// needs none.
 fn is_being_killed(pid: i32) -> io::Result<bool> {
-    let text = match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+    // Its name, which is in there, may be any bytes.
+    let text = match std::fs::read(format!("/proc/{pid}/status")) {
         Err(error) if is_gone(&error) => return Ok(true),
         text => text?,
     };
-    Ok(text
+    Ok(String::from_utf8_lossy(&text)
         .lines()
         .filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"))
         .filter_map(|line| line.split_ascii_whitespace().nth(1))

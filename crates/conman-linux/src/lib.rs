@@ -63,7 +63,9 @@ pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
 };
-pub use process_facts::{Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes};
+pub use process_facts::{
+    Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,
+};
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};

@@ -3,6 +3,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::pidfd::is_gone;
 use crate::proc_stat::ProcStat;
 
 /// Set by fork(2), cleared by execve(2): `PF_FORKNOEXEC` of the kernel.
@@ -36,16 +37,26 @@ pub fn pid_namespace(pid: i32) -> io::Result<u64> {
 }
 
 /// Whether the process with this PID is process 1 of a PID namespace directly below this one.
+/// `false` also where that cannot be looked at ([`try_is_namespace_init`]).
 #[must_use]
 pub fn is_namespace_init(pid: i32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return false;
+    try_is_namespace_init(pid).unwrap_or(false)
+}
+
+/// As [`is_namespace_init`]; only a process that is gone is none, whatever else keeps it from being
+/// looked at is an error.
+pub fn try_is_namespace_init(pid: i32) -> io::Result<bool> {
+    // Its name, which is in there, may be any bytes.
+    let status = match std::fs::read(format!("/proc/{pid}/status")) {
+        Err(error) if is_gone(&error) => return Ok(false),
+        status => status?,
     };
+    let status = String::from_utf8_lossy(&status);
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.is_some_and(|ids| {
+    Ok(ids.is_some_and(|ids| {
         let mut ids = ids.split_ascii_whitespace().skip(1);
         ids.next() == Some("1") && ids.next().is_none()
-    })
+    }))
 }
 
 /// Memory of a process that is resident at present, in bytes, shared pages included.

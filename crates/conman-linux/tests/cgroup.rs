@@ -3,9 +3,10 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, proc_scan};
+use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, Freezer, proc_scan};
 
 use support::{Process, SOON};
 
@@ -131,6 +132,21 @@ fn processes_are_found_at_and_below_a_path_and_nowhere_else() {
 
     let own = Cgroups::of_pid(below.pid()).expect("it lives");
     assert!(own.contains(&format!("{path}/b/c")), "{own:?}");
+}
+
+#[test]
+fn a_name_that_is_no_text_saves_nobody_from_being_killed_one_by_one() {
+    let freezer = Freezer::detect().expect("mounted").killing_one_by_one();
+    let group = TestCgroup::new();
+    // In octal: no byte of any text.
+    let script = r"printf '\377' > /proc/$$/comm; echo ready; read line; read line";
+    let mut process = Process::until_ready(Command::new("sh").args(["-c", script]));
+    group.put("a", &process);
+    let name = std::fs::read(format!("/proc/{}/comm", process.pid())).expect("it lives");
+    assert_eq!(name, b"\xff\n");
+    freezer.kill(&group.path).expect("killed");
+    assert!(process.pidfd().wait_dead(SOON).expect("waited"));
+    process.reap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_linux::{CgroupError, Cgroups, is_namespace_init};
+use conman_linux::{CgroupError, Cgroups, try_is_namespace_init};
 
 use crate::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
@@ -77,7 +77,12 @@ impl KernelView {
     /// The init of the container's PID namespace while it lives.
     pub(crate) fn init_pid(&self, key: &ContainerKey) -> Result<Option<i32>, RuntimeError> {
         let pids = self.pids(key).map_err(|error| unseen(key, error))?;
-        Ok(pids.into_iter().find(|pid| is_namespace_init(*pid)))
+        for pid in pids {
+            if try_is_namespace_init(pid).map_err(|error| unseen(key, error))? {
+                return Ok(Some(pid));
+            }
+        }
+        Ok(None)
     }
 
     /// The inits of many containers at once: one look at each process of the host, where
@@ -100,7 +105,7 @@ impl KernelView {
                 .iter()
                 .find_map(|path| by_cgroup.get(cgroup_of_container(path)));
             if let Some(key) = owner
-                && is_namespace_init(pid)
+                && try_is_namespace_init(pid).map_err(failed)?
             {
                 inits.insert((*key).clone(), pid);
             }
