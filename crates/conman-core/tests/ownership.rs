@@ -87,28 +87,38 @@ proptest! {
     fn whatever_is_present_at_the_bound_was_seen_frozen_or_is_being_killed(
         opened in proptest::collection::btree_set(slot(), 1..4),
         frozen in proptest::collection::btree_set(slot(), 0..4),
-        late in 0..900_u64,
+        late in 0..=Timing::default().shim_restart_ms,
+        next in any::<bool>(),
     ) {
         let timing = Timing::default();
         let mut fence = Fence::new(timing);
-        let order = FenceEvent::Thaw { deadline: BootTime(5_000), slots: Vec::new() };
+        let order = FenceEvent::Thaw { deadline: BootTime(timing.fence_ms), slots: Vec::new() };
         fence.on(BootTime(1), order);
         for slot in &opened {
             fence.on(BootTime(2), FenceEvent::Open(slot.clone()));
             fence.on(BootTime(3), FenceEvent::Appeared(slot.clone()));
         }
-        fence.on(BootTime(5_000 + late), FenceEvent::Tick);
-        for slot in &frozen {
-            fence.on(BootTime(5_000 + late), FenceEvent::FreezeVerified(slot.clone()));
+        // The shim itself may be late, or the next one be as late as it may.
+        let fires = BootTime(timing.fence_ms + late);
+        if next {
+            fence = Fence::restored(timing, fence.kept(), fires, fence.view());
         }
-        let killed: Vec<_> = fence
-            .on(BootTime(5_000 + timing.freeze_ms), FenceEvent::Tick)
-            .into_iter()
-            .filter_map(|action| match action {
+        fence.on(fires, FenceEvent::Tick);
+        for slot in &frozen {
+            fence.on(fires, FenceEvent::FreezeVerified(slot.clone()));
+        }
+        let mut killed = |at| -> Vec<Slot> {
+            let actions = fence.on(at, FenceEvent::Tick).into_iter();
+            let kills = actions.filter_map(|action| match action {
                 FenceAction::Kill(slot) => Some(slot),
                 _ => None,
-            })
-            .collect();
+            });
+            kills.collect()
+        };
+        let ends = fires.plus(timing.freeze_ms);
+        prop_assert!(ends.0 + timing.kill_ms <= timing.bound_ms());
+        prop_assert_eq!(killed(BootTime(ends.0 - 1)), [], "before it had its time to freeze");
+        let killed = killed(ends);
         for slot in opened {
             prop_assert_eq!(killed.contains(&slot), !frozen.contains(&slot));
         }
