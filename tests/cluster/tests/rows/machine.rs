@@ -266,6 +266,59 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
     fleet.leaves_nothing().await;
 }
 
+/// As `systemctl stop conman conman-shim` does, for as long as another node needs to claim what is
+/// there: nobody is left who would freeze it then.
+#[tokio::test]
+async fn what_runs_where_daemon_and_shim_are_stopped_runs_no_more_when_it_is_taken_over() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let old = fleet.ensure_on(0, "w").await.generation.get();
+    fleet.goes_on("w", old).await;
+    let node = fleet.node(0);
+    node.end_daemon().await.expect("ended");
+    node.signal_shim(Signal::TERM).expect("told to end");
+    eventually("the shim has ended", PATIENCE, async || {
+        fleet.node(0).shim_pids().is_empty()
+    })
+    .await;
+    assert!(!fleet.node(0).session_processes().is_empty(), "it is dead");
+    let new = fleet.ensure_after(1, "w", old).await.generation.get();
+    fleet.goes_on("w", new).await;
+    fleet.judge();
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    eventually("what was taken over is gone", PATIENCE, async || {
+        fleet.node(0).session_processes().is_empty()
+    })
+    .await;
+    fleet.goes_on("w", new).await;
+    fleet.leaves_nothing().await;
+}
+
+/// As `systemctl restart conman-shim` does.
+#[tokio::test]
+async fn what_runs_goes_on_where_the_shim_alone_is_stopped() {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    let old = fleet.node(0).shim_pids();
+    fleet
+        .node(0)
+        .signal_shim(Signal::TERM)
+        .expect("told to end");
+    eventually("another shim stands", PATIENCE, async || {
+        let now = fleet.node(0).shim_pids();
+        !now.is_empty() && now.iter().all(|pid| !old.contains(pid))
+    })
+    .await;
+    fleet.goes_on("w", generation).await;
+    fleet.judge();
+    fleet.leaves_nothing().await;
+}
+
 #[tokio::test]
 async fn a_session_of_a_lost_node_is_deleted_through_a_preempted_one() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
