@@ -85,7 +85,7 @@ pub(crate) async fn to_owner(
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && visit::wants_another(&response) {
+        if starts && !hop.node.is_live(&id) && visit::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
             headers.insert(X_CONMAN_TURNED, NOT_OWNER);

@@ -180,6 +180,15 @@ pub(crate) fn failure(
             id,
             waited: context.options.bounds.registry,
         },
+        // That nobody wants it any more counts more than what has ended it.
+        Failure::Kind(FailureKind::Stopped | FailureKind::Drained | FailureKind::ShutDown)
+            if handle.caused_by(EndCause::ShutDown) == EndCause::Deleted =>
+        {
+            EnsureError::Stopped {
+                id,
+                session: session(),
+            }
+        }
         Failure::Kind(FailureKind::Stopped) => EnsureError::Stopped {
             id,
             session: session(),

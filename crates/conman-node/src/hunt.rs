@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use conman_linux::PidFd;
+use conman_linux::{PidFd, is_namespace_init};
 use conman_runtime::{ContainerKey, Runtime};
 
 /// What one pass found.
@@ -37,39 +37,4 @@ pub(crate) fn hunt(runtime: &dyn Runtime, key: &ContainerKey) -> Hunted {
         }
     }
     hunted
-}
-
-/// Whether `pid` is process 1 of a PID namespace directly below this one.
-fn is_namespace_init(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/status"))
-        .is_ok_and(|status| names_namespace_init(&status))
-}
-
-fn names_namespace_init(status: &str) -> bool {
-    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.is_some_and(|ids| {
-        let mut below = ids.split_ascii_whitespace().skip(1);
-        below.next() == Some("1") && below.next().is_none()
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_process_1_of_a_namespace_directly_below_is_a_containers_init() {
-        for (line, is_init) in [
-            ("NSpid:\t4711\t1", true),
-            ("NSpid:\t4711", false),
-            ("NSpid:\t1", false),
-            ("NSpid:\t4711\t2", false),
-            ("NSpid:\t4711\t1\t1", false),
-            ("NSpid:\t4711\t7\t1", false),
-            ("", false),
-        ] {
-            let status = format!("Name:\tsh\n{line}\nThreads:\t1\n");
-            assert_eq!(names_namespace_init(&status), is_init, "{line}");
-        }
-    }
 }

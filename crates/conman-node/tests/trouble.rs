@@ -543,11 +543,13 @@ fn a_life_that_another_node_was_first_for_is_not_said_to_have_never_been() {
     eventually("the life to begin", || {
         daemon.node.is_live(&session("alice")).then_some(())
     });
-    let node = Arc::clone(&daemon.node);
-    let stopping = daemon.spawn(async move { node.stop(&session("alice"), "deleted").await });
+    let alice = session("alice");
+    let mut stopping = Box::pin(daemon.node.stop(&alice, "deleted"));
+    let waits = daemon.run(async { (&mut stopping).now_or_never().is_none() });
+    assert!(waits, "nobody has answered yet");
     registry.lose_claims_to_another();
     registry.hold_claims(false);
-    let stopped = daemon.run(stopping).expect("no panic");
+    let stopped = daemon.run(stopping);
     assert!(
         matches!(stopped, Err(StopError::Moved { .. })),
         "{stopped:?}"

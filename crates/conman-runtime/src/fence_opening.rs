@@ -96,10 +96,16 @@ async fn open_recorded(
     patience: Duration,
 ) -> Result<(), LinkError> {
     let state = state(connection, patience).await?;
+    let known = recorded.known().clone();
     if state == FenceState::Unarmed {
+        if let Known::Own(own) = known {
+            // What begins from here on is this node's as well, should the fence close later.
+            let strange = sessions(connection, patience).await?.into_iter();
+            let strange = strange.filter(|name| !own.contains(name)).collect();
+            *recorded.known() = Known::Strange(strange);
+        }
         return Ok(());
     }
-    let known = recorded.known().clone();
     if matches!(known, Known::Nothing) {
         tracing::warn!(
             ?state,

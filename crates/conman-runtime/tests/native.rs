@@ -248,20 +248,49 @@ mod trouble {
         assert!(runtime.was_fenced(&other.key).await);
     }
 
+    /// Whether its cgroup is to freeze.
+    fn is_ordered(stage: &Stage, key: &ContainerKey) -> bool {
+        let freezer = Freezer::detect().expect("the host has cgroups");
+        let above = instance_cgroup(stage.instance(), CgroupDriver::Cgroupfs);
+        let name = format!("{}.{}", key.session, key.generation);
+        let ordered = freezer.is_ordered(&format!("{above}/{name}"));
+        ordered.expect("asked")
+    }
+
+    #[tokio::test]
+    async fn what_begins_while_no_fleet_closes_the_fence_goes_on_when_it_closes_later() {
+        let Some((host, stage)) = stage() else { return };
+        let socket = host.path(&format!("{}.sock", stage.instance()));
+        let before = stage.run_idle("before").await;
+        let recorded = Arc::new(Recorded::default());
+        let opener = FenceOpener::Records(Arc::clone(&recorded));
+        let runtime = host.open_by(stage.instance(), opener);
+        recorded.are([before.key.clone()]);
+        runtime.open_fence().await.expect("nothing is closed");
+        let later = stage.run_idle("later").await;
+        // As a shim does that has lost what it knew.
+        let mut client = Client::connect(&socket, PATIENCE).expect("connected");
+        client.ask(Request::FreezeAll).expect("ordered");
+        let both = || {
+            (
+                is_ordered(&stage, &before.key),
+                is_ordered(&stage, &later.key),
+            )
+        };
+        assert_eq!(both(), (true, true));
+        runtime.open_fence().await.expect("opened");
+        assert_eq!(both(), (false, false));
+        before.kill();
+        later.kill();
+    }
+
     #[tokio::test]
     async fn of_what_a_fleet_closed_only_what_is_in_the_records_goes_on() {
         let Some((host, stage)) = stage() else { return };
         let socket = host.path(&format!("{}.sock", stage.instance()));
         let (own, gone) = (stage.run_idle("own").await, stage.run_idle("gone").await);
         let mut client = Client::connect(&socket, PATIENCE).expect("connected");
-        let freezer = Freezer::detect().expect("the host has cgroups");
-        let above = instance_cgroup(stage.instance(), CgroupDriver::Cgroupfs);
-        let is_ordered = |key: &ContainerKey| {
-            let name = format!("{}.{}", key.session, key.generation);
-            freezer
-                .is_ordered(&format!("{above}/{name}"))
-                .expect("asked")
-        };
+        let is_ordered = |key: &ContainerKey| is_ordered(&stage, key);
         let now = clock_gettime(ClockId::Boottime);
         let now_ns = u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("since boot");
         let hour_ns = 3_600 * 1_000_000_000;

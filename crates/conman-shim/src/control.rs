@@ -109,8 +109,8 @@ pub(crate) struct Control {
     program: PathBuf,
     replacing: Option<replacing::Replacing>,
     replacements: u32,
-    /// It was told to end, and waits until nothing runs.
-    ending: bool,
+    /// It was told to end, and waits until nothing runs, or until then.
+    ending_until_ns: Option<u64>,
     /// What could not be done for the fence to work when memory is short.
     unprotected: Vec<String>,
 }
@@ -170,6 +170,7 @@ impl Control {
             self.next_kill_ns(now),
             self.next_look_ns(),
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
+            self.ending_until_ns,
         ];
         // Zero would be no time at all.
         let at = next.into_iter().flatten().min().map_or(0, |at| at.max(1));

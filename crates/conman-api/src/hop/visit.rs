@@ -12,7 +12,7 @@ use conman_auth::Caller;
 use conman_core::no_template;
 use conman_node::StopError;
 use conman_peer::{Node, Waiting, Whereabouts};
-use conman_proto::{FieldError, Generation, Problem, SessionId, StopReport};
+use conman_proto::{FieldError, Generation, Problem, SessionId, SessionState, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::{Method, StatusCode};
 use tokio::time::Instant;
@@ -141,12 +141,18 @@ impl Visit {
                 Step::Unreachable(node) if self.decides() && began.elapsed() < patience => {
                     if waiting.is_none() {
                         let place = self.hop.map.wait_for(&node.node);
-                        waiting = Some(place.ok_or_else(|| crowded(&node))?);
+                        let crowded = || match deleted {
+                            Some(_) => unanswered(&node.why),
+                            None => crowded(&node),
+                        };
+                        waiting = Some(place.ok_or_else(crowded)?);
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     tries = 2;
                 }
+                // It may have been done all the same.
+                Step::Unreachable(node) if deleted.is_some() => return Err(unanswered(&node.why)),
                 Step::Unreachable(node) => return Err(unreachable(&node.why)),
                 // What was known may be out of date; the registry was not asked yet.
                 Step::Refused(_) if tries == 1 => {}
@@ -187,6 +193,9 @@ impl Visit {
             deleted,
         } = known;
         if self.hop.node.is_live(&self.id) {
+            if let Some(deleted) = deleted {
+                return Err(self.begun_anew(deleted, self.hop.map.me()));
+            }
             if self.is_put() {
                 return Ok(self.here_or_elsewhere().await);
             }
@@ -200,23 +209,19 @@ impl Visit {
         }
         let whereabouts = self.hop.map.look(&self.id, &mut fresh).await;
         let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        if let Some(deleted) = deleted {
+            match self.since(deleted, &whereabouts) {
+                Some(ended) => return ended,
+                // It is as it was.
+                None => fresh = true,
+            }
+        }
         if !matches!(whereabouts, Whereabouts::There(_)) {
             // The wait is over; a start may take much longer.
             *waiting = None;
         }
         match whereabouts {
             Whereabouts::There(owner) => match unreached {
-                // The generation that was to be ended has ended, one way or another.
-                _ if deleted.is_some_and(|generation| generation != owner.generation) => {
-                    Err(Kind::NODE_SILENT.because(format!(
-                        "the node that was to end generation {} of session `{}` did not answer, and \
-                         generation {} is on node `{}` by now; look before you repeat it",
-                        deleted.unwrap_or(owner.generation),
-                        self.id,
-                        owner.generation,
-                        owner.node.name
-                    )))
-                }
                 Some(unreached) if unreached.node == owner.node.name => {
                     Ok(Step::Unreachable(unreached))
                 }
@@ -246,6 +251,38 @@ impl Visit {
             return Step::Moved;
         }
         Step::Answer(response)
+    }
+
+    /// What has come of the generation that was to be ended where that is the session's no more: it
+    /// has ended, one way or another, and no later one is to be ended in its place.
+    fn since(&self, deleted: Generation, now: &Whereabouts) -> Option<Result<Step, ApiError>> {
+        let (node, generation) = match now {
+            Whereabouts::Nobody => {
+                let report = StopReport {
+                    id: self.id.clone(),
+                    generation: deleted,
+                    state: SessionState::Stopped,
+                    reason: None,
+                    dead_ms: None,
+                    released_ms: None,
+                };
+                return Some(Ok(Step::Answer(Json(report).into_response())));
+            }
+            Whereabouts::Here { generation } => (self.hop.map.me(), *generation),
+            Whereabouts::There(owner) => (&*owner.node.name, owner.generation),
+            Whereabouts::Released { node, generation } | Whereabouts::Lost { node, generation } => {
+                (node.as_str(), *generation)
+            }
+        };
+        (generation != deleted).then(|| Err(self.begun_anew(deleted, node)))
+    }
+
+    fn begun_anew(&self, deleted: Generation, node: &str) -> ApiError {
+        Kind::NODE_SILENT.because(format!(
+            "the node that was to end generation {deleted} of session `{}` has not said whether it \
+             did, and a later one has begun on node `{node}`; look before you repeat it",
+            self.id
+        ))
     }
 
     /// The same of what another node may start instead.

@@ -7,8 +7,12 @@
 
 use std::io;
 
-use super::Control;
+use super::fencing::MAX_NAMED;
+use super::{Control, boottime_ns};
 use crate::LastHold;
+
+/// How long, besides the time to freeze, what does not freeze has to die of its kill.
+const KILLS_MS: u64 = 10_000;
 
 /// Why the shim does not go on as another program.
 pub(super) const IS_ENDING: &str = "the shim is about to end";
@@ -19,8 +23,10 @@ impl Control {
         if !self.fence.is_armed() || self.fence.holds_nothing() {
             return true;
         }
-        if !self.ending {
-            self.ending = true;
+        if !self.is_ending() {
+            let patience_ms = self.fence.freeze_ms().saturating_add(KILLS_MS);
+            let until_ns = boottime_ns().saturating_add(patience_ms.saturating_mul(1_000_000));
+            self.ending_until_ns = Some(until_ns);
             self.give_up_replacing(IS_ENDING.to_owned());
             self.freeze_all();
             tracing::warn!(
@@ -31,9 +37,31 @@ impl Control {
         self.has_ended()
     }
 
-    /// Whether it was told to end, and nothing runs any more.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ending && self.is_settled()
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending_until_ns.is_some()
+    }
+
+    /// Whether it was told to end, and nothing runs any more, or nothing that could be stopped has by
+    /// now: whoever waits for the end is not helped by waiting for what a disk holds up.
+    pub(super) fn has_ended(&mut self) -> bool {
+        let Some(until_ns) = self.ending_until_ns else {
+            return false;
+        };
+        if self.is_settled() {
+            return true;
+        }
+        if boottime_ns() < until_ns {
+            return false;
+        }
+        let left: Vec<&String> = self.unverified.iter().take(MAX_NAMED).collect();
+        tracing::error!(
+            ?left,
+            "the shim ends though not everything is proven frozen or dead: it was killed, and is held \
+             up in the kernel; see that it dies before another node may take it over"
+        );
+        // Said once.
+        self.ending_until_ns = Some(u64::MAX);
+        true
     }
 
     /// Is the shim no more. Its socket goes first, and the launcher and the sweeper.

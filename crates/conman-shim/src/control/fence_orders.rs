@@ -7,6 +7,9 @@ use super::{Control, boottime_ns, host_error};
 use crate::fence::{KeptFence, slot, whole_ms};
 use crate::protocol::{CallError, Reply};
 
+/// For as long as a thaw without a deadline has one: longer than it takes.
+const THAW_MS: u64 = 60_000;
+
 impl Control {
     pub(super) fn fence_reply(&self) -> Reply {
         Reply::Fence {
@@ -64,11 +67,11 @@ impl Control {
                 None => Ok(self.fence_reply()),
             };
         }
-        if self.ending {
+        if self.is_ending() {
             // It would run without a fence in a moment; the next shim opens its own.
             return Err(CallError::Fenced);
         }
-        let deadline = BootTime(until_ns.map_or(u64::MAX, whole_ms));
+        let deadline = BootTime(until_ns.map_or_else(|| self.later_deadline_ms(), whole_ms));
         let slots = match names {
             Some(names) => names.iter().map(|name| slot(name)).collect(),
             None => self.fence.slots(),
@@ -88,14 +91,22 @@ impl Control {
             self.on_time();
             return Err(error);
         }
-        if was_closed {
-            self.keep_fence();
-        }
         if until_ns.is_none() {
             return self.disarm();
         }
+        if was_closed {
+            self.keep_fence();
+        }
         self.on_time();
         Ok(self.fence_reply())
+    }
+
+    /// For an order without one, which is gone once all is thawed: later than the last, so that it is
+    /// taken, and not for ever, so that the next order is, where not all can be thawed.
+    fn later_deadline_ms(&self) -> u64 {
+        let last = self.fence.kept().map_or(0, |kept| kept.deadline_ms);
+        let soon = whole_ms(boottime_ns()).saturating_add(THAW_MS);
+        soon.max(last.saturating_add(1))
     }
 
     /// Lets go on what is not frozen by itself.

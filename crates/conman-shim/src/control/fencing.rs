@@ -4,6 +4,8 @@ use std::io;
 
 use conman_core::ownership::{FenceAction, FenceEvent, Slot, SlotView};
 
+use rustix::io::Errno;
+
 use super::{Control, boottime_ns};
 use crate::fence::{KeptFence, name_of, slot};
 use crate::ledger::Record;
@@ -17,7 +19,7 @@ const LOOK_NS: u64 = 2_000_000;
 const SLOW_LOOK_NS: u64 = 250_000_000;
 
 /// Of the containers that the fence has killed at once, those that are named.
-const MAX_NAMED: usize = 10;
+pub(super) const MAX_NAMED: usize = 10;
 
 impl Control {
     pub(super) fn fence_state(&self) -> FenceState {
@@ -313,6 +315,8 @@ impl Control {
 pub(super) fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // It was removed between its file's opening and the write.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(()),
         done => done,
     }
 }

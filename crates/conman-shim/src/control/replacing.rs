@@ -80,7 +80,7 @@ impl Control {
             program: program.display().to_string(),
             reason,
         };
-        if self.ending {
+        if self.is_ending() {
             return Err(refused(IS_ENDING.to_owned()));
         }
         if self.replacing.is_some() {

@@ -143,7 +143,7 @@ impl Control {
             program: std::env::current_exe()?,
             replacing: None,
             replacements: 0,
-            ending: false,
+            ending_until_ns: None,
             unprotected: Vec::new(),
         })
     }

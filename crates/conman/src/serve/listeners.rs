@@ -33,9 +33,16 @@ pub(super) struct Listeners {
     pub(super) admin: AdminSocket,
 }
 
+fn in_use(what: &str, field: &str, address: SocketAddr) -> String {
+    format!("cannot listen on {address} for {what}; change `listen.{field}`, or stop what uses it")
+}
+
 /// The socket for other nodes: bound, and refusing until it is served. Who is refused waits for the node,
 /// and who is let wait by the kernel would take it for one that does not answer.
-pub(super) struct PeersSocket(OwnedFd);
+pub(super) struct PeersSocket {
+    socket: OwnedFd,
+    address: SocketAddr,
+}
 
 impl PeersSocket {
     fn bind(address: SocketAddr) -> std::io::Result<Self> {
@@ -47,12 +54,14 @@ impl PeersSocket {
         // As the standard library does it: connections of an earlier daemon are no hindrance.
         set_socket_reuseaddr(&socket, true)?;
         bind(&socket, &address)?;
-        Ok(Self(socket))
+        Ok(Self { socket, address })
     }
 
-    pub(super) fn listen(self) -> std::io::Result<std::net::TcpListener> {
-        listen(&self.0, PEERS_BACKLOG)?;
-        Ok(self.0.into())
+    pub(super) fn listen(self) -> Result<std::net::TcpListener> {
+        // Another one may have been bound to it as well, and listens by now.
+        listen(&self.socket, PEERS_BACKLOG)
+            .with_context(|| in_use("other nodes", "peers", self.address))?;
+        Ok(self.socket.into())
     }
 }
 
@@ -68,11 +77,6 @@ pub(super) struct SocketPath(PathBuf);
 impl Listeners {
     pub(super) async fn bind(config: &Config) -> Result<Self> {
         let listen = &config.listen;
-        let in_use = |what: &str, field: &str, address: SocketAddr| {
-            format!(
-                "cannot listen on {address} for {what}; change `listen.{field}`, or stop what uses it"
-            )
-        };
         let api = TcpListener::bind(listen.api)
             .await
             .with_context(|| in_use("the API", "api", listen.api))?;
@@ -212,7 +216,7 @@ mod tests {
     fn the_port_for_other_nodes_is_taken_at_once_and_refuses_until_it_is_served() {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let socket = PeersSocket::bind(any).expect("bound");
-        let bound = rustix::net::getsockname(&socket.0).expect("bound");
+        let bound = rustix::net::getsockname(&socket.socket).expect("bound");
         let address = SocketAddr::try_from(bound).expect("an address of IP");
         let refused = TcpStream::connect(address).expect_err("nobody serves it");
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);

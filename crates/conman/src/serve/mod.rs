@@ -259,7 +259,7 @@ async fn serve(
     // Only who serves it has it: nobody is let wait where nobody comes any more.
     drop(listeners.sessions);
     let peers = listeners.peers.map(|socket| {
-        let listener = socket.listen().context("cannot listen for other nodes")?;
+        let listener = socket.listen()?;
         let router = conman_api::router(api.clone(), Listener::Peers);
         let serving = (router, options.clone(), closing.clone());
         peers::start(&config, listener, &credentials, &node, serving)
