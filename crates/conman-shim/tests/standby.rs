@@ -3,11 +3,11 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use conman_linux::{PidFd, Signal};
-use conman_shim::Request;
+use conman_shim::{Client, Launched, Request};
 
 use support::fencing::{arm, is_fenced, unfence};
 use support::{SOON, Shim, available, boottime_ns, copy_program, until, wait_dead, write_program};
@@ -93,32 +93,75 @@ fn of_two_shims_on_standby_one_at_a_time_succeeds_one_that_dies() {
     wait_dead(&kept);
 }
 
+/// A shim with a container, and one on standby for it, by a program of its own.
+struct Succession {
+    standby: Standby,
+    client: Client,
+    kept: Launched,
+    program: PathBuf,
+    // Last: whoever serves in its place ends before its directory goes.
+    shim: Shim,
+}
+
+impl Succession {
+    fn prepare(script: &str) -> Self {
+        let shim = Shim::start();
+        let mut client = shim.client();
+        let kept = client.launch(shim.spec("kept.1", script));
+        let program = shim.path("program");
+        copy_program(Path::new(PROGRAM), &program);
+        let standby = Standby::begin(&program, &shim.socket(), &shim);
+        Self {
+            kept: kept.expect("launched"),
+            shim,
+            client,
+            program,
+            standby,
+        }
+    }
+
+    /// Puts another program in the place of the one that stands by.
+    fn put(&self, make: impl FnOnce(&Path)) {
+        let newer = self.shim.path("newer");
+        make(&newer);
+        fs::rename(&newer, &self.program).expect("put in place");
+    }
+
+    fn put_shim(&self) {
+        self.put(|path| copy_program(Path::new(PROGRAM), path));
+    }
+
+    /// The one that stands by serves.
+    fn succeed(&mut self) {
+        kill(&mut self.shim);
+        self.client = self.shim.client();
+        assert_eq!(self.client.shim_pid(), self.standby.pid());
+    }
+
+    /// What the one that stood by runs by now.
+    fn runs(&self) -> PathBuf {
+        let link = format!("/proc/{}/exe", self.standby.pid());
+        fs::read_link(link).expect("it lives")
+    }
+
+    fn end(mut self) {
+        self.client.ask(Request::KillAll).expect("killed");
+        wait_dead(&self.kept);
+    }
+}
+
 #[test]
 fn a_shim_on_standby_begins_as_the_program_that_was_put_in_place_meanwhile() {
     if !available() {
         return;
     }
-    let mut shim = Shim::start();
-    let mut client = shim.client();
-    let kept = client
-        .launch(shim.spec("kept.1", "exec sleep 1000"))
-        .expect("launched");
-    let program = shim.path("program");
-    copy_program(Path::new(PROGRAM), &program);
-    let standby = Standby::begin(&program, &shim.socket(), &shim);
-    let newer = shim.path("newer");
-    copy_program(Path::new(PROGRAM), &newer);
-    fs::rename(&newer, &program).expect("put in place");
-    let runs = format!("/proc/{}/exe", standby.pid());
-    let runs = || fs::read_link(&runs).expect("it lives");
-    assert_ne!(runs(), program, "it runs what was removed");
-    kill(&mut shim);
-    let mut client = shim.client();
-    assert_eq!(client.shim_pid(), standby.pid());
+    let mut both = Succession::prepare("exec sleep 1000");
+    both.put_shim();
+    assert_ne!(both.runs(), both.program, "it runs what was removed");
+    both.succeed();
     // A moment after it serves.
-    assert!(until(|| runs() == program), "it stays what it was");
-    client.ask(Request::KillAll).expect("killed");
-    wait_dead(&kept);
+    assert!(until(|| both.runs() == both.program), "it stays");
+    both.end();
 }
 
 #[test]
@@ -126,39 +169,29 @@ fn a_shim_on_standby_closes_a_fence_that_is_due_before_it_asks_the_program_in_it
     if !available() {
         return;
     }
-    let mut shim = Shim::start();
-    let mut client = shim.client();
-    let kept = client
-        .launch(shim.spec("kept.1", "exec sleep 1000"))
-        .expect("launched");
-    let (program, newer, asked) = (shim.path("program"), shim.path("newer"), shim.path("asked"));
-    copy_program(Path::new(PROGRAM), &program);
-    let standby = Standby::begin(&program, &shim.socket(), &shim);
+    let mut both = Succession::prepare("exec sleep 1000");
     // Is not as quick as any answer could be, and keeps what the fence was when it was asked.
-    let (state, draft) = (shim.path("shim.state"), shim.path("draft"));
+    let path = |name: &str| both.shim.path(name);
+    let (state, draft, asked) = (path("shim.state"), path("draft"), path("asked"));
     let script = format!(
         "#!/bin/sh\ncp {} {draft} && mv {draft} {}\nexec sleep 1000\n",
         state.display(),
         asked.display(),
         draft = draft.display()
     );
-    write_program(&newer, script.as_bytes());
-    fs::rename(&newer, &program).expect("put in place");
-    let deadline = arm(&mut client, 1_000);
-    let dying = PidFd::open(client.shim_pid()).expect("it lives");
+    both.put(|path| write_program(path, script.as_bytes()));
+    let deadline = arm(&mut both.client, 1_000);
+    let dying = PidFd::open(both.client.shim_pid()).expect("it lives");
     dying.signal(Signal::STOP).expect("stopped");
     assert!(until(|| boottime_ns() > deadline));
-    kill(&mut shim);
+    both.succeed();
     assert!(until(|| asked.exists()), "it does not ask");
-    let mut client = shim.client();
-    assert_eq!(client.shim_pid(), standby.pid());
-    assert!(is_fenced(&mut client));
+    assert!(is_fenced(&mut both.client));
     let then = fs::read_to_string(&asked).expect("kept");
     let fence = then.lines().rfind(|line| line.contains("deadline_ms"));
     let fence = fence.expect("it is armed");
     assert!(!fence.contains("\"fired_ms\":null"), "{fence}");
-    client.ask(Request::KillAll).expect("killed");
-    wait_dead(&kept);
+    both.end();
 }
 
 #[test]
@@ -166,33 +199,21 @@ fn a_shim_on_standby_that_cannot_read_what_a_later_one_wrote_keeps_all_frozen_fo
     if !available() {
         return;
     }
-    let mut shim = Shim::start();
-    let mut client = shim.client();
-    let kept = client
-        .launch(shim.spec("kept.1", "while :; do echo ran; sleep 0.02; done"))
-        .expect("launched");
-    let (program, newer) = (shim.path("program"), shim.path("newer"));
-    copy_program(Path::new(PROGRAM), &program);
-    let standby = Standby::begin(&program, &shim.socket(), &shim);
-    copy_program(Path::new(PROGRAM), &newer);
-    fs::rename(&newer, &program).expect("put in place");
-    let state = shim.path("shim.state");
+    let mut both = Succession::prepare("while :; do echo ran; sleep 0.02; done");
+    both.put_shim();
+    let state = both.shim.path("shim.state");
     let written = fs::read_to_string(&state).expect("read");
     let later = written.replacen("\"version\":1,", "\"version\":99,", 1);
     assert_ne!(later, written);
     fs::write(&state, later).expect("written");
-    kill(&mut shim);
-    let mut client = shim.client();
-    assert_eq!(client.shim_pid(), standby.pid());
-    let runs = format!("/proc/{}/exe", standby.pid());
-    let runs = || fs::read_link(&runs).expect("it lives");
-    assert!(until(|| runs() == program), "it stays what it was");
-    assert!(is_fenced(&mut client));
-    let length = shim.log("kept.1").len();
-    client.ask(unfence(None)).expect("opened");
-    assert!(until(|| shim.log("kept.1").len() > length), "it stands");
-    client.ask(Request::KillAll).expect("killed");
-    wait_dead(&kept);
+    both.succeed();
+    assert!(until(|| both.runs() == both.program), "it stays");
+    assert!(is_fenced(&mut both.client));
+    let length = both.shim.log("kept.1").len();
+    both.client.ask(unfence(None)).expect("opened");
+    let goes_on = || both.shim.log("kept.1").len() > length;
+    assert!(until(goes_on), "it stands");
+    both.end();
 }
 
 #[test]
@@ -200,35 +221,21 @@ fn a_shim_on_standby_does_not_wait_for_a_program_that_does_not_answer() {
     if !available() {
         return;
     }
-    let mut shim = Shim::start();
-    let mut client = shim.client();
-    let kept = client
-        .launch(shim.spec("kept.1", "exec sleep 1000"))
-        .expect("launched");
-    let (program, newer) = (shim.path("program"), shim.path("newer"));
-    copy_program(Path::new(PROGRAM), &program);
-    let standby = Standby::begin(&program, &shim.socket(), &shim);
-    write_program(&newer, b"#!/bin/sh\nexec sleep 1000\n");
-    fs::rename(&newer, &program).expect("put in place");
-    kill(&mut shim);
-    let mut client = shim.client();
-    assert_eq!(client.shim_pid(), standby.pid());
+    let mut both = Succession::prepare("exec sleep 1000");
+    both.put(|path| write_program(path, b"#!/bin/sh\nexec sleep 1000\n"));
+    both.succeed();
     // It serves while it asks; or has given that up, and asks because it is told to.
     let replace = Request::Replace { program: None };
-    let error = client
-        .ask(replace.clone())
-        .expect_err("refused")
-        .to_string();
+    let refused = both.client.ask(replace.clone()).expect_err("refused");
+    let error = refused.to_string();
     let asks = ["is under way", "does not answer"];
     assert!(asks.iter().any(|what| error.contains(what)), "{error}");
     // The right one has its turn once the other is given up.
-    copy_program(Path::new(PROGRAM), &newer);
-    fs::rename(&newer, &program).expect("put in place");
-    assert!(until(|| client.ask(replace.clone()).is_ok()), "it stays");
-    let runs = fs::read_link(format!("/proc/{}/exe", standby.pid()));
-    assert_eq!(runs.expect("it lives"), program);
-    client.ask(Request::KillAll).expect("killed");
-    wait_dead(&kept);
+    both.put_shim();
+    let replaced = until(|| both.client.ask(replace.clone()).is_ok());
+    assert!(replaced, "it stays");
+    assert_eq!(both.runs(), both.program);
+    both.end();
 }
 
 #[test]
@@ -238,22 +245,11 @@ fn a_shim_on_standby_stays_what_it_is_where_no_shim_was_put_in_its_place() {
     }
     let whole = fs::read(PROGRAM).expect("read");
     let cut = &whole[..whole.len() / 2];
-    for (what, bytes) in [("cut short", cut), ("another program", b"#!/bin/true\n")] {
-        let mut shim = Shim::start();
-        let mut client = shim.client();
-        let kept = client
-            .launch(shim.spec("kept.1", "exec sleep 1000"))
-            .expect("launched");
-        let (program, newer) = (shim.path("program"), shim.path("newer"));
-        copy_program(Path::new(PROGRAM), &program);
-        let standby = Standby::begin(&program, &shim.socket(), &shim);
-        write_program(&newer, bytes);
-        fs::rename(&newer, &program).expect("put in place");
-        kill(&mut shim);
-        let mut client = shim.client();
-        assert_eq!(client.shim_pid(), standby.pid(), "{what}");
-        client.ask(Request::KillAll).expect("killed");
-        wait_dead(&kept);
+    for bytes in [cut, b"#!/bin/true\n"] {
+        let mut both = Succession::prepare("exec sleep 1000");
+        both.put(|path| write_program(path, bytes));
+        both.succeed();
+        both.end();
     }
 }
 

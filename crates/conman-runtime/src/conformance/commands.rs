@@ -217,13 +217,7 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
     read_until(&mut io, &mut seen, "begun").await;
     // Waits for the command, too: it is a process of the namespace.
     container.kill();
-    assert!(
-        stage
-            .runtime()
-            .pids(&container.key)
-            .expect("seen")
-            .is_empty()
-    );
+    assert!(stage.pids(&container.key).is_empty());
     let status = within(PATIENCE, "the command's end", async {
         while io.output.recv().await.is_some() {}
         io.status.await.expect("the end is told")
@@ -234,7 +228,7 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
 
 pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
     let container = stage.run_idle("alice").await;
-    let before = stage.runtime().pids(&container.key).expect("seen");
+    let before = stage.pids(&container.key);
     let script = "sleep 1000 & echo begun; sleep 1000; true";
     let size = TerminalSize {
         columns: 80,
@@ -254,7 +248,7 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         within(PATIENCE, "the kill", io.kill.kill())
             .await
             .expect("it is killed");
-        let mut left = stage.runtime().pids(&container.key).expect("seen");
+        let mut left = stage.pids(&container.key);
         left.retain(|pid| {
             PidFd::open(*pid).is_ok_and(|process| !process.is_dead().unwrap_or(true))
         });

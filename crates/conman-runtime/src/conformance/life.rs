@@ -6,7 +6,7 @@ use crate::RuntimeError;
 pub async fn a_created_container_has_no_process(stage: &Stage) {
     let plan = stage.plan("alice", &["sleep", "1000"]);
     let container_id = stage.runtime().create(&plan).await.expect("created");
-    assert!(stage.runtime().pids(&plan.key).expect("seen").is_empty());
+    assert!(stage.pids(&plan.key).is_empty());
     let found = stage
         .runtime()
         .find(&plan.key)
@@ -22,13 +22,7 @@ pub async fn a_created_container_has_no_process(stage: &Stage) {
 pub async fn a_started_container_has_an_init_that_the_kernel_knows_as_its_own(stage: &Stage) {
     let container = stage.run_idle("alice").await;
     let other = stage.run_idle("bob").await;
-    assert!(
-        stage
-            .runtime()
-            .pids(&container.key)
-            .expect("seen")
-            .contains(&container.pid)
-    );
+    assert!(stage.pids(&container.key).contains(&container.pid));
     assert!(!stage.runtime().owns_pid(&container.key, other.pid));
     assert!(
         !stage
@@ -119,17 +113,11 @@ pub async fn a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_co
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000; true";
     let container = stage.run(&stage.plan("alice", &["sh", "-c", script])).await;
     until("a shell and three sleeps", || {
-        (stage.runtime().pids(&container.key).expect("seen").len() >= 4).then_some(())
+        (stage.pids(&container.key).len() >= 4).then_some(())
     })
     .await;
     container.kill();
-    assert!(
-        stage
-            .runtime()
-            .pids(&container.key)
-            .expect("seen")
-            .is_empty()
-    );
+    assert!(stage.pids(&container.key).is_empty());
     assert_eq!(
         stage.runtime().exit_code(&container.key, PATIENCE).await,
         Some(137)
@@ -173,15 +161,7 @@ pub async fn a_start_of_a_program_that_does_not_exist_is_refused(stage: &Stage) 
             } => assert_eq!((command.as_str(), *exit_code), (program, expected)),
             other => panic!("{other}"),
         }
-        until("its end", || {
-            stage
-                .runtime()
-                .pids(&plan.key)
-                .expect("seen")
-                .is_empty()
-                .then_some(())
-        })
-        .await;
+        until("its end", || stage.pids(&plan.key).is_empty().then_some(())).await;
         stage
             .runtime()
             .remove(&[plan.key])
@@ -301,25 +281,20 @@ pub async fn a_start_without_an_answer_is_found_by_its_processes(stage: &Stage) 
     // One that was there for the start alone may be gone by the next look.
     until("a process of the lost start", || {
         let runtime = stage.runtime();
-        let mut pids = runtime.pids(&plan.key).expect("seen").into_iter();
+        let mut pids = stage.pids(&plan.key).into_iter();
         pids.find(|pid| runtime.owns_pid(&plan.key, *pid))
     })
     .await;
     // Until nothing comes up any more: the start may have been answered to nobody at any point.
     until("the end of the lost start", || {
-        for pid in stage.runtime().pids(&plan.key).expect("seen") {
+        for pid in stage.pids(&plan.key) {
             if let Ok(pidfd) = PidFd::open(pid)
                 && stage.runtime().owns_pid(&plan.key, pid)
             {
                 pidfd.kill().expect("the signal is sent");
             }
         }
-        stage
-            .runtime()
-            .pids(&plan.key)
-            .expect("seen")
-            .is_empty()
-            .then_some(())
+        stage.pids(&plan.key).is_empty().then_some(())
     })
     .await;
 }

@@ -68,6 +68,12 @@ impl Stage {
         &*self.runtime
     }
 
+    /// Every process of a container.
+    #[must_use]
+    pub fn pids(&self, key: &ContainerKey) -> Vec<i32> {
+        self.runtime.pids(key).expect("the host shows its cgroups")
+    }
+
     #[must_use]
     pub fn instance(&self) -> &Instance {
         &self.instance

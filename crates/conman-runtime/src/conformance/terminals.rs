@@ -131,7 +131,7 @@ pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
     viewer.types("echo begun-$((6 * 7)); sleep 1000\n").await;
     viewer.sees("begun-42").await;
     let sleeps = || {
-        let pids = stage.runtime().pids(&plan.key).expect("seen");
+        let pids = stage.pids(&plan.key);
         let name = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         pids.iter()
             .any(|pid| name(pid).starts_with(b"sleep\x001000"))
@@ -142,7 +142,7 @@ pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
     viewer.sees("alive-42 130").await;
     viewer.types("sleep 1001\n").await;
     until("another job", || {
-        let pids = stage.runtime().pids(&plan.key).expect("seen");
+        let pids = stage.pids(&plan.key);
         let name = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let found = pids
             .iter()
@@ -326,7 +326,7 @@ pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage)
     if !keeps_commands(stage, key).await {
         return;
     }
-    let before = stage.runtime().pids(key).expect("seen");
+    let before = stage.pids(key);
     let plan = ExecPlan {
         tty: Some(SIZE),
         ..command(&["sh", "-c", "sleep 1000 & sleep 1000; true"])
@@ -334,11 +334,11 @@ pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage)
     let kept = stage.runtime().keep_exec(key, plan).await.expect("begun");
     let viewer = Viewer::attach(stage.runtime(), key, Some(kept.id), ANYWAY).await;
     until("its processes", || {
-        (stage.runtime().pids(key).expect("seen").len() == before.len() + 3).then_some(())
+        (stage.pids(key).len() == before.len() + 3).then_some(())
     })
     .await;
     stage.runtime().end_exec(key, kept.id).await.expect("ended");
-    assert_eq!(stage.runtime().pids(key).expect("seen"), before);
+    assert_eq!(stage.pids(key), before);
     let (code, _) = viewer.end().await;
     assert_eq!(code, Some(137));
     assert_eq!(stage.runtime().kept_execs(key).await.expect("none"), []);
