@@ -218,7 +218,6 @@ async fn who_comes_back_while_the_owners_daemon_ends_waits_for_the_next_one() {
     // It has begun once something that was sent later is answered.
     let answered = client.ask();
     client.answered(answered).await;
-    owner.signal_daemon(Signal::TERM).expect("told");
     let (came, ()) = tokio::join!(client.comes_back(), async {
         owner.end_daemon().await.expect("it ends");
         owner.start().expect("started");
