@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
-use conman_core::{EndCause, FENCED, LOST};
+use conman_core::{DRAINED, EndCause, FENCED, LOST};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
@@ -175,6 +176,7 @@ async fn release_gone(
     found: &[(SessionRecord, Finding)],
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
+    let told = told(context).await;
     let gone = found
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
@@ -183,7 +185,11 @@ async fn release_gone(
             let release = Release {
                 id: record.id.clone(),
                 generation: record.generation,
-                ending: gone_ending(record, *fenced.as_ref().unwrap_or(&false)),
+                ending: gone_ending(
+                    record,
+                    *fenced.as_ref().unwrap_or(&false),
+                    told.get(&key(record)),
+                ),
             };
             (release, fenced.is_ok())
         });
@@ -233,6 +239,21 @@ fn key(record: &SessionRecord) -> ContainerKey {
     }
 }
 
+/// Whom an earlier daemon told to go for the node's sake, and why.
+async fn told(context: &Context) -> HashMap<ContainerKey, String> {
+    let told = context.drain.told.clone();
+    let read = tokio::task::spawn_blocking(move || told.read()).await;
+    read.unwrap_or_else(|error| Err(io::Error::other(error)))
+        .unwrap_or_else(|error| {
+            tracing::warn!(
+                %error,
+                "cannot read whom an earlier daemon's drain told to go; what obeyed while no daemon \
+                 ran counts as ended by itself, and is not restarted on another node"
+            );
+            HashMap::new()
+        })
+}
+
 /// Whether what was not to end was killed by the fence, which goes on without a daemon.
 async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
     let was_to_live = matches!(
@@ -248,13 +269,17 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// A session whose process went while no daemon looked. Nobody knows its exit code.
-fn gone_ending(record: &SessionRecord, fenced: bool) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, booted_anew())
         }
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
+        }
+        RecordState::Running { .. } | RecordState::Starting if told.is_some() => {
+            let why = told.map_or(DRAINED, String::as_str);
+            (false, EndCause::Drained, why.to_owned())
         }
         RecordState::Running { .. } => {
             let reason = "it ended while conman was not running".to_owned();

@@ -11,7 +11,7 @@
 //! drain is not forgotten. What was ordered to stop is not taken back by an undrain.
 //!
 //! A file in the state directory says that the node is draining, so that a daemon that is
-//! restarted in the middle goes on with it.
+//! restarted in the middle goes on with it; another one says whom it has told to go.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
@@ -26,6 +26,7 @@ use conman_proto::{
     DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
     SessionId, SessionState, Unreleased,
 };
+use conman_runtime::ContainerKey;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -36,6 +37,7 @@ use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
+use crate::told::Told;
 
 /// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
 /// to hold up all others, few enough for the other nodes to start them as fast.
@@ -104,6 +106,7 @@ impl Order {
 pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
     file: PathBuf,
+    pub(crate) told: Told,
     /// Locked while the file and `current` are changed together, which only this does.
     changing: tokio::sync::Mutex<()>,
 }
@@ -124,6 +127,7 @@ impl Drain {
         Self {
             current: Mutex::default(),
             file: state_dir.join("drain.json"),
+            told: Told::new(state_dir),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -178,9 +182,19 @@ pub(crate) async fn drain(
     }
     let order = Order::of(request);
     let written = serde_json::to_vec(&order).map_err(io::Error::other);
-    let file = context.drain.file.clone();
+    let (file, told) = (context.drain.file.clone(), context.drain.told.clone());
+    // Who was told by a drain that was taken back may still obey.
+    let nobody_obeys = !context
+        .sessions
+        .live()
+        .iter()
+        .any(|one| one.leaving.is_told());
     write_down(context, move || {
-        written.and_then(|bytes| replace(&file, &bytes))
+        let bytes = written?;
+        if nobody_obeys {
+            told.clear()?;
+        }
+        replace(&file, &bytes)
     })
     .await?;
     begin(context, order);
@@ -377,6 +391,7 @@ async fn take_turn(
             cause: EndCause::Drained,
             why: why.clone(),
         });
+        note_told(&context, &handle, &why).await;
         match process.signal(signal) {
             Ok(_) => {
                 let gone = handle.wait_for(|view| view.process.is_none());
@@ -407,6 +422,27 @@ async fn take_turn(
             moved.map_or(Outcome::Released, Outcome::Moved)
         }
         _ => Outcome::Released,
+    }
+}
+
+/// For the next daemon, should this one be gone before the program is.
+async fn note_told(context: &Context, handle: &SessionHandle, why: &str) {
+    let Some(generation) = handle.generation() else {
+        return;
+    };
+    let key = ContainerKey {
+        session: handle.id.clone(),
+        generation,
+    };
+    let (told, why) = (context.drain.told.clone(), why.to_owned());
+    let noted = tokio::task::spawn_blocking(move || told.note(&key, &why)).await;
+    if let Err(error) = noted.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        tracing::warn!(
+            session = %handle.id,
+            %error,
+            "it is not written down that it was told to go: should this daemon end before it, it \
+             counts as ended by itself"
+        );
     }
 }
 

@@ -61,6 +61,7 @@ mod runtime_health;
 mod session;
 mod sessions;
 mod stuck;
+mod told;
 mod view;
 
 pub use attached::{Attached, Presence};

@@ -3,14 +3,17 @@
 mod stage;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::EndCause;
+use conman_linux::PidFd;
 use conman_node::{EnsureError, NotHere, Relocate, RouteError};
 use conman_proto::{
     DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss, SessionId,
     SessionRequest, SessionState,
 };
+use conman_registry::RecordState;
 use futures_util::FutureExt as _;
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
 use tokio::sync::Semaphore;
@@ -228,6 +231,55 @@ fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
     assert_eq!(record.state.end_cause(), Some(EndCause::Drained));
     let shown = daemon.show("polite");
     assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
+}
+
+#[test]
+fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let file = |name: &str| stage.state.path().join(name);
+    // It has been told, and obeys once the daemon is gone.
+    let slow = format!(
+        "trap ': >{}; while ! [ -e {} ]; do sleep 0.05; done; exit 0' TERM; : >{}; \
+         while :; do sleep 0.05; done",
+        file("told").display(),
+        file("obey").display(),
+        file("ready").display()
+    );
+    let first = daemon.start("first", &program(&slow));
+    let first = PidFd::open(first.pid.expect("a process")).expect("alive");
+    let other = daemon.start("other", &idle());
+    let other = PidFd::open(other.pid.expect("a process")).expect("alive");
+    eventually("the trap to be set", || {
+        file("ready").exists().then_some(())
+    });
+    eventually("the records to say running", || {
+        let is_running = |id| matches!(daemon.record(id).state, RecordState::Running { .. });
+        (is_running("first") && is_running("other")).then_some(())
+    });
+    // One at a time: the one that nobody told ends by itself. The order is by name.
+    let in_turn = DrainRequest {
+        signal: Some("SIGTERM".to_owned()),
+        grace_ms: Some(3_600_000),
+        parallel: Some(1),
+        ..request()
+    };
+    daemon.run(daemon.node.drain(&in_turn)).expect("it begins");
+    eventually("one to be told", || file("told").exists().then_some(()));
+    daemon.vanish();
+    std::fs::write(file("obey"), "").expect("written");
+    assert!(other.kill().expect("sent"));
+    for process in [first, other] {
+        assert!(process.wait_dead(Duration::from_secs(30)).expect("polled"));
+    }
+
+    let daemon = stage.boot();
+    let record = daemon.record("first");
+    assert_eq!(record.state.end_cause(), Some(EndCause::Drained));
+    let shown = daemon.show("first");
+    assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
+    let record = daemon.record("other");
+    assert_eq!(record.state.end_cause(), Some(EndCause::Exited));
 }
 
 #[test]
