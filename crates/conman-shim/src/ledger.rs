@@ -113,8 +113,8 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// What an earlier shim of this boot left, and why that may not be all. Nothing where there was
-    /// none, which is a reason for doubt, too, when containers live.
-    pub(crate) fn read(path: &Path, boot_id: &str) -> io::Result<(Kept, Option<String>)> {
+    /// none, or one of a later form, which are reasons for doubt, too, when containers live.
+    pub(crate) fn read(path: &Path, boot_id: &str) -> (Kept, Option<String>) {
         let doubt = |reason: &str| {
             (
                 Kept::default(),
@@ -126,19 +126,17 @@ impl Ledger {
             File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(doubt("is missing"));
+                return doubt("is missing");
             }
-            Err(error) => return Ok(doubt(&format!("cannot be read: {error}"))),
+            Err(error) => return doubt(&format!("cannot be read: {error}")),
             Ok(_) if text.len() as u64 > MAX_BYTES => {
-                return Ok(doubt("is larger than a shim writes it"));
+                return doubt("is larger than a shim writes it");
             }
             Ok(_) => {}
         }
-        let (kept, reason) = parse(&text, boot_id).map_err(|reason| refused(path, reason))?;
-        Ok((
-            kept,
-            reason.map(|reason| format!("{} {reason}", path.display())),
-        ))
+        let (kept, reason) = parse(&text, boot_id);
+        let reason = reason.map(|reason| format!("{} {reason}", path.display()));
+        (kept, reason)
     }
 
     /// To be written before it counts what is added.
@@ -227,19 +225,20 @@ fn write_line(bytes: &mut Vec<u8>, line: &LineRef<'_>) -> io::Result<()> {
 }
 
 /// Beside what the lines say, why that may not be all.
-fn parse(text: &[u8], boot_id: &str) -> Result<(Kept, Option<&'static str>), &'static str> {
+fn parse(text: &[u8], boot_id: &str) -> (Kept, Option<&'static str>) {
     let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Line>(head) {
         Ok(Record::Head { version, .. }) if version > VERSION => {
-            return Err("is of a later version than this shim can read");
+            // Better everything frozen than nobody who watches over it.
+            return (Kept::default(), Some("is of a later version of conman"));
         }
         // Nothing of an earlier boot lives.
         Ok(Record::Head { boot_id: of, .. }) if of != boot_id => {
-            return Ok((Kept::default(), Some("is of an earlier boot")));
+            return (Kept::default(), Some("is of an earlier boot"));
         }
         Ok(Record::Head { .. }) => {}
-        _ => return Ok((Kept::default(), Some("does not begin as a shim writes it"))),
+        _ => return (Kept::default(), Some("does not begin as a shim writes it")),
     }
     let mut kept = Kept::default();
     // Only the last line may be cut: nothing was done yet that relied on it.
@@ -255,17 +254,7 @@ fn parse(text: &[u8], boot_id: &str) -> Result<(Kept, Option<&'static str>), &'s
         }
     }
     doubtful |= unreadable && text.last() == Some(&b'\n');
-    Ok((kept, doubtful.then_some("has lines that no shim wrote")))
-}
-
-fn refused(path: &Path, reason: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!(
-            "{} {reason}; it names what runs: remove it only when no container is left",
-            path.display()
-        ),
-    )
+    (kept, doubtful.then_some("has lines that no shim wrote"))
 }
 
 fn is_in_memory(file: &File) -> bool {
@@ -309,7 +298,7 @@ mod tests {
             ledger.append(&line).expect("written");
         }
         ledger.append(&Record::Drop { name: "c" }).expect("written");
-        let kept = Ledger::read(&path, "boot").expect("read").0;
+        let kept = Ledger::read(&path, "boot").0;
         let names: Vec<_> = kept.containers.keys().map(String::as_str).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(
@@ -336,9 +325,9 @@ mod tests {
             container: &one,
         };
         ledger.append(&line).expect("written");
-        let kept = Ledger::read(&path, "boot").expect("read").0;
+        let kept = Ledger::read(&path, "boot").0;
         assert_eq!(kept.containers.len(), 2);
-        let kept = Ledger::read(&path, "another").expect("read").0;
+        let kept = Ledger::read(&path, "another").0;
         assert!(kept.containers.is_empty());
     }
 
@@ -346,7 +335,7 @@ mod tests {
     fn what_may_not_be_all_is_told_and_a_last_line_that_was_cut_is_none_of_that() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");
-        let doubt = || Ledger::read(&path, "boot").expect("read").1;
+        let doubt = || Ledger::read(&path, "boot").1;
         assert!(doubt().expect("missing").contains("is missing"));
         let mut ledger = written(&path);
         assert_eq!(doubt(), None);
@@ -367,13 +356,13 @@ mod tests {
     }
 
     #[test]
-    fn a_later_form_is_refused_rather_than_forgotten() {
+    fn a_later_form_is_a_reason_for_doubt() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");
         std::fs::write(&path, "{\"head\":{\"version\":99,\"boot_id\":\"boot\"}}\n")
             .expect("written");
-        let error = Ledger::read(&path, "boot").expect_err("too new");
-        assert!(error.to_string().contains("later version"), "{error}");
+        let doubt = Ledger::read(&path, "boot").1.expect("too new");
+        assert!(doubt.contains("later version"), "{doubt}");
     }
 
     proptest! {
@@ -382,7 +371,7 @@ mod tests {
             let _ = parse(&bytes, "boot");
             let mut text = b"{\"head\":{\"version\":1,\"boot_id\":\"boot\"}}\n".to_vec();
             text.extend(bytes);
-            prop_assert!(parse(&text, "boot").is_ok());
+            let _ = parse(&text, "boot");
         }
     }
 }

@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::time::Duration;
 
 use conman_linux::{Cgroups, Freezer, PidFd, Signal};
 use conman_shim::{Client, ClientError, FenceState, Request};
@@ -12,6 +13,9 @@ use support::{Shim, available, hosts, launcher, until, wait_dead};
 
 /// Long after the test, and before the one of [`unfence`], which is to be later.
 const AFTER_MS: u64 = 50_000;
+
+/// Bound on an end on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const RUNS_ON: &str = "while :; do echo ran; sleep 0.02; done";
 
@@ -109,6 +113,29 @@ fn waited_on(flags: &[&str], freezer: &Freezer) {
     assert!(is_fenced(&mut client));
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&launched);
+}
+
+#[test]
+fn a_shim_that_is_told_to_end_does_not_wait_for_good_for_what_nobody_can_prove() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start_with(&[]);
+    let mut client = shim.client();
+    arm(&mut client, AFTER_MS);
+    let late = unprovable(&shim, &mut client);
+    terminate(&shim);
+    assert!(until(|| is_closed(&mut client)), "its fence stays open");
+    // Some ten seconds after it began to kill.
+    let process = process(&shim);
+    assert!(process.wait_dead(PATIENCE).expect("polled"), "it waits");
+    wait_ended(&mut shim);
+    shim.succeed();
+    let mut client = shim.client();
+    assert!(is_closed(&mut client), "who succeeds opens it");
+    client
+        .ask(Request::NotStarted { name: late })
+        .expect("it is over");
 }
 
 /// The name of somebody else's start that nobody can see frozen: its cgroup is gone.

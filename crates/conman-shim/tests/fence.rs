@@ -156,7 +156,7 @@ fn a_shim_that_lost_its_state_begins_closed_if_anything_lives() {
     if !available() {
         return;
     }
-    let damages: [(&str, Damage); 4] = [
+    let damages: [(&str, Damage); 5] = [
         ("missing", |path| {
             std::fs::remove_file(path).expect("removed");
         }),
@@ -170,6 +170,12 @@ fn a_shim_that_lost_its_state_begins_closed_if_anything_lives() {
             let damaged = state.replacen("fence", "fenze", 1);
             assert_ne!(damaged, state);
             std::fs::write(path, damaged).expect("written");
+        }),
+        ("of a later form", |path| {
+            let state = std::fs::read_to_string(path).expect("read");
+            let later = state.replacen("\"version\":1,", "\"version\":99,", 1);
+            assert_ne!(later, state);
+            std::fs::write(path, later).expect("written");
         }),
     ];
     for (flags, freezer) in hosts() {

@@ -1,4 +1,4 @@
-//! When what an earlier shim wrote down is lost or damaged.
+//! When what an earlier shim wrote down is lost, damaged, or of a later form.
 //!
 //! Whether the fence was armed is not known then, nor whether it had fired; so if anything lives it
 //! begins closed, with everything frozen, and only an order opens it. What lives is found again in

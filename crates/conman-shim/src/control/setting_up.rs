@@ -26,7 +26,7 @@ use crate::fence::DeadMan;
 use crate::handover::Sealed;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
-use crate::ledger::{Kept, Ledger};
+use crate::ledger::Ledger;
 use crate::options::ShimOptions;
 use crate::protocol::{FenceState, Reply};
 use crate::seqpacket;
@@ -47,13 +47,7 @@ impl Control {
         let (lock, come) = turn::take(&options.state_file, options.standby)?;
         // From here on an end takes as long as it takes to leave nothing unguarded.
         hold_signals()?;
-        let read = Ledger::read(&options.state_file, &boot_id()?);
-        let (kept, doubt) = match (read, come) {
-            // The program that wrote it is in this one's place, and goes on in a moment; until then it
-            // is better to have everything frozen than nobody who watches over it.
-            (Err(error), Turn::Waited) => (Kept::default(), Some(error.to_string())),
-            (read, _) => read?,
-        };
+        let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
         // Of what was put there meanwhile, the kernel says only that this program is there no more.
