@@ -38,7 +38,8 @@ use crate::{ContainerIdentity, RecordState, Registry, RegistryError, Release, Se
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EmbeddedOptions {
     /// Every generation given out will be greater than this one. Needed once when the state
-    /// directory cannot tell which generations were used; harmless otherwise.
+    /// directory cannot tell which generations were used, or where a fleet's node is to be alone;
+    /// harmless otherwise.
     pub generation_floor: Option<Generation>,
 }
 
@@ -61,7 +62,7 @@ impl EmbeddedRegistry {
     /// [`RegistryError::InUse`] at once when another process (or another registry in this one)
     /// has the directory; [`RegistryError::Damaged`], [`RegistryError::TooNew`] and
     /// [`RegistryError::FloorUnknown`] when going on would risk a generation used twice or
-    /// records misread.
+    /// records misread; [`RegistryError::OfFleet`] in the directory of a fleet's node.
     pub fn open(dir: &Path, options: EmbeddedOptions) -> Result<Self, RegistryError> {
         let opened = opening::open(dir, &options)?;
         let queue = Arc::new(Queue::new());

@@ -51,6 +51,13 @@ pub enum RegistryError {
     )]
     FloorUnknown { path: PathBuf },
     #[error(
+        "{path} says that this node is of a fleet, and its configuration names no etcd: add \
+        [registry] kind = \"etcd\" and its endpoints again; or, to have this node alone from now on, \
+        start once with --generation-floor N above every generation that the fleet has used, which \
+        ends what the fleet left here"
+    )]
+    OfFleet { path: PathBuf },
+    #[error(
         "{path} is damaged ({what}); restore it from a backup, or move it away to start \
         without records: generations go on growing, and running containers are ended"
     )]
@@ -103,6 +110,7 @@ impl RegistryError {
             | Self::InUse { .. }
             | Self::TooNew { .. }
             | Self::FloorUnknown { .. }
+            | Self::OfFleet { .. }
             | Self::Damaged { .. }
             | Self::Corrupt { .. }
             | Self::Elsewhere { .. }

@@ -62,6 +62,7 @@ use driver::{Command, Driver};
 use membership::Membership;
 use seen::Seen;
 pub use seen::was_in_fleet;
+pub(crate) use seen::{in_fleet, leave_fleet};
 use shared::{Shared, name};
 use store::Store;
 

@@ -12,7 +12,8 @@ pub struct ServeArgs {
     /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Start although the registry's files are lost: hand out generations above N only
+    /// Start although the registry's files are lost, or alone what was of a fleet: hand out
+    /// generations above N only
     #[arg(long, value_name = "N", value_parser = parse_generation)]
     pub generation_floor: Option<Generation>,
 }

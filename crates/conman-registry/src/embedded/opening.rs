@@ -11,7 +11,7 @@ use crate::database::{self, OpenFailure};
 use crate::files::{ensure_dir, keep_as_damaged};
 use crate::high_water::{Found, HighWater};
 use crate::state_lock::StateLock;
-use crate::{GREATEST_GENERATION, RegistryError};
+use crate::{GREATEST_GENERATION, RegistryError, etcd};
 
 const REGISTRY_FILE: &str = "registry.redb";
 const GENERATIONS_FILE: &str = "generations";
@@ -32,6 +32,9 @@ pub(super) struct Opened {
 /// Both files know how far generations may have been used. Either one suffices; what is missing
 /// is made anew, above everything that the other one covers. A registry file that is there but
 /// damaged is never replaced: what it says about running containers is worth a person's look.
+///
+/// A node of a fleet is opened only by whoever tells a floor: which generations its fleet has used
+/// is written nowhere here, and what the fleet has running here would be ended.
 pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, RegistryError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
@@ -66,6 +69,10 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         Err(DatabaseFailure::Refused(error)) => return Err(error),
     };
     let asked = options.generation_floor.map(conman_proto::Generation::get);
+    let in_fleet = etcd::in_fleet(dir).map_err(io("look for what a fleet left in", dir))?;
+    if let (Some(path), None) = (&in_fleet, asked) {
+        return Err(RegistryError::OfFleet { path: path.clone() });
+    }
     let known = known_floor(&lock, &found, opened.as_ref().map(|(_, content)| content))
         .or(asked)
         .ok_or_else(|| RegistryError::FloorUnknown {
@@ -111,6 +118,13 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         );
     }
     lock.mark_used(commits)?;
+    if let Some(path) = in_fleet {
+        etcd::leave_fleet(dir).map_err(io("set aside", &path))?;
+        tracing::warn!(
+            floor,
+            "this node was of a fleet and is alone from now on; what the fleet left here is ended"
+        );
+    }
     Ok(Opened {
         lock,
         database,

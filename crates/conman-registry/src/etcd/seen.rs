@@ -19,6 +19,9 @@ use crate::files;
 
 const FILE: &str = "etcd-seen.json";
 
+/// The same, once the node was told to be alone.
+const LEFT: &str = "etcd-left.json";
+
 /// Longest file that is read: it holds two numbers and a flag.
 const MAX_FILE_BYTES: u64 = 4_096;
 
@@ -41,7 +44,22 @@ struct Kept {
 /// Whether the node whose state is in this directory has been of a fleet, so that other nodes may
 /// have taken over what ran here.
 pub fn was_in_fleet(state_dir: &Path) -> io::Result<bool> {
-    state_dir.join(FILE).try_exists()
+    Ok(state_dir.join(FILE).try_exists()? || state_dir.join(LEFT).try_exists()?)
+}
+
+/// What says that the node whose state is in this directory is of a fleet, and was not told to be
+/// alone since.
+pub(crate) fn in_fleet(state_dir: &Path) -> io::Result<Option<PathBuf>> {
+    let file = state_dir.join(FILE);
+    Ok(file.try_exists()?.then_some(file))
+}
+
+/// The node is alone from now on, durably.
+pub(crate) fn leave_fleet(state_dir: &Path) -> io::Result<()> {
+    match fs::rename(state_dir.join(FILE), state_dir.join(LEFT)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.and_then(|()| files::sync_parent(&state_dir.join(LEFT))),
+    }
 }
 
 #[derive(Debug)]

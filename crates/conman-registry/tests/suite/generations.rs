@@ -84,6 +84,30 @@ async fn without_both_files_a_floor_must_be_told_once() {
 }
 
 #[tokio::test]
+async fn a_node_of_a_fleet_is_alone_only_once_it_is_told_a_floor() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // As a fleet's registry leaves it.
+    let seen = dir.path().join("etcd-seen.json");
+    fs::write(&seen, "{}").expect("written");
+    for _ in 0..2 {
+        let refused = try_open(dir.path()).expect_err("its fleet owns what runs");
+        assert!(
+            matches!(&refused, RegistryError::OfFleet { path } if *path == seen),
+            "{refused:?}"
+        );
+    }
+    let registry = open_above(dir.path(), generation(5_000)).expect("the floor is told");
+    assert!(claim(&registry, "a").await > generation(5_000));
+    drop(registry);
+    assert!(claim(&open(dir.path()), "b").await > generation(5_000));
+    // What the fleet left is not this node's to open.
+    assert!(conman_registry::was_in_fleet(dir.path()).expect("looked"));
+    // It joined one once more.
+    fs::write(&seen, "{}").expect("written");
+    try_open(dir.path()).expect_err("its fleet owns what runs");
+}
+
+#[tokio::test]
 async fn a_floor_below_what_was_used_lowers_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let registry = open_above(dir.path(), generation(70_000)).expect("it opens");
