@@ -1,15 +1,16 @@
 //! What is asked for while it goes from one node to another.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use conman_proto::{EnsureResponse, SessionState, StopReport};
+use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
+use crate::stage::PATIENCE;
 use crate::{Node, World, session};
 
 /// To and fro; all are told to go at once, so that some are met in each step of their end.
@@ -54,14 +55,21 @@ async fn what_is_put_while_its_node_gives_it_up_is_started_by_another() {
 /// Between a node and the others: what it answers may be lost.
 struct Relay {
     url: String,
-    loses: Arc<AtomicBool>,
+    loses: Arc<Mutex<Option<Loss>>>,
+}
+
+/// Of the next answer.
+struct Loss {
+    came: oneshot::Sender<()>,
+    /// Until its other end is dropped, whoever asked hears nothing.
+    held: oneshot::Receiver<()>,
 }
 
 impl Relay {
     async fn before(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
-        let loses = Arc::new(AtomicBool::new(false));
+        let loses = Arc::new(Mutex::new(None));
         let lost = Arc::clone(&loses);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -74,20 +82,36 @@ impl Relay {
 
     /// The next answer's connection ends instead.
     fn lose_next(&self) {
-        self.loses.store(true, Ordering::Relaxed);
+        drop(self.hold_next());
+    }
+
+    /// The same, but not before the second is dropped; the first tells that it has been answered.
+    fn hold_next(&self) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+        let (came, has_come) = oneshot::channel();
+        let (holds, held) = oneshot::channel();
+        *self.loses.lock().expect("no panic") = Some(Loss { came, held });
+        (has_come, holds)
+    }
+
+    fn has_lost(&self) -> bool {
+        self.loses.lock().expect("no panic").is_none()
     }
 }
 
-async fn pass(client: TcpStream, node: TcpStream, loses: Arc<AtomicBool>) {
+async fn pass(client: TcpStream, node: TcpStream, loses: Arc<Mutex<Option<Loss>>>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_node, mut to_node) = node.into_split();
     let asked = tokio::io::copy(&mut from_client, &mut to_node);
     let answered = async {
         let mut bytes = vec![0; 16 * 1024];
         while let Ok(read @ 1..) = from_node.read(&mut bytes).await {
-            if loses.swap(false, Ordering::Relaxed)
-                || to_client.write_all(&bytes[..read]).await.is_err()
-            {
+            let loss = loses.lock().expect("no panic").take();
+            if let Some(Loss { came, held }) = loss {
+                let _ = came.send(());
+                let _ = held.await;
+                return;
+            }
+            if to_client.write_all(&bytes[..read]).await.is_err() {
                 return;
             }
         }
@@ -113,7 +137,7 @@ async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_ans
         assert_eq!(a.api.get(&session("alice")).await.status, StatusCode::OK);
         relay.lose_next();
         let answer = a.api.call(method, &session("alice"), body).await;
-        assert!(!relay.loses.load(Ordering::Relaxed), "nothing was lost");
+        assert!(relay.has_lost(), "nothing was lost");
         answer
     };
     let again = ask(Method::PUT, r#"{"template": "idle"}"#).await;
@@ -136,4 +160,48 @@ async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_ans
     let run = r#"{"command": ["true"]}"#;
     let problem = a.api.call(Method::POST, &exec, run).await.problem();
     assert_eq!(problem.slug(), "node-silent", "{}", problem.detail);
+}
+
+/// Whoever asked for the end of one life has not asked for the next one's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_that_is_asked_again_ends_no_later_generation_wherever_that_has_begun() {
+    let world = World::new();
+    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    let relay = Relay::before(b.address).await;
+    world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
+    for (id, later, name, other) in [("alice", &a, "a", "b"), ("bob", &b, "b", "a")] {
+        world.announced("a", |a| a.draining = true);
+        let ended = b.ensure(id).await.session;
+        world.announced("a", |a| a.draining = false);
+
+        let (has_come, holds) = relay.hold_next();
+        let path = session(id);
+        let asked = a.api.call(Method::DELETE, &path, "");
+        let begins = async {
+            let answered = tokio::time::timeout(PATIENCE, has_come).await;
+            answered.expect("in time").expect("it is answered");
+            world.announced(other, |other| other.draining = true);
+            let begun = later.ensure(id).await.session;
+            world.announced(other, |other| other.draining = false);
+            drop(holds);
+            begun
+        };
+        let (answer, begun) = tokio::join!(asked, begins);
+        assert_eq!((ended.node.as_str(), begun.node.as_str()), ("b", name));
+        assert!(begun.generation > ended.generation, "{begun:?}");
+
+        let problem = answer.problem();
+        assert_eq!(problem.slug(), "node-silent", "{}", problem.detail);
+        for part in [
+            format!("generation {} of", ended.generation),
+            format!("on node `{name}`"),
+        ] {
+            assert!(problem.detail.contains(&part), "{}", problem.detail);
+        }
+        let shown: Session = later.api.get(&session(id)).await.json();
+        assert_eq!(
+            (shown.generation, shown.state),
+            (begun.generation, SessionState::Running)
+        );
+    }
 }
