@@ -44,6 +44,7 @@ mod membership;
 mod notes;
 mod orders;
 mod passed_over;
+mod records;
 mod rendezvous;
 mod schema;
 mod seen;

@@ -7,7 +7,8 @@ use conman_proto::{Generation, SessionId};
 use tokio::time::{Instant, sleep};
 
 use super::codec::{self, Keys, Told};
-use super::shared::{Mine, Shared, name};
+use super::records::Mine;
+use super::shared::{Shared, name};
 use super::store::{Beside, ReadError};
 use super::wire::{self, TxnRequest};
 use crate::rules::{self, Change, Effect};
@@ -28,7 +29,7 @@ pub(super) async fn change(
     let deadline = Instant::now() + PATIENCE;
     let mut known = shared.mine(id);
     loop {
-        let was_known = known.is_some();
+        let (was_known, since) = (known.is_some(), shared.since());
         let mine = match known.take() {
             Some(mine) => Some(mine),
             None => match read(shared, id).await {
@@ -72,7 +73,7 @@ pub(super) async fn change(
             };
             match was_known {
                 true => shared.note_changed(mine),
-                false => shared.note_mine(mine),
+                false => shared.note_read(mine, since),
             }
             return Ok(());
         }
@@ -188,7 +189,7 @@ fn superseded(
 
 /// All that this node tells of, and what is ours of it from now on.
 pub(super) async fn list(shared: &Shared) -> Result<Vec<SessionRecord>, RegistryError> {
-    let parent = shared.store.keys.all_told();
+    let (parent, since) = (shared.store.keys.all_told(), shared.since());
     let entries = shared
         .store
         .all_below(&parent)
@@ -206,10 +207,11 @@ pub(super) async fn list(shared: &Shared) -> Result<Vec<SessionRecord>, Registry
         };
         records.push(told.record.clone());
         if !told.record.state.is_ended() {
-            shared.note_mine(Mine {
+            let mine = Mine {
                 told,
                 mod_revision: Some(revision),
-            });
+            };
+            shared.note_read(mine, since);
         }
     }
     Ok(records)

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use super::codec::{self, Told};
 use super::figures;
 use super::orders::Orders;
+use super::records::{Mine, Records, Since};
 use super::store::Store;
 use super::wire::{self, Compare};
 use crate::{Located, RegistryError, SessionRecord, Standing};
@@ -34,18 +35,10 @@ pub(super) struct Shared {
     pub(super) orders: Arc<Orders>,
     /// Something has changed that the others should hear of, or that we should hear of them.
     pub(super) hurry: Notify,
-    records: Mutex<HashMap<SessionId, Mine>>,
+    records: Mutex<Records>,
     locations: Mutex<HashMap<SessionId, Located>>,
     /// Keys of records that cannot be read, and that the log has.
     unreadable: Mutex<HashSet<String>>,
-}
-
-/// A record of which this node is the owner, as it was last read or written.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Mine {
-    pub(super) told: Told,
-    /// Which revision wrote it; not known after an answer that was lost.
-    pub(super) mod_revision: Option<i64>,
 }
 
 impl Shared {
@@ -104,31 +97,28 @@ impl Shared {
     }
 
     pub(super) fn mine(&self, id: &SessionId) -> Option<Mine> {
-        self.records().get(id).cloned()
+        self.records().of(id).cloned()
+    }
+
+    pub(super) fn since(&self) -> Since {
+        self.records().since()
     }
 
     pub(super) fn note_mine(&self, mine: Mine) {
-        self.records().insert(mine.told.record.id.clone(), mine);
+        self.records().note(mine);
     }
 
-    /// The same, unless it has ended meanwhile: its release may be known earlier than what was sent
-    /// before it.
     pub(super) fn note_changed(&self, mine: Mine) {
-        let mut records = self.records();
-        if let Some(known) = records.get_mut(&mine.told.record.id)
-            && known.told.record.generation == mine.told.record.generation
-        {
-            *known = mine;
-        }
+        self.records().note_changed(mine);
+    }
+
+    pub(super) fn note_read(&self, mine: Mine, since: Since) {
+        self.records().note_read(mine, since);
     }
 
     /// Unless it is of another generation by now.
     pub(super) fn not_mine(&self, id: &SessionId, generation: Generation) {
-        let mut records = self.records();
-        let is = |mine: &Mine| mine.told.record.generation == generation;
-        if records.get(id).is_some_and(is) {
-            records.remove(id);
-        }
+        self.records().take_out(id, generation);
     }
 
     /// After ownership may have been lost, nothing is known.
@@ -193,7 +183,7 @@ impl Shared {
     }
 
     /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn records(&self) -> MutexGuard<'_, HashMap<SessionId, Mine>> {
+    fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -8,7 +8,8 @@ use jiff::Timestamp;
 
 use super::super::codec::Told;
 use super::super::notes;
-use super::super::shared::{Mine, Shared, name};
+use super::super::records::Mine;
+use super::super::shared::{Shared, name};
 use super::Reply;
 use crate::{RecordState, RegistryError, SessionRecord};
 

@@ -13,7 +13,8 @@ use jiff::Timestamp;
 
 use super::super::codec::Told;
 use super::super::notes;
-use super::super::shared::{Mine, Shared, boot_time, name};
+use super::super::records::Mine;
+use super::super::shared::{Shared, boot_time, name};
 use super::super::store::{Answered, ReadError};
 use super::Reply;
 use super::claims::Claims;
