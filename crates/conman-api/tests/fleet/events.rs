@@ -12,7 +12,7 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 
 use crate::stage::{Api, PATIENCE};
-use crate::{Node, World, two};
+use crate::world::{Node, World, two};
 
 /// As much as a clock may be ahead of a test's nodes, and what a slow machine takes until they
 /// begin, without being beyond what nodes of a fleet bear of each other.

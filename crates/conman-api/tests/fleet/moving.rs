@@ -10,14 +10,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use crate::stage::PATIENCE;
-use crate::{Node, World, session};
+use crate::stage::{PATIENCE, session};
+use crate::world::two;
 
 /// To and fro; all are told to go at once, so that some are met in each step of their end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_put_while_its_node_gives_it_up_is_started_by_another() {
-    let world = World::new();
-    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    let (world, a, b) = two().await;
     let ids: Vec<String> = (0..16).map(|number| format!("s{number}")).collect();
     world.announced("a", |a| a.draining = true);
     for id in &ids {
@@ -35,9 +34,8 @@ async fn what_is_put_while_its_node_gives_it_up_is_started_by_another() {
         assert_eq!(begun.status, StatusCode::ACCEPTED, "{}", begun.text());
         let put = async |(number, id): (usize, &String)| {
             let asked = if number % 2 == 0 { &a } else { &b };
-            let body = r#"{"template": "idle"}"#;
             loop {
-                let answer = asked.api.call(Method::PUT, &session(id), body).await;
+                let answer = asked.put(id).await;
                 assert_eq!(answer.status, StatusCode::OK, "{id}: {}", answer.text());
                 // One that has not been told to go yet answers as before.
                 let told: EnsureResponse = answer.json();
@@ -125,11 +123,8 @@ async fn pass(client: TcpStream, node: TcpStream, loses: Arc<Mutex<Option<Loss>>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_answered() {
-    let world = World::new();
-    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
-    world.announced("a", |a| a.draining = true);
-    let started = b.ensure("alice").await.session;
-    world.announced("a", |a| a.draining = false);
+    let (world, a, b) = two().await;
+    let started = world.start_on_b(&b, "alice").await;
     let relay = Relay::before(b.address).await;
     world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
     let ask = async |method: Method, body: &'static str| {
@@ -165,15 +160,11 @@ async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_ans
 /// Whoever asked for the end of one life has not asked for the next one's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_is_asked_again_ends_no_later_generation_wherever_that_has_begun() {
-    let world = World::new();
-    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    let (world, a, b) = two().await;
     let relay = Relay::before(b.address).await;
     world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
     for (id, later, name, other) in [("alice", &a, "a", "b"), ("bob", &b, "b", "a")] {
-        world.announced("a", |a| a.draining = true);
-        let ended = b.ensure(id).await.session;
-        world.announced("a", |a| a.draining = false);
-
+        let ended = world.start_on_b(&b, id).await;
         let (has_come, holds) = relay.hold_next();
         let path = session(id);
         let asked = a.api.call(Method::DELETE, &path, "");

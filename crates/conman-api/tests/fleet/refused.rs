@@ -1,0 +1,213 @@
+//! What no node takes, or not the one that has it.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Body;
+use conman_auth::Scope;
+use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
+use conman_registry::PeerStanding;
+use futures_util::StreamExt as _;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{Method, StatusCode};
+
+use crate::stage::session;
+use crate::world::{Node, World, nowhere, secret, two};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_refuses_this_one_is_passed_over_and_named_with_the_remedy() {
+    let world = World::new();
+    let a = Node::join(&world, "a").await;
+    let b = Node::join_with(&world, "b", &secret("fedcba9876543210")).await;
+    let _c = Node::join(&world, "c").await;
+    world.announced("a", |a| a.draining = true);
+    // Whichever of the two comes first for each of them.
+    for number in 0..8 {
+        let started = a.ensure(&format!("s{number}")).await;
+        assert_eq!(started.session.node, "c");
+    }
+    world.announced("c", |c| c.draining = true);
+    b.ensure("alice").await;
+    let shown = a.api.get(&session("alice")).await;
+    let put = a.put("alice").await;
+    let placed = a.put("bob").await;
+    let uri = "/v1/nodes/b/preempt";
+    let told = a.api.call(Method::POST, uri, r#"{"dry_run": true}"#).await;
+    for answer in [shown, put, placed, told] {
+        let problem = answer.problem();
+        assert_eq!(
+            (answer.status, problem.slug()),
+            (StatusCode::BAD_GATEWAY, "node-refuses"),
+            "{}",
+            answer.text()
+        );
+        for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
+            assert!(problem.detail.contains(part), "{}", problem.detail);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_the_sessions_node_would_refuse_is_not_even_read_by_another() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    // More than any spec has, and less than a command may bring.
+    const MUCH: usize = 300_000;
+    for (method, uri, status, is_read) in [
+        (
+            Method::PUT,
+            session("alice"),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        (
+            Method::PUT,
+            session("bob"),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        (
+            Method::POST,
+            "/v1/nodes/b/preempt".to_owned(),
+            StatusCode::PAYLOAD_TOO_LARGE,
+            false,
+        ),
+        // What has no body to be read may bring what it likes.
+        (Method::GET, session("alice"), StatusCode::OK, false),
+        // It is no command, which only who has read it knows.
+        (
+            Method::POST,
+            "/v1/sessions/alice/exec".to_owned(),
+            StatusCode::BAD_REQUEST,
+            true,
+        ),
+    ] {
+        let read = Arc::new(AtomicBool::new(false));
+        let reading = Arc::clone(&read);
+        let body = futures_util::stream::iter([0]).map(move |_| {
+            reading.store(true, Ordering::Relaxed);
+            Ok::<_, std::convert::Infallible>("x".repeat(MUCH))
+        });
+        let mut request = a.api.request(Scope::Admin, method, &uri);
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, "application/json".parse().expect("valid"));
+        headers.insert(CONTENT_LENGTH, MUCH.into());
+        *request.body_mut() = Body::from_stream(body);
+        let answer = a.api.send(request).await;
+        assert_eq!(answer.status, status, "{uri}: {}", answer.text());
+        assert_eq!(read.load(Ordering::Relaxed), is_read, "{uri}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_no_node_takes_is_refused_with_every_nodes_reason() {
+    let (world, a, _b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    world.announced("b", |b| b.max_sessions = 0);
+    let answer = a.put("alice").await;
+    let problem = answer.problem();
+    assert_eq!(
+        (answer.status, problem.slug()),
+        (StatusCode::SERVICE_UNAVAILABLE, "no-node")
+    );
+    for part in ["node `a` is draining", "node `b` has its 0 sessions"] {
+        assert!(problem.detail.contains(part), "{}", problem.detail);
+    }
+    world.announced("b", |b| {
+        b.max_sessions = 10;
+        b.labels.insert("pool".to_owned(), "gpu".to_owned());
+    });
+    world.announced("a", |a| a.draining = false);
+    let uri = format!("{}?node_label=pool%3Dgpu", session("alice"));
+    let answer = a
+        .api
+        .call(Method::PUT, &uri, r#"{"template": "idle"}"#)
+        .await;
+    let started = answer.json::<EnsureResponse>().session;
+    assert_eq!(started.node, "b");
+    // Whoever starts it anew has to know.
+    assert_eq!(started.spec.node_labels["pool"], "gpu");
+    let in_body = r#"{"template": "idle", "node_labels": {"pool": "gpu"}}"#;
+    let answer = a.api.call(Method::PUT, &session("carol"), in_body).await;
+    assert_eq!(answer.json::<EnsureResponse>().session.node, "b");
+    let uri = format!("{}?node_label=pool", session("bob"));
+    let answer = a
+        .api
+        .call(Method::PUT, &uri, r#"{"template": "idle"}"#)
+        .await;
+    assert_eq!(answer.problem().slug(), "bad-query");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_sessions() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    b.ensure("alice").await;
+    b.ensure("bob").await;
+    let stopped = b.api.call(Method::DELETE, &session("bob"), "").await;
+    assert_eq!(stopped.status, StatusCode::OK);
+    world.announced("b", |b| b.peer_url = Some(nowhere()));
+    let answer = a.api.get(&session("alice")).await;
+    let problem = answer.problem();
+    assert_eq!(problem.slug(), "node-unreachable");
+    assert!(
+        problem.detail.contains("node `b` at 127.0.0.1:"),
+        "{}",
+        problem.detail
+    );
+    // Once it is declared dead, its record tells what there is to tell.
+    world.change("b", |b| b.standing = PeerStanding::Fenced);
+    let shown: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (shown.node.as_str(), shown.state),
+        ("b", SessionState::Running)
+    );
+    let exec = format!("{}/exec", session("alice"));
+    let run = r#"{"command": ["true"]}"#;
+    let problem = a.api.call(Method::POST, &exec, run).await.problem();
+    assert_eq!((problem.slug(), problem.status), ("session-moves", 503));
+    // No node has it, and whoever is asked to ends it.
+    let ended: StopReport = a
+        .api
+        .call(Method::DELETE, &session("alice"), "")
+        .await
+        .json();
+    assert_eq!(ended.state, SessionState::Stopped);
+    let now: Session = a.api.get(&session("alice")).await.json();
+    assert_eq!(
+        (
+            now.node.as_str(),
+            now.state,
+            now.generation > shown.generation
+        ),
+        ("a", SessionState::Stopped, true)
+    );
+    // What has ended there can be called off, so that nothing starts it by its record.
+    let called_off: StopReport = a.api.call(Method::DELETE, &session("bob"), "").await.json();
+    assert_eq!(called_off.state, SessionState::Stopped);
+    let gone = a.api.get(&session("bob")).await;
+    assert_eq!(gone.status, StatusCode::NOT_FOUND);
+    assert!(problem.retryable, "{}", problem.detail);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_requests_wait_for_a_node_than_there_are_places() {
+    let world = World::new();
+    let a = Node::join_waiting(&world, "a", &world.secret, 1).await;
+    let b = Node::join(&world, "b").await;
+    for id in ["alice", "bob"] {
+        world.start_on_b(&b, id).await;
+    }
+    world.announced("b", |b| b.peer_url = Some(nowhere()));
+    let (alice, bob) = (pin!(a.put("alice")), pin!(a.put("bob")));
+    let either = futures_util::future::select(alice, bob).await;
+    let (refused, waiting) = either.factor_first();
+    let problem = refused.problem();
+    assert_eq!((problem.slug(), problem.status), ("too-many-waiting", 503));
+    assert!(problem.detail.contains("node `b`"), "{}", problem.detail);
+    world.change("b", |b| b.standing = PeerStanding::Fenced);
+    let started: EnsureResponse = waiting.await.json();
+    assert_eq!(started.session.node, "a");
+}

@@ -1,0 +1,205 @@
+//! Nodes that share one registry.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use axum::Router;
+use conman_api::{ServeOptions, serve_node};
+use conman_auth::{ClusterSecret, PeerGuard};
+use conman_core::placement::PlacementLimits;
+use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
+use conman_proto::{EnsureResponse, Generation, Session, SessionId};
+use conman_proxy::{
+    Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
+};
+use conman_registry::{Announcement, Fleet, ModelFleet, ModelNode, Peer};
+use http::{Method, StatusCode};
+use tokio_util::sync::CancellationToken;
+
+use crate::stage::{Answer, Api, Stage, session};
+
+/// What the nodes share.
+pub(crate) struct World {
+    pub(crate) fleet: Arc<ModelFleet>,
+    pub(crate) secret: Arc<ClusterSecret>,
+}
+
+impl World {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            fleet: ModelFleet::new(),
+            secret: secret("0123456789abcdef"),
+        })
+    }
+
+    pub(crate) fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
+        self.fleet.change(name, change);
+    }
+
+    pub(crate) fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
+        self.fleet.announced(name, change);
+    }
+
+    /// Starts it on the node `b`.
+    pub(crate) async fn start_on_b(&self, b: &Node, id: &str) -> Session {
+        self.announced("a", |a| a.draining = true);
+        let started = b.ensure(id).await.session;
+        self.announced("a", |a| a.draining = false);
+        started
+    }
+
+    /// Where the node `b` listens for others.
+    pub(crate) fn address_of_b(&self) -> PeerAddress {
+        let mut url = None;
+        self.change("b", |b| {
+            url = b.announcement.clone().and_then(|told| told.peer_url);
+        });
+        PeerAddress::new("b", &url.expect("announced")).expect("an address")
+    }
+}
+
+pub(crate) fn secret(text: &str) -> Arc<ClusterSecret> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("fleet.key");
+    std::fs::write(&path, text.repeat(4)).expect("written");
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&path, mode).expect("chmod");
+    Arc::new(ClusterSecret::load(path).expect("valid"))
+}
+
+/// A node with its API and its listener for the others.
+pub(crate) struct Node {
+    pub(crate) api: Api,
+    pub(crate) seen: Arc<ModelNode>,
+    /// Where it listens for the others.
+    pub(crate) address: SocketAddr,
+    _proxy: Proxy,
+    // Last: whatever still runs is ended when nothing else starts anything.
+    _stage: Stage,
+}
+
+impl Node {
+    pub(crate) async fn join(world: &Arc<World>, name: &str) -> Self {
+        Self::join_with(world, name, &world.secret).await
+    }
+
+    /// As one that knows the others by a secret of its own.
+    pub(crate) async fn join_with(
+        world: &Arc<World>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+    ) -> Self {
+        Self::join_waiting(world, name, secret, 100).await
+    }
+
+    /// With room for as many requests that wait for a node.
+    pub(crate) async fn join_waiting(
+        world: &Arc<World>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+        places: usize,
+    ) -> Self {
+        let stage = Stage::new();
+        let (registry, seen) = world.fleet.join(name);
+        let dialer = Dialer::new(name, Some(Arc::clone(secret)), None);
+        let fleet: Arc<dyn Fleet> = seen.clone();
+        let limits = PlacementLimits {
+            // A busy machine must not decide where a test's sessions go.
+            max_cpu_pressure_percent: 1_000.0,
+            ..PlacementLimits::default()
+        };
+        let map = FleetMap::new(fleet, PeerClient::new(dialer), limits);
+        let map = Arc::new(map.waiting(places));
+        let api = stage
+            .boot_among(registry, Some(map), |options| {
+                options.name = name.to_owned();
+            })
+            .await;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(secret))));
+        let front = PeerFront {
+            accept: Arc::new(PeerAcceptor::new(guard, None)),
+            sessions: Arc::new(NoSessions),
+            api: Arc::new(Pipe {
+                router: api.peers.clone(),
+                closing: api.closing.clone(),
+                main: tokio::runtime::Handle::current(),
+            }),
+        };
+        let options = ProxyOptions {
+            workers: 1,
+            ..ProxyOptions::default()
+        };
+        let proxy = Proxy::start_peers(listener, options, front).expect("a proxy");
+        let told = Announcement {
+            peer_url: Some(format!("http://{address}")),
+            templates: vec!["idle".to_owned()],
+            max_sessions: 100,
+            view: Some(api.node.view()),
+            ..Announcement::default()
+        };
+        world.announced(name, |present| *present = told);
+        Self {
+            api,
+            seen,
+            address,
+            _proxy: proxy,
+            _stage: stage,
+        }
+    }
+
+    pub(crate) async fn ensure(&self, id: &str) -> EnsureResponse {
+        let answer = self.put(id).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        answer.json()
+    }
+
+    pub(crate) async fn put(&self, id: &str) -> Answer {
+        let body = r#"{"template": "idle"}"#;
+        self.api.call(Method::PUT, &session(id), body).await
+    }
+}
+
+struct NoSessions;
+
+impl OwnSessions for NoSessions {
+    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, Turned> {
+        Err(Turned::NotOwner)
+    }
+}
+
+struct Pipe {
+    router: Router,
+    closing: CancellationToken,
+    main: tokio::runtime::Handle,
+}
+
+#[async_trait]
+impl Backend for Pipe {
+    async fn connect(&self) -> io::Result<Link> {
+        let (here, there) = tokio::io::duplex(64 * 1024);
+        let options = ServeOptions::default();
+        let serving = serve_node(there, self.router.clone(), options, self.closing.clone());
+        self.main.spawn(serving);
+        Ok(Link {
+            stream: Stream::Other(Box::new(here)),
+            seal: None,
+        })
+    }
+}
+
+pub(crate) async fn two() -> (Arc<World>, Node, Node) {
+    let world = World::new();
+    let (a, b) = (Node::join(&world, "a").await, Node::join(&world, "b").await);
+    (world, a, b)
+}
+
+/// Where nobody listens.
+pub(crate) fn nowhere() -> String {
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    format!("http://{}", nobody.local_addr().expect("bound"))
+}
