@@ -1,0 +1,127 @@
+//! Records of sessions that nobody serves any more.
+
+use std::time::{Duration, Instant};
+
+use conman_core::EndCause;
+use conman_core::retention::Retention;
+use conman_node::Node;
+use conman_proto::{OnNodeLoss, ResolvedSpec, SessionId, SessionState};
+use conman_registry::{Ending, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord};
+
+use super::super::PAUSE;
+use super::member::{Member, PATIENCE, id, secret};
+
+const AT_ONCE: Retention = Retention {
+    ended: Duration::ZERO,
+    lost: Duration::ZERO,
+};
+
+/// Waits until the record is so.
+async fn is_recorded(node: &Node, id: &SessionId, is: impl Fn(Option<&SessionRecord>) -> bool) {
+    let becoming = async {
+        loop {
+            let record = node.record(id).await.expect("readable");
+            if is(record.as_ref()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let became = tokio::time::timeout(PATIENCE, becoming).await;
+    became.expect("it is so in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_ends() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let (stopped, waits, back) = (id("stopped"), id("waits"), id("back"));
+    for (id, on_node_loss) in [
+        (&stopped, OnNodeLoss::Wait),
+        (&waits, OnNodeLoss::Wait),
+        (&back, OnNodeLoss::Restart),
+    ] {
+        b.start_with(id, on_node_loss).await;
+    }
+    b.node.stop(&stopped, "a test").await.expect("stopped");
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let keeping = Member::join(&fleet, "a", &secret).await;
+    // Whoever restarts it has looked at all records before.
+    keeping.runs(&back).await;
+    let record = keeping.node.record(&stopped).await.expect("readable");
+    assert!(record.is_some_and(|record| record.state.is_ended()));
+    fleet.announced("a", |a| a.draining = true);
+    let c = Member::join_keeping(&fleet, "c", &secret, AT_ONCE).await;
+    is_recorded(&c.node, &stopped, |record| record.is_none()).await;
+    is_recorded(&c.node, &waits, |record| {
+        record.is_some_and(|record| record.state.end_cause() == Some(EndCause::Deleted))
+    })
+    .await;
+    // It is released first.
+    let deadline = Instant::now() + PATIENCE;
+    while c.node.get(&waits).map(|session| session.state) != Some(SessionState::Stopped) {
+        assert!(Instant::now() < deadline, "{:?}", c.node.get(&waits));
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert!(keeping.node.is_live(&back));
+}
+
+/// Has a record of a session that has ended.
+async fn ends(registry: &dyn Registry, id: &SessionId, spec: &ResolvedSpec) {
+    let claimed = registry.claim(id, spec).await.expect("claimed");
+    let ending = Ending {
+        failed: false,
+        cause: Some(EndCause::Exited),
+        reason: "exited".to_owned(),
+        exit_code: Some(0),
+        ended_at: jiff::Timestamp::now(),
+        started_at: None,
+        phases: Phases::default(),
+    };
+    let release = Release {
+        id: id.clone(),
+        generation: claimed.generation,
+        ending,
+    };
+    let released = registry.release(vec![release]).await;
+    assert!(released.iter().all(Result::is_ok), "{released:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_another() {
+    /// Five times as many as go after one look.
+    const RECORDS: usize = 1_000;
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join_keeping(&fleet, "a", &secret, AT_ONCE).await;
+    a.start(&id("here")).await;
+    let spec = a.node.get(&id("here")).expect("it is shown").spec;
+    let (registry, _gone) = fleet.join("gone");
+    for number in 0..RECORDS {
+        ends(&*registry, &id(&format!("s-{number}")), &spec).await;
+    }
+    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
+    let deadline = Instant::now() + 2 * PATIENCE;
+    while !registry.list().await.expect("listed").is_empty() {
+        assert!(Instant::now() < deadline, "some never go");
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert!(a.node.is_live(&id("here")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_failed_to_forget_goes_later() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let (kept, left) = (id("kept"), id("left"));
+    a.start(&kept).await;
+    a.node.stop(&kept, "a test").await.expect("stopped");
+    let spec = a.node.get(&kept).expect("it is shown").spec;
+    let (registry, _) = fleet.join("a");
+    ends(&*registry, &left, &spec).await;
+    // Whoever sees a node go looks at all records soon.
+    let _gone = fleet.join("gone");
+    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
+    is_recorded(&a.node, &left, |record| record.is_none()).await;
+    let record = a.node.record(&kept).await.expect("readable");
+    assert!(record.is_some());
+}

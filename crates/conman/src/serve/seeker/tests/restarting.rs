@@ -1,0 +1,125 @@
+//! Sessions that come back unasked on another node.
+
+use std::time::Duration;
+
+use conman_node::Node;
+use conman_proto::{DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss};
+use conman_registry::{ModelFleet, PeerStanding};
+use conman_runtime::{Fault, Operation};
+
+use super::member::{Member, PATIENCE, id, is_served, secret, two};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_preempted_node_what_is_to_be_restarted_comes_back_unasked_and_the_rest_waits() {
+    let (fleet, a, b) = two().await;
+    let (back, waits) = (id("back"), id("a-waits"));
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    b.start_with(&waits, OnNodeLoss::Wait).await;
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!((restarted.from.as_str(), restarted.count), ("b", 1));
+    assert_eq!(restarted.because, NodeLoss::Preempted);
+    // The same look at the records met this one first.
+    assert!(!a.node.is_live(&waits));
+    let answer = a.fetch(&waits).await;
+    assert!(is_served(&answer, &waits), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_a_node_that_was_declared_dead_come_back_unasked() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!(restarted.because, NodeLoss::Lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_failed_is_tried_again() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    let fails = Fault::Refuse("there is no such thing".to_owned());
+    a.faults.next(Operation::Create, 1, fails);
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let session = a.runs(&back).await;
+    let restarted = session.spec.restarted.expect("it says so");
+    assert_eq!((restarted.from.as_str(), restarted.count), ("b", 2));
+    assert_eq!(restarted.because, NodeLoss::Preempted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_stopped_after_its_node_had_gone_is_not_restarted() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let (back, stopped) = (id("back"), id("a-stopped"));
+    for id in [&back, &stopped] {
+        b.start_with(id, OnNodeLoss::Restart).await;
+    }
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let report = b.node.stop(&stopped, "a test").await.expect("stopped");
+    assert!(report.state.is_ended());
+    let a = Member::join(&fleet, "a", &secret).await;
+    a.runs(&back).await;
+    assert!(!a.node.is_live(&stopped));
+    assert_eq!(a.node.record(&stopped).await.expect("readable"), None);
+}
+
+async fn drained(node: &Node) -> DrainReport {
+    let request = DrainRequest::default();
+    node.drain(&request).await.expect("it begins");
+    let draining = async {
+        loop {
+            let report = node.drain_report().expect("it drains");
+            if report.state == DrainState::Drained {
+                return report;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, draining)
+        .await
+        .expect("it ends")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_has_other_nodes_start_what_it_released_and_says_where_it_is() {
+    let (fleet, a, b) = two().await;
+    let (back, waits) = (id("back"), id("waits"));
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    b.start_with(&waits, OnNodeLoss::Wait).await;
+    fleet.announced("b", |b| b.draining = true);
+    let report = drained(&b.node).await;
+    assert_eq!(report.released, 2);
+    let moved: Vec<_> = report
+        .moved
+        .iter()
+        .map(|one| (&one.id, &*one.node))
+        .collect();
+    assert_eq!(moved, [(&back, "a")]);
+    let restarted = a.runs(&back).await.spec.restarted.expect("it says so");
+    assert_eq!(restarted.because, NodeLoss::Drained);
+    assert!(!a.node.is_live(&waits));
+    let answer = b.fetch(&waits).await;
+    assert!(is_served(&answer, &waits), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_with_nowhere_to_go_ends_and_its_sessions_come_back_when_there_is_room() {
+    let (fleet, a, b) = two().await;
+    let back = id("back");
+    b.start_with(&back, OnNodeLoss::Restart).await;
+    for name in ["a", "b"] {
+        fleet.announced(name, |node| node.draining = true);
+    }
+    let report = drained(&b.node).await;
+    assert_eq!((report.released, report.moved.len()), (1, 0));
+    fleet.announced("a", |a| a.draining = false);
+    a.runs(&back).await;
+}
