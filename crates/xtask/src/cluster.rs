@@ -96,6 +96,9 @@ struct FleetArguments {
     /// The node vanishes without a notice.
     #[arg(long)]
     lost: bool,
+    /// The node that goes shares no processor with the others, as between machines.
+    #[arg(long)]
+    apart: bool,
     /// This `conman` in place of a release build of this tree.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -122,6 +125,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     for (wanted, flag) in [
         (docker, "--docker"),
         (fleet.lost, "--lost"),
+        (fleet.apart, "--apart"),
         (fleet.json, "--json"),
     ] {
         if wanted {

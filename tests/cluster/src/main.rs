@@ -94,6 +94,8 @@ enum Command {
         #[arg(long)]
         lost: bool,
         #[arg(long)]
+        apart: bool,
+        #[arg(long)]
         json: bool,
     },
     /// Forward ports of loopback; `up` runs this.
@@ -161,6 +163,7 @@ fn run(owner: Option<i32>, command: Command) -> Result<()> {
             clients,
             docker,
             lost,
+            apart,
             json,
         } => {
             let options = bench::Options {
@@ -168,6 +171,7 @@ fn run(owner: Option<i32>, command: Command) -> Result<()> {
                 clients,
                 docker,
                 lost,
+                apart,
             };
             measure(&options, json)
         }

@@ -24,6 +24,8 @@ const SERVED_MS: f64 = 2_000.0;
 pub struct Figures {
     pub runtime: &'static str,
     pub way: &'static str,
+    /// Whether the node that goes shared no processor with the others.
+    pub apart: bool,
     pub sessions: usize,
     pub clients: usize,
     pub takeover_ms: u64,
@@ -84,6 +86,7 @@ impl Figures {
         Self {
             runtime: if options.docker { "docker" } else { "native" },
             way: if options.lost { "lost" } else { "notice" },
+            apart: options.apart,
             sessions: options.sessions,
             clients: options.clients,
             takeover_ms: timing.takeover_ms,
@@ -173,9 +176,14 @@ impl fmt::Display for Figures {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             formatter,
-            "{} {} sessions on a node that goes ({}), {} clients through two others; takeover \
+            "{} {} sessions on a node that goes ({}), {} clients through two others{}; takeover \
              time {} ms",
-            self.sessions, self.runtime, self.way, self.clients, self.takeover_ms
+            self.sessions,
+            self.runtime,
+            self.way,
+            self.clients,
+            if self.apart { ", processors apart" } else { "" },
+            self.takeover_ms
         )?;
         let mut row = |what: &str, value: String| writeln!(formatter, "  {what:42} {value}");
         let bound = self.bounds.released_ms;

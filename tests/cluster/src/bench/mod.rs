@@ -6,6 +6,7 @@
 //! until the program of a newer container greets them. Those sessions are witnesses: their journal
 //! tells whether two of one ever ran.
 
+mod apart;
 mod client;
 mod deaths;
 mod figures;
@@ -46,6 +47,8 @@ pub struct Options {
     pub docker: bool,
     /// Without a notice.
     pub lost: bool,
+    /// The node that goes shares no processor with the others.
+    pub apart: bool,
 }
 
 /// Makes a fleet, has a node of it go, and measures.
@@ -70,6 +73,9 @@ pub async fn fleet(
     };
     tell("making three etcd members and three nodes");
     let cluster = Cluster::start(&builder, ready, witness).await?;
+    if options.apart {
+        apart::settle(&cluster)?;
+    }
     tell(&format!("starting {} sessions on n1", options.sessions));
     sessions::start(&cluster, options).await?;
     tell(&format!(
