@@ -9,7 +9,7 @@ use conman_linux::{Cgroups, Freezer, PidFd, Signal};
 use conman_shim::{Client, ClientError, FenceState, Request};
 
 use support::fencing::{arm, fenced, is_fenced, state, unfence};
-use support::{Shim, available, hosts, launcher, until, wait_dead};
+use support::{Shim, available, hosts, stopped_launcher, until, wait_dead};
 
 /// Long after the test, and before the one of [`unfence`], which is to be later.
 const AFTER_MS: u64 = 50_000;
@@ -168,9 +168,7 @@ fn a_start_under_way_does_not_outlive_the_shim_that_is_told_to_end() {
         let mut shim = Shim::start_with(flags);
         let mut client = shim.client();
         arm(&mut client, AFTER_MS);
-        let pid = client.shim_pid().cast_unsigned();
-        let launcher = launcher(pid, &shim.cgroup).expect("a launcher");
-        launcher.signal(Signal::STOP).expect("stopped");
+        stopped_launcher(&shim);
         std::thread::scope(|scope| {
             let start = scope.spawn(|| client.launch(shim.spec("begun.1", RUNS_ON)));
             let mut other = shim.client();

@@ -6,28 +6,16 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use conman_linux::{PidFd, Signal};
+use conman_linux::Signal;
 use conman_shim::{CallError, FenceState, LaunchError, LaunchSpec, Reply, Request};
 
-use support::{Calls, Shim, available, boottime_ns, hosts, launcher, until, write_program};
+use support::{Calls, Shim, available, boottime_ns, hosts, stopped_launcher, until, write_program};
 
 /// Starts that are ordered at once.
 const MANY: usize = 512;
 
 /// Of an order's bytes, so that most do not fit into the launcher's socket.
 const PADDING_BYTES: usize = 8_192;
-
-/// What it has been sent stays with it until it is told to go on.
-fn stopped_launcher(shim: &Shim) -> PidFd {
-    let mut found = None;
-    until(|| {
-        found = launcher(shim.process.id(), &shim.cgroup);
-        found.is_some()
-    });
-    let launcher = found.expect("a launcher");
-    launcher.signal(Signal::STOP).expect("stopped");
-    launcher
-}
 
 fn launch(spec: LaunchSpec) -> Request {
     Request::Launch(Box::new(spec))

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, proc_scan,
+    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal, proc_scan,
 };
 use conman_shim::{
     Call, Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Reply,
@@ -311,6 +311,18 @@ pub(crate) fn launcher(shim_pid: u32, cgroup: &str) -> Option<PidFd> {
         .filter(named)
         .find(|pid| !cgroups.contains(cgroup, *pid))?;
     PidFd::open(eldest).ok()
+}
+
+/// The launcher, which has its name a moment after its birth, stopped: what it has been sent stays with it until it is told to go on.
+pub(crate) fn stopped_launcher(shim: &Shim) -> PidFd {
+    let mut found = None;
+    until(|| {
+        found = launcher(shim.process.id(), &shim.cgroup);
+        found.is_some()
+    });
+    let launcher = found.expect("a launcher");
+    launcher.signal(Signal::STOP).expect("stopped");
+    launcher
 }
 
 /// A connection on which many calls may wait at once.
