@@ -22,16 +22,19 @@ const MEMORY_BYTES: u64 = 64 << 20;
 const INSIDE: [&str; 2] = ["conman-shim/confinement", "conman-shim/hardening"];
 
 /// Tests of what depends on the kernel most; what else there is takes minutes in an emulator.
-const ALL: [&str; 9] = [
+const ALL: [&str; 12] = [
     "conman-linux/cgroup",
     "conman-linux/launching",
     "conman-shim/commands",
     "conman-shim/confinement",
     "conman-shim/containers",
+    "conman-shim/ending",
     "conman-shim/fence",
     "conman-shim/foreign",
     "conman-shim/hardening",
     "conman-shim/layouts",
+    "conman-shim/opening",
+    "conman-shim/standing_still",
 ];
 
 /// Two emulated machines at a time would only slow each other down.
