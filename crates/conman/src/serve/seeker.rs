@@ -3,7 +3,7 @@
 //! Whatever takes time — a session that is started, one that is not ready at its node, a node that
 //! is not to be reached — is done once for all who wait for the session (`Quest`): by a task of the
 //! main runtime, which ends when nobody waits for it any more. Each who has waited then looks the
-//! session up anew. How long and how many may wait, the proxy bounds.
+//! session up anew. How long and how many may wait in all, the proxy bounds.
 
 use std::collections::HashMap;
 use std::future::{Future as _, poll_fn};
@@ -31,6 +31,9 @@ use super::directory::{own_route, refusal};
 
 /// Sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
+/// Those who wait for one session: a quarter of what may wait at one listener, so that the clients of
+/// one session do not keep all others' from waiting.
+const MAX_WAITING: usize = 1_024;
 /// Look-ups of one call: each but the first asks the registry, after something was waited for.
 const MAX_LOOKUPS: u32 = 8;
 /// Nodes that are asked to start one session.
@@ -79,6 +82,26 @@ pub(super) struct Seeker {
 /// Something that all who wait for one session wait for. `None` until it is over.
 #[derive(Debug, Default)]
 struct Quest(watch::Sender<Option<Result<(), Refusal>>>);
+
+impl Quest {
+    /// Waits with the others, while there is a place.
+    fn join(
+        &self,
+        id: &SessionId,
+    ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Refusal> {
+        if self.0.receiver_count() < MAX_WAITING {
+            return Ok(self.0.subscribe());
+        }
+        Err(passing(Problem::new(
+            TOO_MANY_WAITING,
+            "Too many connections wait for the session",
+            503,
+            format!(
+                "{MAX_WAITING} connections wait for session `{id}` already; try again in a moment"
+            ),
+        )))
+    }
+}
 
 /// What has to be waited for.
 #[derive(Debug, Clone)]
@@ -285,7 +308,7 @@ impl Seeker {
         let mut over = {
             let mut quests = lock(&self.quests);
             match quests.get(id) {
-                Some(quest) => quest.0.subscribe(),
+                Some(quest) => quest.join(id)?,
                 None if quests.len() >= MAX_QUESTS => {
                     return Err(passing(Problem::new(
                         TOO_MANY_WAITING,

@@ -7,7 +7,7 @@ use conman_proto::SessionState;
 use conman_registry::{PeerStanding, Standing};
 use conman_runtime::{Fault, Operation};
 
-use super::super::PAUSE;
+use super::super::{MAX_WAITING, PAUSE, Quest, TOO_MANY_WAITING};
 use super::member::{PATIENCE, id, is_served, two, web};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -161,4 +161,15 @@ async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() 
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+}
+
+#[test]
+fn those_who_wait_for_one_session_leave_places_to_others() {
+    let quest = Quest::default();
+    let all: Vec<_> = (0..MAX_WAITING).map(|_| quest.join(&id("ann"))).collect();
+    assert!(all.iter().all(Result::is_ok));
+    let refused = quest.join(&id("ann")).expect_err("no place is left");
+    assert_eq!(refused.problem.slug(), TOO_MANY_WAITING, "{refused:?}");
+    drop(all);
+    quest.join(&id("ann")).expect("there are places again");
 }
