@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
+use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
@@ -192,18 +193,22 @@ impl Contents {
         };
         // Both sides are conman's own, so nothing older than 1.3 is needed.
         let versions = &[&rustls::version::TLS13];
-        let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(pair)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key()?)
             .map_err(pair)?;
-        let client = ClientConfig::builder_with_provider(provider)
+        let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(versions)
             .map_err(pair)?
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key()?)
             .map_err(pair)?;
+        // A session that is resumed shows no certificate: one that has ended meanwhile would do.
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        client.resumption = Resumption::disabled();
         Ok(Loaded {
             server: Arc::new(server),
             client: Arc::new(client),
@@ -275,6 +280,8 @@ mod tests {
     use std::fs;
 
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::pki_types::ServerName;
+    use rustls::{ClientConnection, ConnectionCommon, HandshakeKind, ServerConnection};
 
     use super::*;
 
@@ -324,6 +331,38 @@ mod tests {
         let error = tls.reload().expect_err("they do not belong together");
         assert!(matches!(error, FleetTlsError::Pair { .. }), "{error:?}");
         assert_eq!(tls.expires_at().to_string(), "2091-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn every_connection_shows_its_certificate_anew() {
+        let (_folder, files) = folder(2090);
+        let tls = FleetTls::load(files).expect("valid");
+        for _ in 0..2 {
+            let name = ServerName::try_from("127.0.0.1").expect("a name");
+            let mut client = ClientConnection::new(tls.client(), name).expect("configured");
+            let mut server = ServerConnection::new(tls.server()).expect("configured");
+            // One turn more than it takes: what the server sends unasked comes too.
+            for _ in 0..4 {
+                pass(&mut client, &mut server);
+                pass(&mut server, &mut client);
+            }
+            assert!(!client.is_handshaking() && !server.is_handshaking());
+            assert_eq!(client.handshake_kind(), Some(HandshakeKind::Full));
+            assert_eq!(client.tls13_tickets_received(), 0);
+        }
+    }
+
+    /// Everything that one side has to say, to the other.
+    fn pass<A, B>(from: &mut ConnectionCommon<A>, to: &mut ConnectionCommon<B>) {
+        let mut said = Vec::new();
+        while from.wants_write() {
+            from.write_tls(&mut said).expect("written");
+        }
+        let mut said = &said[..];
+        while !said.is_empty() {
+            to.read_tls(&mut said).expect("read");
+            to.process_new_packets().expect("no error");
+        }
     }
 
     #[test]
