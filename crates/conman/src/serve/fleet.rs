@@ -33,6 +33,7 @@ use crate::shim::{self, ShimPlace};
 
 /// How often the service manager hears that a start goes on that waits for others.
 const JOINING_SIGN: Duration = Duration::from_secs(10);
+const JOINING: &str = "joining the fleet";
 
 const EXPIRY: &str = "conman_etcd_certificate_expiry_seconds";
 
@@ -197,7 +198,7 @@ pub(super) async fn join(
     ];
     tracing::info!("joining the fleet; nothing is served before");
     loop {
-        service_manager::goes_on(JOINING_SIGN * 3);
+        service_manager::goes_on(JOINING_SIGN * 3, JOINING);
         let ready = standing.wait_for(Standing::is_ready);
         match timeout(JOINING_SIGN, ready).await {
             Ok(joined) => {
@@ -219,7 +220,7 @@ pub(super) async fn join(
 pub(super) async fn shared_key(fleet: &dyn Fleet) -> Result<Option<[u8; 32]>, RegistryError> {
     let mut asking = fleet.shared_key();
     loop {
-        service_manager::goes_on(JOINING_SIGN * 3);
+        service_manager::goes_on(JOINING_SIGN * 3, JOINING);
         // Cancel safe: it is the same call that is waited for.
         if let Ok(key) = timeout(JOINING_SIGN, &mut asking).await {
             return key;

@@ -11,6 +11,7 @@
 
 mod announce;
 mod directory;
+mod false_starts;
 mod fleet;
 mod gate;
 mod host_room;
@@ -50,6 +51,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
+use false_starts::FalseStarts;
 use listeners::Listeners;
 use peers::Credentials;
 use renewal::Renewal;
@@ -131,15 +133,31 @@ fn start(
         .context("cannot start the tokio runtime")?;
     // First of all: a SIGTERM that finds the daemon still opening its state or adopting what runs
     // must have its configured meaning, not end the process on the spot.
-    let signals = {
+    let mut signals = {
         let _entered = runtime.enter();
         Signals::listen().context("cannot watch for signals")?
     };
-    let state = State::open(&config, arguments.generation_floor)?;
-    let result = runtime.block_on(async {
-        let listeners = Listeners::bind(&config).await?;
-        serve(config, state, listeners, (tokens, credentials), signals).await
+    let shared = config.shared.as_ref();
+    let starts = shared.map(|shared| {
+        let takeover = Duration::from_millis(shared.timing.takeover_ms);
+        FalseStarts::new(&config.state_dir, takeover)
     });
+    if let Some(starts) = &starts
+        && !runtime.block_on(starts.make_way(&mut signals.ending))
+    {
+        return Ok(());
+    }
+    let result = State::open(&config, arguments.generation_floor).and_then(|state| {
+        let started = || starts.iter().for_each(FalseStarts::started);
+        runtime.block_on(async {
+            let listeners = Listeners::bind(&config).await?;
+            let access = (tokens, credentials);
+            serve(config, state, listeners, access, signals, started).await
+        })
+    });
+    if let (Err(_), Some(starts)) = (&result, &starts) {
+        starts.failed();
+    }
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
     result
@@ -151,6 +169,7 @@ async fn serve(
     listeners: Listeners,
     (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
     mut signals: Signals,
+    started: impl FnOnce(),
 ) -> Result<()> {
     let metrics = install_metrics()?;
     let images = images::keeper(&state.images, &config.images)?;
@@ -285,6 +304,7 @@ async fn serve(
         api = %api_address, sessions = %listeners.sessions_address,
         admin = %config.listen.admin.display(), "ready"
     );
+    started();
     service_manager::ready();
     service_manager::watch(&node, state.vitals.clone());
     let why = stopped.wait().await;

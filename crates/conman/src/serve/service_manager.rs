@@ -20,11 +20,11 @@ pub(super) fn ready() {
 }
 
 /// The start takes at least this much longer, and is no failure.
-pub(super) fn goes_on(longer: Duration) {
+pub(super) fn goes_on(longer: Duration, status: &str) {
     let micros = u32::try_from(longer.as_micros()).unwrap_or(u32::MAX);
     tell(&[
         NotifyState::ExtendTimeoutUsec(micros),
-        NotifyState::Status("joining the fleet"),
+        NotifyState::Status(status),
     ]);
 }
 

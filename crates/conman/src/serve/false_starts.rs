@@ -1,0 +1,165 @@
+//! What a node does that cannot start: it lets others have its sessions.
+//!
+//! A daemon that has joined its fleet and then fails is started again by the service manager seconds
+//! later, and each time it renews what it owns: nobody would serve its sessions, and nobody else might
+//! take them over. After some such starts in a row one waits before it joins. What runs meanwhile is
+//! its shim's, whose fence stops it in time.
+
+use std::fs;
+use std::io::{self, ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::service_manager;
+use super::signals::EndingSignals;
+
+/// Failures in a row that may pass by themselves.
+const MOST: u32 = 3;
+
+/// Long enough for others to take over, and for somebody to look.
+const LEAST_WAIT: Duration = Duration::from_secs(300);
+
+/// Between two looks at whether to wait on, and to the service manager.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Longest file that is read: it holds a number.
+const MAX_FILE_BYTES: u64 = 16;
+
+#[derive(Debug)]
+pub(super) struct FalseStarts {
+    file: PathBuf,
+    wait: Duration,
+    has_started: AtomicBool,
+}
+
+impl FalseStarts {
+    pub(super) fn new(state_dir: &Path, takeover: Duration) -> Self {
+        Self {
+            file: state_dir.join("failed-starts"),
+            wait: LEAST_WAIT.max(takeover * 4),
+            has_started: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits where too many starts have failed; `false` when the daemon is to end meanwhile.
+    pub(super) async fn make_way(&self, ending: &mut EndingSignals) -> bool {
+        let failed = self.count();
+        if failed < MOST {
+            return true;
+        }
+        tracing::error!(
+            failed,
+            wait = ?self.wait,
+            "the last starts of this node failed after it had joined its fleet (the log says why): it \
+             stays away for some time, so that other nodes may take over its sessions; remove {} to \
+             start at once",
+            self.file.display()
+        );
+        tokio::select! {
+            // Cancel safe: it only looks.
+            () = self.wait_out() => true,
+            name = ending.next() => {
+                tracing::info!("stopping: {name}, while the node stayed away from its fleet");
+                false
+            }
+        }
+    }
+
+    async fn wait_out(&self) {
+        let until = Instant::now() + self.wait;
+        while Instant::now() < until && self.count() >= MOST {
+            service_manager::goes_on(LOOK * 5, "its last starts failed: others may take over");
+            sleep(LOOK).await;
+        }
+    }
+
+    /// From here on the node serves.
+    pub(super) fn started(&self) {
+        self.has_started.store(true, Ordering::Relaxed);
+        match fs::remove_file(&self.file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                let path = self.file.display();
+                tracing::warn!(%path, %error, "cannot remove the number of failed starts");
+            }
+            _ => {}
+        }
+    }
+
+    /// The daemon ends by an error.
+    pub(super) fn failed(&self) {
+        if self.has_started.load(Ordering::Relaxed) {
+            return;
+        }
+        let count = self.count().saturating_add(1);
+        if let Err(error) = fs::write(&self.file, count.to_string()) {
+            let path = self.file.display();
+            tracing::warn!(%path, %error, "cannot write down that this start failed");
+        }
+    }
+
+    /// How many have failed; what cannot be read is none.
+    fn count(&self) -> u32 {
+        let read = || -> io::Result<String> {
+            let mut text = String::new();
+            let file = fs::File::open(&self.file)?;
+            file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        let text = read().unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::signals::Signals;
+    use super::*;
+
+    fn starts(dir: &Path) -> FalseStarts {
+        FalseStarts::new(dir, Duration::from_secs(12))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_whose_starts_fail_in_a_row_stays_away_for_some_time() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut signals = Signals::listen().expect("listened");
+        let mut waited = async || {
+            let began = Instant::now();
+            assert!(starts(dir.path()).make_way(&mut signals.ending).await);
+            began.elapsed()
+        };
+        for _ in 0..MOST {
+            assert_eq!(waited().await, Duration::ZERO);
+            starts(dir.path()).failed();
+        }
+        assert!(waited().await >= LEAST_WAIT);
+        // It has failed again.
+        starts(dir.path()).failed();
+        assert!(waited().await >= LEAST_WAIT);
+        let good = starts(dir.path());
+        good.started();
+        // What ends a node that has served is no failed start.
+        good.failed();
+        assert_eq!(waited().await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_removes_the_file_has_the_node_start_at_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut signals = Signals::listen().expect("listened");
+        for _ in 0..MOST {
+            starts(dir.path()).failed();
+        }
+        let waiting = starts(dir.path());
+        let began = Instant::now();
+        let (goes_on, ()) = tokio::join!(waiting.make_way(&mut signals.ending), async {
+            sleep(LOOK * 3).await;
+            fs::remove_file(&waiting.file).expect("removed");
+        });
+        assert!(goes_on);
+        assert!(began.elapsed() < LEAST_WAIT / 2);
+    }
+}
