@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  Registry::claim, release ─▶ bounded channel ─▶ driver (the protocol) ─▶ etcd, fence, Orders
-//!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd
+//!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd ─▶ many records: parsed elsewhere
 //!  membership: looks at the other nodes, tells of this one ─▶ driver: whom to watch
 //! ```
 //! Who owns what is decided by `conman_core::ownership` alone. etcd is asked for nothing but
@@ -21,16 +21,15 @@ use conman_core::ownership::{Key, OwnedState, Timing, Value};
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use crate::fence_link::FenceLink;
-use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 use crate::rules::Change;
 use crate::state_lock::StateLock;
 use crate::{
-    Announcement, ContainerIdentity, Fleet, FleetSession, ForgetError, Located, Peer, RecordState,
-    Registry, RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
+    Announcement, ContainerIdentity, Fleet, ForgetError, Located, Peer, RecordState, Registry,
+    RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
 };
 
 mod client;
@@ -40,6 +39,7 @@ mod fence_orders;
 mod figures;
 mod forgetting;
 mod joining;
+mod listing;
 mod membership;
 mod notes;
 mod orders;
@@ -75,6 +75,10 @@ const MAX_COMMANDS: usize = 4_096;
 const PATIENCE_SHARE: u64 = 5;
 const MIN_PATIENCE_MS: u64 = 100;
 const MAX_PATIENCE_MS: u64 = 2_000;
+
+/// Reads of many records under way at once: each may hold some megabytes, and shares the line to etcd
+/// with the renewals.
+const MAX_LISTS: usize = 4;
 
 /// What was seen of etcd is written down this often.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -134,6 +138,7 @@ pub struct EtcdRegistry {
     membership: Arc<Membership>,
     commands: mpsc::Sender<Command>,
     runtime: Handle,
+    lists: Arc<Semaphore>,
     /// Only one daemon in an installation: it is what tells a predecessor from somebody else.
     _lock: StateLock,
 }
@@ -233,6 +238,7 @@ impl EtcdRegistry {
             membership,
             commands,
             runtime: handle,
+            lists: Arc::new(Semaphore::new(MAX_LISTS)),
             _lock: lock,
         }))
     }
@@ -255,6 +261,23 @@ impl EtcdRegistry {
                 reason: error.to_string(),
             }),
         }
+    }
+
+    /// The same for a call that reads many records. It goes on when its caller goes away, and counts
+    /// among the few of its kind until it has ended.
+    async fn run_list<T, F>(&self, call: F) -> Result<T, RegistryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RegistryError>> + Send + 'static,
+    {
+        let turn = Arc::clone(&self.lists).acquire_owned().await;
+        let turn = turn.map_err(|_| closed())?;
+        self.run(async move {
+            let answer = call.await;
+            drop(turn);
+            answer
+        })
+        .await
     }
 
     /// Which revision wrote the record that was read, if it still is the session's.
@@ -406,7 +429,8 @@ impl Registry for EtcdRegistry {
 
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
         let shared = Arc::clone(&self.shared);
-        self.run(async move { notes::list(&shared).await }).await
+        self.run_list(async move { listing::mine(&shared).await })
+            .await
     }
 }
 
@@ -480,7 +504,7 @@ impl Fleet for EtcdRegistry {
         limit: usize,
     ) -> Result<SessionPage, RegistryError> {
         let (shared, after) = (Arc::clone(&self.shared), after.cloned());
-        self.run(async move { sessions(&shared, after, limit).await })
+        self.run_list(async move { listing::page(&shared, after, limit).await })
             .await
     }
 }
@@ -508,53 +532,4 @@ async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, Regi
             released: ownership.state == OwnedState::Released,
         }),
     )
-}
-
-async fn sessions(
-    shared: &Shared,
-    after: Option<SessionId>,
-    limit: usize,
-) -> Result<SessionPage, RegistryError> {
-    let parent = shared.store.keys.all_told();
-    let mut from = parent.clone();
-    if let Some(after) = after {
-        from = shared.store.keys.told(after.as_str());
-        from.push(0);
-    }
-    let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
-    let mut page = SessionPage::default();
-    loop {
-        let (mut entries, more, _) = shared
-            .store
-            .page(&from, &parent, limit, 0)
-            .await
-            .map_err(|error| notes::unavailable(&error.to_string()))?;
-        if more {
-            // A page ends with what a session may be called; what is behind begins the next one.
-            let end = entries.iter().rposition(|(key, _, _)| {
-                let name = codec::Keys::name_in(&parent, key);
-                page.next = name.and_then(|name| name.parse().ok());
-                page.next.is_some()
-            });
-            entries.truncate(end.map_or(entries.len(), |end| end + 1));
-        }
-        for (key, bytes, _) in &entries {
-            match notes::told_of(shared, key, bytes) {
-                Ok(told) => page.sessions.push(FleetSession {
-                    node: told.node,
-                    record: told.record,
-                }),
-                Err(unreadable) if page.unreadable.len() < MAX_UNREADABLE => {
-                    page.unreadable.push(unreadable);
-                }
-                Err(_) => {}
-            }
-        }
-        match entries.last() {
-            // None of these is a session.
-            Some((last, _, _)) if more && page.next.is_none() => from.clone_from(last),
-            _ => return Ok(page),
-        }
-        from.push(0);
-    }
 }

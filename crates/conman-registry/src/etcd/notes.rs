@@ -6,13 +6,13 @@ use conman_core::ownership::{Answer, Key, OwnedState, Value, collect};
 use conman_proto::{Generation, SessionId};
 use tokio::time::{Instant, sleep};
 
-use super::codec::{self, Keys, Told};
+use super::codec::{self, Told};
 use super::records::Mine;
 use super::shared::{Shared, name};
 use super::store::{Beside, ReadError};
 use super::wire::{self, TxnRequest};
+use crate::RegistryError;
 use crate::rules::{self, Change, Effect};
-use crate::{RegistryError, SessionRecord};
 
 /// How long a change is tried while etcd does not answer or others change the same record.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -184,74 +184,6 @@ fn superseded(
         id: id.clone(),
         generation,
         current,
-    }
-}
-
-/// All that this node tells of, and what is ours of it from now on.
-pub(super) async fn list(shared: &Shared) -> Result<Vec<SessionRecord>, RegistryError> {
-    let (parent, since) = (shared.store.keys.all_told(), shared.since());
-    let entries = shared
-        .store
-        .all_below(&parent)
-        .await
-        .map_err(|error| unavailable(&error.to_string()))?;
-    let mut records = Vec::new();
-    for (name, bytes, revision) in entries {
-        let told = match told_of(shared, &name, &bytes) {
-            Ok(told) if told.node == *shared.me => told,
-            Ok(_) => continue,
-            Err(unreadable) => {
-                refuse_mine(shared, &parent, &name, &unreadable).await?;
-                continue;
-            }
-        };
-        records.push(told.record.clone());
-        if !told.record.state.is_ended() {
-            let mine = Mine {
-                told,
-                mod_revision: Some(revision),
-            };
-            shared.note_read(mine, since);
-        }
-    }
-    Ok(records)
-}
-
-/// What a record tells, or why it tells nothing, which is logged once.
-pub(super) fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<Told, String> {
-    let parsed: Result<Told, _> = codec::parse(key, bytes);
-    let name = Keys::name_in(&shared.store.keys.all_told(), key);
-    let why = match parsed {
-        Ok(told) if name.as_deref() == Some(told.record.id.as_str()) => return Ok(told),
-        Ok(told) => format!("it tells of session {}", told.record.id),
-        Err(error) => error.to_string(),
-    };
-    let key = String::from_utf8_lossy(key).into_owned();
-    let unreadable = format!(
-        "the record at {key} in etcd cannot be read, and its session is left out: {why}. PUT the \
-         session anew, or delete the key: who owns it stands elsewhere"
-    );
-    if shared.is_news(&key) {
-        tracing::error!("{unreadable}");
-    }
-    Err(unreadable)
-}
-
-/// What runs here and cannot be known must not be taken for what does not run.
-async fn refuse_mine(
-    shared: &Shared,
-    parent: &[u8],
-    key: &[u8],
-    unreadable: &str,
-) -> Result<(), RegistryError> {
-    let Some(id) = Keys::name_in(parent, key).and_then(|name| name.parse().ok()) else {
-        return Ok(());
-    };
-    let located = super::locate(shared, &id).await?;
-    let is_mine = located.is_some_and(|owner| owner.node == *shared.me && !owner.released);
-    match is_mine {
-        true => Err(unavailable(unreadable)),
-        false => Ok(()),
     }
 }
 

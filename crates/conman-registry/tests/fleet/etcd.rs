@@ -1,6 +1,7 @@
 //! An etcd of one member or of three, of the distribution's package, for one test.
 
 use std::ffi::OsString;
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -234,6 +235,21 @@ impl Etcd {
             input.into(),
         );
         done.expect("the password is replaced");
+    }
+
+    /// How many calls of this method it has begun to serve, by its own figures.
+    pub(crate) fn count_of(&self, method: &str) -> usize {
+        let mut line = TcpStream::connect(self.address()).expect("it answers");
+        line.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+            .expect("asked");
+        let mut figures = String::new();
+        line.read_to_string(&mut figures).expect("answered");
+        let name = format!("grpc_method=\"{method}\",grpc_service=\"etcdserverpb.KV\"");
+        let started = figures
+            .lines()
+            .find(|line| line.starts_with("grpc_server_started_total{") && line.contains(&name));
+        let count = started.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        count.unwrap_or_else(|| panic!("etcd tells nothing of {method}: {figures}"))
     }
 
     /// Runs etcdctl.

@@ -5,6 +5,8 @@ mod conformance;
 mod etcd;
 mod forgetting;
 mod joining;
+mod lists;
+mod log;
 mod members;
 mod node;
 mod outages;

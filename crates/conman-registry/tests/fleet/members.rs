@@ -1,67 +1,18 @@
 //! An etcd of three members, all of which a node is given.
 
-use std::fmt::{Debug, Write as _};
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 
 use conman_registry::{EtcdTls, Fleet as _, Registry as _, Standing};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::etcd::{Etcd, Files};
+use crate::log;
 use crate::node::{Node, id, options, patient, until};
 use crate::tls::Authority;
 
-/// What was warned of in this process.
-static WARNED: Mutex<String> = Mutex::new(String::new());
-
-/// Keeps warnings, and nothing else.
-struct Warnings;
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut Text);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-struct Text;
-
-impl Visit for Text {
-    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
-        let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
-        writeln!(warned, "{value:?}").expect("there is memory");
-    }
-}
-
-fn listen() {
-    static LISTENS: Once = Once::new();
-    LISTENS.call_once(|| {
-        tracing::subscriber::set_global_default(Warnings).expect("nobody else listens");
-    });
-}
-
 /// What was said of this endpoint.
 fn warned_of(url: &str) -> String {
-    let warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
-    let lines = warned.lines().filter(|line| line.contains(url));
+    let lines = log::lines(url).into_iter().map(|line| line.text);
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -160,7 +111,7 @@ async fn works_while_each_goes(members: &mut [Etcd; 3], each: &[usize], node: &N
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_fails_for_good_when_the_member_that_is_used_goes() {
-    listen();
+    log::keep();
     let authority = Authority::new("one");
     let Some(mut members) = three(&authority, &[]) else {
         return;
@@ -176,7 +127,7 @@ async fn nothing_fails_for_good_when_the_member_that_is_used_goes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endpoint_with_a_wrong_certificate_is_named_and_stops_none_of_the_others() {
-    listen();
+    log::keep();
     let authority = Authority::new("one");
     let Some(mut members) = three(&authority, &[0]) else {
         return;

@@ -1,0 +1,166 @@
+//! Reads of many records. They are fetched on the fleet's thread like everything else and parsed on
+//! others: a page takes longer to parse than a renewal may be late.
+
+use std::sync::Arc;
+
+use conman_proto::SessionId;
+use tokio::task::spawn_blocking;
+
+use super::codec::{self, Keys, Told};
+use super::notes::unavailable;
+use super::records::{Mine, Since};
+use super::shared::Shared;
+use super::store::Entry;
+use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
+use crate::{FleetSession, RegistryError, SessionPage, SessionRecord};
+
+/// All that this node tells of, and what is ours of it from now on.
+pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Vec<SessionRecord>, RegistryError> {
+    let (parent, since) = (shared.store.keys.all_told(), shared.since());
+    let entries = shared
+        .store
+        .all_below(&parent)
+        .await
+        .map_err(|error| unavailable(&error.to_string()))?;
+    let parses = Arc::clone(shared);
+    let (records, unreadable) = elsewhere(move || take_mine(&parses, entries, since)).await?;
+    for (key, unreadable) in unreadable {
+        refuse_mine(shared, &parent, &key, &unreadable).await?;
+    }
+    Ok(records)
+}
+
+/// The keys of what cannot be read, and why.
+type Unreadable = Vec<(Vec<u8>, String)>;
+
+fn take_mine(
+    shared: &Shared,
+    entries: Vec<Entry>,
+    since: Since,
+) -> (Vec<SessionRecord>, Unreadable) {
+    let (mut records, mut unreadable) = (Vec::new(), Vec::new());
+    for (key, bytes, revision) in entries {
+        let told = match told_of(shared, &key, &bytes) {
+            Ok(told) if told.node == *shared.me => told,
+            Ok(_) => continue,
+            Err(why) => {
+                unreadable.push((key, why));
+                continue;
+            }
+        };
+        records.push(told.record.clone());
+        if !told.record.state.is_ended() {
+            let mine = Mine {
+                told,
+                mod_revision: Some(revision),
+            };
+            shared.note_read(mine, since);
+        }
+    }
+    (records, unreadable)
+}
+
+/// A page of all sessions.
+pub(super) async fn page(
+    shared: &Arc<Shared>,
+    after: Option<SessionId>,
+    limit: usize,
+) -> Result<SessionPage, RegistryError> {
+    let parent = shared.store.keys.all_told();
+    let mut from = parent.clone();
+    if let Some(after) = after {
+        from = shared.store.keys.told(after.as_str());
+        from.push(0);
+    }
+    let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
+    let mut page = SessionPage::default();
+    loop {
+        let (mut entries, more, _) = shared
+            .store
+            .page(&from, &parent, limit, 0)
+            .await
+            .map_err(|error| unavailable(&error.to_string()))?;
+        if more {
+            // A page ends with what a session may be called; what is behind begins the next one.
+            let end = entries.iter().rposition(|(key, _, _)| {
+                let name = Keys::name_in(&parent, key);
+                page.next = name.and_then(|name| name.parse().ok());
+                page.next.is_some()
+            });
+            entries.truncate(end.map_or(entries.len(), |end| end + 1));
+        }
+        let last = entries.last().map(|(key, _, _)| key.clone());
+        let parses = Arc::clone(shared);
+        page = elsewhere(move || with(page, &parses, &entries)).await?;
+        match last {
+            // None of these is a session.
+            Some(last) if more && page.next.is_none() => from = last,
+            _ => return Ok(page),
+        }
+        from.push(0);
+    }
+}
+
+fn with(mut page: SessionPage, shared: &Shared, entries: &[Entry]) -> SessionPage {
+    for (key, bytes, _) in entries {
+        match told_of(shared, key, bytes) {
+            Ok(told) => page.sessions.push(FleetSession {
+                node: told.node,
+                record: told.record,
+            }),
+            Err(unreadable) if page.unreadable.len() < MAX_UNREADABLE => {
+                page.unreadable.push(unreadable);
+            }
+            Err(_) => {}
+        }
+    }
+    page
+}
+
+/// On a thread of the runtime where nothing waits for it but its caller.
+async fn elsewhere<T: Send + 'static>(
+    parse: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RegistryError> {
+    let parsed = spawn_blocking(parse).await;
+    parsed.map_err(|error| RegistryError::Closed {
+        reason: error.to_string(),
+    })
+}
+
+/// What a record tells, or why it tells nothing, which is logged once.
+fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<Told, String> {
+    let parsed: Result<Told, _> = codec::parse(key, bytes);
+    let name = Keys::name_in(&shared.store.keys.all_told(), key);
+    let why = match parsed {
+        Ok(told) if name.as_deref() == Some(told.record.id.as_str()) => return Ok(told),
+        Ok(told) => format!("it tells of session {}", told.record.id),
+        Err(error) => error.to_string(),
+    };
+    let key = String::from_utf8_lossy(key).into_owned();
+    let unreadable = format!(
+        "the record at {key} in etcd cannot be read, and its session is left out: {why}. PUT the \
+         session anew, or delete the key: who owns it stands elsewhere"
+    );
+    if shared.is_news(&key) {
+        tracing::error!("{unreadable}");
+    }
+    Err(unreadable)
+}
+
+/// What runs here and cannot be known must not be taken for what does not run.
+async fn refuse_mine(
+    shared: &Shared,
+    parent: &[u8],
+    key: &[u8],
+    unreadable: &str,
+) -> Result<(), RegistryError> {
+    let Some(id) = Keys::name_in(parent, key).and_then(|name| name.parse().ok()) else {
+        return Ok(());
+    };
+    let located = super::locate(shared, &id).await?;
+    let is_mine = located.is_some_and(|owner| owner.node == *shared.me && !owner.released);
+    match is_mine {
+        true => Err(unavailable(unreadable)),
+        false => Ok(()),
+    }
+}
