@@ -89,16 +89,17 @@ impl fmt::Display for NodeLoss {
     }
 }
 
-/// That the fleet started a session by itself, because its node had gone.
+/// That the fleet started a session again, because its node had gone: by itself, or when a connection
+/// came.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Restarted {
     /// The node that it was on.
     pub from: String,
     /// What became of that node.
     pub because: NodeLoss,
-    /// Which one it is of the restarts that followed each other.
+    /// Which one it is of the restarts that followed each other; 0 where a connection came first.
     pub count: u32,
-    /// When the first of them began.
+    /// When the first of them began, or the connection came.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
 }
@@ -223,7 +224,7 @@ pub struct ResolvedSpec {
     pub tty: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
-    /// Absent when somebody asked for this start.
+    /// Absent when somebody ordered this start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted: Option<Restarted>,
     /// What its node's labels must be.

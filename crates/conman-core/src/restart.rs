@@ -66,6 +66,31 @@ pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
     told_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
 }
 
+/// What the record of a start says that somebody's connection asks for: what took its node from the
+/// session, so that a start that fails does not lose it for the next connection. `from` is the node
+/// that it was on, where that is known; `gone` whether that one was seen to be gone. `None` where
+/// nothing was lost.
+///
+/// It is no restart by itself: the count of those neither grows nor starts anew by it.
+#[must_use]
+pub fn asked_for(
+    spec: &ResolvedSpec,
+    end: End,
+    from: Option<&str>,
+    gone: bool,
+    now: Timestamp,
+) -> Option<Restarted> {
+    if let Some(failed) = failed_restart(spec, end) {
+        return Some(failed.clone());
+    }
+    Some(Restarted {
+        because: told_loss(end).or(gone.then_some(NodeLoss::Lost))?,
+        from: from?.to_owned(),
+        count: 0,
+        since: now,
+    })
+}
+
 /// Whether the restart that began this life was the last of those that may follow each other.
 #[must_use]
 pub fn was_last(spec: &ResolvedSpec) -> bool {

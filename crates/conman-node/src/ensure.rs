@@ -316,9 +316,11 @@ async fn note_unwanted(
     }
 }
 
-/// Of what is to be restarted elsewhere, the record goes: nobody can start it by that any more.
+/// Of what is to be restarted elsewhere, or failed to come back, the record goes: nobody can start it
+/// by that any more.
 pub(crate) async fn call_off(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
-    let Some(generation) = handle.generation().filter(|_| handle.is_to_be_restarted()) else {
+    let comes_back = handle.is_to_be_restarted() || handle.has_failed_to_come_back();
+    let Some(generation) = handle.generation().filter(|_| comes_back) else {
         return Ok(());
     };
     let id = handle.id.clone();

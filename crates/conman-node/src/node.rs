@@ -38,7 +38,7 @@ use crate::hold::Seats;
 use crate::host_limits::{HostLimit, HostLimits};
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
-use crate::revival::{self, Relocate};
+use crate::revival::{self, Former, Relocate};
 use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
 use crate::session::View;
@@ -315,17 +315,17 @@ impl Node {
         access::own_route(&self.context, id, generation)
     }
 
-    /// The way to a session that runs here, or whose node has given it up or is `lost`: such a
-    /// one is claimed by this node and started by its record, if it ended with its node, or
-    /// `may_start` and its template say so. Waits while it starts; cancelling does not cancel the
-    /// start.
+    /// The way to a session that runs here, or whose `former` node has given it up or is lost: such
+    /// a one is claimed by this node and started by its record, if it ended with its node and no
+    /// start has succeeded since, or `may_start` and its template say so. Waits while it starts;
+    /// cancelling does not cancel the start.
     pub async fn revive(
         &self,
         id: &SessionId,
         may_start: bool,
-        lost: bool,
+        former: Former<'_>,
     ) -> Result<SessionRoute, RouteError> {
-        revival::revive(&self.context, id, may_start, lost).await
+        revival::revive(&self.context, id, may_start, former).await
     }
 
     /// Starts a session anew whose former node, `from`, has gone, where its spec wants that and its

@@ -41,12 +41,21 @@ pub fn end_of(record: &SessionRecord) -> End {
     }
 }
 
+/// Where a session was that a connection is to bring back.
+#[derive(Debug, Clone, Copy)]
+pub struct Former<'a> {
+    /// Absent where whoever asks does not say.
+    pub node: Option<&'a str>,
+    /// Whether that node is gone.
+    pub is_lost: bool,
+}
+
 /// See [`crate::Node::revive`].
 pub(crate) async fn revive(
     context: &Arc<Context>,
     id: &SessionId,
     may_start: bool,
-    lost: bool,
+    former: Former<'_>,
 ) -> Result<SessionRoute, RouteError> {
     if context
         .sessions
@@ -61,12 +70,11 @@ pub(crate) async fn revive(
     };
     let record = read(context, id).await.map_err(not_started)?;
     let record = record.ok_or_else(|| RouteError::NoSuchSession { id: id.clone() })?;
+    let (end, now) = (end_of(&record), Timestamp::now());
     let unwanted = record.state.end_cause() == Some(EndCause::Deleted);
+    let gone = former.is_lost && !unwanted;
     let by_itself = match record.state.is_ended() {
-        true => {
-            may_start
-                && (lost && !unwanted || restart::lost_by(&record.spec, end_of(&record)).is_some())
-        }
+        true => may_start && (gone || restart::lost_by(&record.spec, end).is_some()),
         false => !unwanted,
     };
     let template = record.spec.template.as_deref();
@@ -74,7 +82,7 @@ pub(crate) async fn revive(
         return Err(ended(id, &record.state));
     }
     let asked_for = ResolvedSpec {
-        restarted: None,
+        restarted: restart::asked_for(&record.spec, end, former.node, gone, now),
         ..record.spec.clone()
     };
     ensure::ensure_by(context, id, &asked_for, Some(record), true)

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
+use conman_node::Former;
 use conman_proto::{Generation, SessionId, Timeline};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,8 @@ pub(crate) struct Asked {
     start: bool,
     /// Whether its former node is gone.
     lost: bool,
+    /// That node, which an older conman does not tell.
+    from: Option<String>,
 }
 
 /// Answers once a session of this node can take requests, and starts it by its record where its
@@ -55,7 +58,11 @@ pub(crate) async fn ready(
     SessionPath(id): SessionPath,
     AxumQuery(asked): AxumQuery<Asked>,
 ) -> Result<Json<Ready>, ApiError> {
-    let route = state.node.revive(&id, asked.start, asked.lost).await;
+    let former = Former {
+        node: asked.from.as_deref(),
+        is_lost: asked.lost,
+    };
+    let route = state.node.revive(&id, asked.start, former).await;
     let route = route.map_err(|error| route_error(&error))?;
     let generation = route.generation;
     Ok(Json(Ready { generation }))

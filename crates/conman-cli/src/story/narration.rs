@@ -77,18 +77,23 @@ impl Chapter<'_> {
         sentences
     }
 
-    /// That nobody asked for this start.
+    /// Why it was started again, where nobody ordered that.
     fn restart(&self) -> Option<String> {
         let told = self
             .session
             .and_then(|session| session.spec.restarted.as_ref());
         match told {
+            Some(asked_for) if asked_for.count == 0 => Some(format!(
+                "A connection asked for it, and {}, where it was, was {}.",
+                printable(&asked_for.from),
+                asked_for.because
+            )),
             Some(restarted) => Some(format!(
                 "The fleet restarted it by itself, because {}, where it was, was {}{}.",
                 printable(&restarted.from),
                 restarted.because,
                 match restarted.count {
-                    0 | 1 => String::new(),
+                    1 => String::new(),
                     count => format!("; that happened {} in a row", times(count as usize)),
                 }
             )),

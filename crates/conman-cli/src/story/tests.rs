@@ -408,6 +408,13 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
          twice in a row.";
     assert!(told.lines().any(|line| line == sentence), "{told}");
 
+    if let Some(restarted) = &mut running.spec.restarted {
+        restarted.count = 0;
+    }
+    let told = started().told(Some(&running), 3_660_000);
+    let sentence = "A connection asked for it, and n3, where it was, was lost.";
+    assert!(told.lines().any(|line| line == sentence), "{told}");
+
     let reason = Some("preempted: preemption notice");
     let mut stopped = session(7, SessionState::Stopped, reason);
     stopped.spec.on_node_loss = OnNodeLoss::Restart;

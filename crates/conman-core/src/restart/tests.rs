@@ -111,6 +111,48 @@ fn a_restart_that_failed_is_tried_again_whoever_ordered_it() {
 }
 
 #[test]
+fn what_took_its_node_stays_known_until_a_start_that_a_connection_asked_for_succeeds() {
+    let (wait, now) = (spec(OnNodeLoss::Wait), at(NOW));
+    let drained = stopped(EndCause::Drained);
+    let first = asked_for(&wait, drained, Some("n1"), false, now).expect("it lost its node");
+    let expected = Restarted {
+        from: "n1".to_owned(),
+        because: NodeLoss::Drained,
+        count: 0,
+        since: now,
+    };
+    assert_eq!(first, expected);
+    let failed = ResolvedSpec {
+        restarted: Some(first.clone()),
+        ..wait.clone()
+    };
+    assert_eq!(lost_by(&failed, FAILED_START), Some(NodeLoss::Drained));
+    assert_eq!(verdict(&failed, FAILED_START), Verdict::No, "nobody waits");
+    let next = asked_for(&failed, FAILED_START, Some("n2"), false, at(NOW + 5));
+    assert_eq!(next, Some(first));
+    // Its node was declared dead, and the record does not say so.
+    let lost = asked_for(&wait, FAILED_START, Some("n1"), true, now).expect("it lost its node");
+    assert_eq!(lost.because, NodeLoss::Lost);
+    // It came up, or ended by itself: a later failure is no loss.
+    for end in [stopped(EndCause::Exited), stopped(EndCause::Deleted)] {
+        assert_eq!(lost_by(&failed, end), None);
+        assert_eq!(asked_for(&failed, end, Some("n2"), false, now), None);
+    }
+    // By itself it is restarted as often as ever.
+    let restart = ResolvedSpec {
+        on_node_loss: OnNodeLoss::Restart,
+        ..failed
+    };
+    let Verdict::Restart(next) = verdict(&restart, FAILED_START) else {
+        panic!("it is to be restarted");
+    };
+    assert_eq!((next.count, next.from.as_str()), (1, "n1"));
+    let often = after(MAX_RESTARTS, NOW - 200);
+    let asked = asked_for(&often, FAILED_START, Some("n1"), false, now);
+    assert_eq!(asked.map(|asked| asked.count), Some(MAX_RESTARTS));
+}
+
+#[test]
 fn a_restart_that_the_registry_took_too_long_for_is_tried_again() {
     let unrecorded = End::Ended {
         cause: EndCause::Unrecorded,

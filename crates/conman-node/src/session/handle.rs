@@ -105,16 +105,24 @@ impl SessionHandle {
 
     /// Whether it has ended because it lost its node, and comes back by itself on another.
     pub(crate) fn is_to_be_restarted(&self) -> bool {
+        self.spec.on_node_loss == OnNodeLoss::Restart && self.is_lost() && !was_last(&self.spec)
+    }
+
+    /// Whether it has ended because a start failed that followed the loss of its node: somebody's
+    /// connection may start it by its record.
+    pub(crate) fn has_failed_to_come_back(&self) -> bool {
+        self.spec.restarted.is_some() && self.is_lost()
+    }
+
+    /// Whether it has ended without a node, for no doing of its own.
+    fn is_lost(&self) -> bool {
         let view = self.view.borrow();
         let end = End::Ended {
             cause: view.cause.unwrap_or(EndCause::Unknown),
             ran: view.started_at.is_some(),
             exit_code: view.exit_code,
         };
-        self.spec.on_node_loss == OnNodeLoss::Restart
-            && view.state.is_ended()
-            && lost_by(&self.spec, end).is_some()
-            && !was_last(&self.spec)
+        view.state.is_ended() && lost_by(&self.spec, end).is_some()
     }
 
     /// Orders it to stop; a later order changes nothing, but that it is not wanted any more.

@@ -65,7 +65,8 @@ impl Publisher {
             self.handle.spec.image, self.handle.spec.runtime
         );
         self.note(EventKind::SessionClaimed, Some(claimed.generation), message);
-        if let Some(restarted) = &self.handle.spec.restarted {
+        let restarted = self.handle.spec.restarted.as_ref();
+        if let Some(restarted) = restarted.filter(|restarted| restarted.count > 0) {
             let message = format!(
                 "restarted, since node {} was {} (the {} in a row)",
                 restarted.from,

@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_node::{EnsureError, Node, RestartError, RouteError, SessionRoute};
+use conman_node::{EnsureError, Former, Node, RestartError, RouteError, SessionRoute};
 use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{
     AskError, Dialer, FleetMap, NoAddress, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
@@ -103,11 +103,18 @@ impl Quest {
     }
 }
 
+/// The node that a session was on.
+#[derive(Debug, Clone)]
+struct Was {
+    node: String,
+    is_lost: bool,
+}
+
 /// What has to be waited for.
 #[derive(Debug, Clone)]
 enum Need {
     /// Nobody owns it: some node has to start it.
-    Start { may_start: bool, lost: bool },
+    Start { may_start: bool, was: Was },
     /// Its node has to have it ready.
     Ready { node: Arc<str>, may_start: bool },
     /// Its node cannot be reached.
@@ -190,14 +197,20 @@ impl Seeker {
                 Whereabouts::Nobody => return self.local(id, may_start).await,
                 Whereabouts::Here { .. } if fresh => return self.local(id, may_start).await,
                 Whereabouts::Released { node, .. } if fresh => {
-                    let lost = false;
                     let _held = self.held(&node, Cause::Ended);
-                    self.wait_for(id, Need::Start { may_start, lost }).await?;
+                    let was = Was {
+                        node,
+                        is_lost: false,
+                    };
+                    self.wait_for(id, Need::Start { may_start, was }).await?;
                 }
                 Whereabouts::Lost { node, .. } if fresh => {
-                    let lost = true;
                     let _held = self.held(&node, Cause::Fenced);
-                    self.wait_for(id, Need::Start { may_start, lost }).await?;
+                    let was = Was {
+                        node,
+                        is_lost: true,
+                    };
+                    self.wait_for(id, Need::Start { may_start, was }).await?;
                 }
                 Whereabouts::Here { .. }
                 | Whereabouts::Released { .. }
@@ -370,7 +383,7 @@ impl Seeker {
 
     async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
         match need {
-            Need::Start { may_start, lost } => self.start(id, *may_start, *lost).await,
+            Need::Start { may_start, was } => self.start(id, *may_start, was).await,
             // Cancel safe: what is asked of the node is asked anew, and a look is only a look.
             Need::Ready { node, may_start } => tokio::select! {
                 outcome = self.ready(id, node, *may_start) => outcome,
@@ -384,7 +397,7 @@ impl Seeker {
     }
 
     /// Has some node start the session by its record.
-    async fn start(&self, id: &SessionId, may_start: bool, lost: bool) -> Result<(), Refusal> {
+    async fn start(&self, id: &SessionId, may_start: bool, was: &Was) -> Result<(), Refusal> {
         for times in 1.. {
             let record = match self.node.record(id).await {
                 Ok(Some(record)) => record,
@@ -401,9 +414,9 @@ impl Seeker {
             let candidates = placement.candidates.len().min(MAX_CANDIDATES);
             for name in placement.candidates.iter().take(MAX_CANDIDATES) {
                 let said = if name == self.map.me() {
-                    self.start_here(id, may_start, lost).await
+                    self.start_here(id, may_start, was).await
                 } else {
-                    self.ask(id, &self.map.node(name).address, may_start, lost)
+                    self.ask(id, &self.map.node(name).address, may_start, was)
                         .await
                 };
                 match said {
@@ -495,8 +508,12 @@ impl Seeker {
         }
     }
 
-    async fn start_here(&self, id: &SessionId, may_start: bool, lost: bool) -> Said {
-        match self.node.revive(id, may_start, lost).await {
+    async fn start_here(&self, id: &SessionId, may_start: bool, was: &Was) -> Said {
+        let former = Former {
+            node: Some(&was.node),
+            is_lost: was.is_lost,
+        };
+        match self.node.revive(id, may_start, former).await {
             Ok(_) => Said::Ready,
             Err(error) if is_elsewhere(&error) => Said::Elsewhere,
             Err(error) => Said::Problem(conman_api::route_problem(&error)),
@@ -505,8 +522,12 @@ impl Seeker {
 
     /// Has the session's node say when it takes requests.
     async fn ready(&self, id: &SessionId, name: &str, may_start: bool) -> Result<(), Refusal> {
+        let was = Was {
+            node: name.to_owned(),
+            is_lost: false,
+        };
         let said = self
-            .ask(id, &self.map.node(name).address, may_start, false)
+            .ask(id, &self.map.node(name).address, may_start, &was)
             .await;
         match said {
             Said::Ready | Said::Elsewhere => Ok(()),
@@ -588,9 +609,11 @@ impl Seeker {
         id: &SessionId,
         address: &Result<PeerAddress, NoAddress>,
         may_start: bool,
-        lost: bool,
+        was: &Was,
     ) -> Said {
-        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}");
+        let from = utf8_percent_encode(&was.node, NON_ALPHANUMERIC);
+        let lost = was.is_lost;
+        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}&from={from}");
         self.post(id, address, target).await
     }
 

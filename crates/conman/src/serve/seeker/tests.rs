@@ -5,4 +5,5 @@ mod finding;
 mod forgetting;
 mod member;
 mod restarting;
+mod reviving;
 mod waiting;
