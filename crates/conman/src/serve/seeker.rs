@@ -88,18 +88,18 @@ impl Quest {
     fn join(
         &self,
         id: &SessionId,
-    ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Refusal> {
+    ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Box<Refusal>> {
         if self.0.receiver_count() < MAX_WAITING {
             return Ok(self.0.subscribe());
         }
-        Err(passing(Problem::new(
+        Err(Box::new(passing(Problem::new(
             TOO_MANY_WAITING,
             "Too many connections wait for the session",
             503,
             format!(
                 "{MAX_WAITING} connections wait for session `{id}` already; try again in a moment"
             ),
-        )))
+        ))))
     }
 }
 
@@ -321,7 +321,7 @@ impl Seeker {
         let mut over = {
             let mut quests = lock(&self.quests);
             match quests.get(id) {
-                Some(quest) => quest.join(id)?,
+                Some(quest) => quest.join(id).map_err(|refusal| *refusal)?,
                 None if quests.len() >= MAX_QUESTS => {
                     return Err(passing(Problem::new(
                         TOO_MANY_WAITING,
