@@ -1,24 +1,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use conman_core::Sparing;
-use conman_proxy::Turned;
-use http::header::{HOST, HeaderName, HeaderValue};
-use http::{Request, Response, StatusCode, Uri};
+use http::header::{HeaderName, UPGRADE};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::client::conn::http1::Builder;
-use hyper_util::rt::TokioIo;
 use thiserror::Error;
 
 use crate::PeerAddress;
-use crate::dial::{DialError, Dialed, Dialer};
+use crate::dial::{DialError, Dialer};
+use crate::idle::{Idle, Wire};
 use crate::pulse::{Pulse, Silent};
-
-/// Bytes of an answer's head.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Fields of an answer's head.
-const MAX_HEADERS: usize = 200;
 
 /// Why a node did not take a request, as its listener for nodes says it.
 const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
@@ -28,11 +22,12 @@ const NO_ROOM: &str = "no-room";
 /// Between two warnings that one and the same node refuses this one.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Asks other nodes, each request on a connection of its own: what is asked this way comes now and
-/// then, and may last.
+/// Asks other nodes: what may be repeated on an idle connection where there is one, whatever else on
+/// a new one, since an idle one may be closed by the other node at the moment in which it is used.
 #[derive(Debug, Clone)]
 pub struct PeerClient {
     dialer: Dialer,
+    idle: Arc<Idle>,
     pulse: Pulse,
     warnings: Arc<Warnings>,
 }
@@ -101,6 +96,7 @@ impl PeerClient {
         let pulse = Pulse::new(dialer.clone());
         Self {
             dialer,
+            idle: Arc::default(),
             pulse,
             warnings,
         }
@@ -144,81 +140,78 @@ impl PeerClient {
         request: Request<B>,
     ) -> Result<Response<Incoming>, AskError>
     where
-        B: Body + Send + 'static,
-        B::Data: Send,
+        B: Body<Data = Bytes> + Clone + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         self.pulse.check(to).await.map_err(AskError::Stopped)?;
-        let asked = exchange(&self.dialer, to, request);
-        let response = match self.pulse.while_it_answers(to, asked).await? {
-            Err(AskError::Refused(_)) => return Err(self.refused_by(&to.node).into()),
-            answer => answer?,
-        };
+        if may_be_repeated(&request)
+            && let Some(wire) = self.idle.take(&self.dialer, to)
+        {
+            match self.ask_on(wire, to, request.clone()).await {
+                // Closed meanwhile, or by a node that has begun anew: a new one shows.
+                Err(AskError::Unanswered { .. } | AskError::Refused(_)) => self.idle.forget(to),
+                Err(AskError::Silent(silent)) => {
+                    self.idle.forget(to);
+                    return Err(AskError::Stopped(silent));
+                }
+                answer => return answer,
+            }
+        }
+        let opened = self.pulse.while_it_answers(to, async {
+            let mut wire = Wire::open(&self.dialer, to).await?;
+            let response = wire.send(&self.dialer, to, request).await?;
+            Ok((response, wire))
+        });
+        let answer = opened.await?.and_then(|answer| self.judged(to, answer));
+        match answer {
+            Err(AskError::Refused(_)) => Err(self.refused_by(&to.node).into()),
+            answer => answer,
+        }
+    }
+
+    async fn ask_on<B>(
+        &self,
+        mut wire: Wire,
+        to: &PeerAddress,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, AskError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let sent = wire.send(&self.dialer, to, request);
+        let response = self.pulse.while_it_answers(to, sent).await??;
+        self.judged(to, (response, wire))
+    }
+
+    /// The answer, unless the node turns this one away; its connection may be used again once it was
+    /// read.
+    fn judged(
+        &self,
+        to: &PeerAddress,
+        (response, wire): (Response<Incoming>, Wire),
+    ) -> Result<Response<Incoming>, AskError> {
         let turned = response.headers().get(X_CONMAN_TURNED);
+        let node = to.node.clone();
         // Callers are judged by the node that they have asked: whoever is unknown here is the node.
         if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
         {
-            return Err(self.refused_by(&to.node).into());
+            let me = self.me().to_owned();
+            return Err(RefusedBy { me, node }.into());
         }
         if turned.is_some_and(|why| why == NO_ROOM) {
-            let node = to.node.clone();
             return Err(AskError::NoRoom { node });
         }
+        self.idle.keep_when_read(to, wire);
         Ok(response)
     }
 }
 
-/// Sends a request on a connection of its own, and gives the answer once its head is there,
-/// whenever that is. Cancelling closes the connection.
-pub(crate) async fn exchange<B>(
-    dialer: &Dialer,
-    to: &PeerAddress,
-    request: Request<B>,
-) -> Result<Response<Incoming>, AskError>
-where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let Dialed { stream, sealer } = dialer.dial(to).await?;
-    let node = || to.node.clone();
-    let (mut parts, body) = request.into_parts();
-    let target = parts.uri.path_and_query().cloned();
-    parts.uri = match target {
-        Some(target) => Uri::from(target),
-        None => Uri::from_static("/"),
-    };
-    let host = HeaderValue::from_str(&to.to_string()).map_err(|error| AskError::Request {
-        node: node(),
-        source: error.into(),
-    })?;
-    parts.headers.insert(HOST, host);
-    sealer.seal(&mut parts);
-    let unanswered = |source| match Turned::by(&source) {
-        Some(_) => AskError::Refused(RefusedBy {
-            me: dialer.me().to_owned(),
-            node: node(),
-        }),
-        None => AskError::Unanswered {
-            node: node(),
-            source,
-        },
-    };
-    let (mut sender, connection) = Builder::new()
-        .max_buf_size(MAX_HEAD_BYTES)
-        .max_headers(MAX_HEADERS)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(unanswered)?;
-    // Ends with the answer's body, or once what the answer has become is upgraded.
-    tokio::spawn(async move {
-        let ended = connection.with_upgrades().await;
-        tracing::trace!(error = ?ended.err(), "a connection to another node ended");
-    });
-    sender
-        .send_request(Request::from_parts(parts, body))
-        .await
-        .map_err(unanswered)
+/// Whether it comes to the same when it is carried out twice. What becomes a stream of its own does
+/// something, whatever its method.
+fn may_be_repeated<B>(request: &Request<B>) -> bool {
+    let method = request.method();
+    (method.is_safe() || method == Method::PUT) && !request.headers().contains_key(UPGRADE)
 }
 
 impl Warnings {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use conman_auth::{ClusterSecret, FleetTls, Sealer};
 use conman_proxy::Stream;
-use rustls::InvalidMessage;
 use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, InvalidMessage};
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -98,6 +98,12 @@ impl Dialer {
     #[must_use]
     pub fn me(&self) -> &str {
         &self.me
+    }
+
+    /// What this node's connections are made with now; another one after each time that its
+    /// certificates were read anew.
+    pub(crate) fn certificates(&self) -> Option<Arc<ClientConfig>> {
+        self.tls.as_ref().map(|tls| tls.client())
     }
 
     /// A connection to a node, within a bound; registered with the runtime of the calling task.

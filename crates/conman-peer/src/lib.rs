@@ -9,8 +9,9 @@
 //!
 //! [`ToNode`] and [`PeerAcceptor`] are what the proxies of both nodes stand on.
 //!
-//! One task a connection that is asked on, which ends with it. No channel, no pool: those who send
-//! much to a node keep its connections themselves.
+//! One task a connection that is asked on, which ends with it, and one that waits until its answer
+//! was read. Idle connections are kept, within bounds, for what may be repeated; the proxies keep
+//! their own. No channel.
 //!
 //! What holds throughout: a node that has certificates never speaks to another without TLS,
 //! whatever that other one announces.
@@ -22,6 +23,7 @@ mod client;
 mod dial;
 mod gone;
 pub mod holding;
+mod idle;
 mod map;
 mod pulse;
 mod stream;

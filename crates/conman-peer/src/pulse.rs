@@ -19,8 +19,9 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::PeerAddress;
-use crate::client::{AskError, exchange};
+use crate::client::AskError;
 use crate::dial::{DialError, Dialer};
+use crate::idle::Wire;
 
 /// What is asked: the listener for nodes answers it by itself.
 pub const PULSE: &str = "/peer/pulse";
@@ -147,7 +148,12 @@ impl Pulse {
         let Ok(request) = Request::get(PULSE).body(Empty::<Bytes>::new()) else {
             return false;
         };
-        match exchange(&self.dialer, of, request).await {
+        // On a new connection: that an old one fails says nothing.
+        let asked = async {
+            let mut wire = Wire::open(&self.dialer, of).await?;
+            wire.send(&self.dialer, of, request).await
+        };
+        match asked.await {
             Ok(_) => true,
             // Something took the connection, and said at least that it has no room for it.
             Err(

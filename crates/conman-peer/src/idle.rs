@@ -1,0 +1,234 @@
+//! Connections to other nodes that wait for their next request.
+//!
+//! One goes back once its answer has been read to the end, so it never carries two requests at a
+//! time, and what an upgrade has become or a stream that its reader leaves never comes back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_auth::Sealer;
+use conman_proxy::Turned;
+use http::header::{HOST, HeaderValue};
+use http::{Request, Response, Uri};
+use http_body::Body;
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use tokio::time::{Instant, sleep};
+
+use crate::PeerAddress;
+use crate::client::{AskError, RefusedBy};
+use crate::dial::{Dialed, Dialer};
+
+/// Bytes of an answer's head.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Fields of an answer's head.
+const MAX_HEADERS: usize = 200;
+
+/// Idle connections kept to one node, and to all: each takes a place among those that the other
+/// node's listener takes.
+const MAX_A_NODE: usize = 64;
+const MAX_IDLE: usize = 1_024;
+/// Less than the other node's listener keeps one that nothing comes on.
+const MAX_IDLE_FOR: Duration = Duration::from_secs(30);
+/// However much it is used, so that what the other node has replaced since, its certificate or whom
+/// it trusts, counts before long.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// Between two looks for what has been idle for too long.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A connection that requests can be sent on, one after the other.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    sender: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
+    sealer: Sealer,
+    opened: Instant,
+    /// Of this node, as they were when it was opened.
+    certificates: Option<Arc<ClientConfig>>,
+}
+
+impl Wire {
+    /// A new connection. Cancelling closes what was opened.
+    pub(crate) async fn open(dialer: &Dialer, to: &PeerAddress) -> Result<Self, AskError> {
+        let opened = Instant::now();
+        let certificates = dialer.certificates();
+        let Dialed { stream, sealer } = dialer.dial(to).await?;
+        let (sender, connection) = Builder::new()
+            .max_buf_size(MAX_HEAD_BYTES)
+            .max_headers(MAX_HEADERS)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|source| unanswered(dialer, to, source))?;
+        // Ends once nobody has the other half and the answer's body, or once what the answer has
+        // become is upgraded.
+        tokio::spawn(async move {
+            let ended = connection.with_upgrades().await;
+            tracing::trace!(error = ?ended.err(), "a connection to another node ended");
+        });
+        Ok(Self {
+            sender,
+            sealer,
+            opened,
+            certificates,
+        })
+    }
+
+    /// Sends a request, and gives the answer once its head is there, whenever that is. Cancelling
+    /// closes the connection.
+    pub(crate) async fn send<B>(
+        &mut self,
+        dialer: &Dialer,
+        to: &PeerAddress,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, AskError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let target = parts.uri.path_and_query().cloned();
+        parts.uri = match target {
+            Some(target) => Uri::from(target),
+            None => Uri::from_static("/"),
+        };
+        let host = HeaderValue::from_str(&to.to_string()).map_err(|error| AskError::Request {
+            node: to.node.clone(),
+            source: error.into(),
+        })?;
+        parts.headers.insert(HOST, host);
+        self.sealer.seal(&mut parts);
+        let body = body.map_err(Into::into).boxed_unsync();
+        self.sender
+            .send_request(Request::from_parts(parts, body))
+            .await
+            .map_err(|source| unanswered(dialer, to, source))
+    }
+
+    /// Whether it may take another request: one is made with the certificates that this node has
+    /// now.
+    fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>, now: Instant) -> bool {
+        let same = match (&self.certificates, certificates) {
+            (Some(had), Some(has)) => Arc::ptr_eq(had, has),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        same && !self.sender.is_closed() && now.duration_since(self.opened) < MAX_AGE
+    }
+}
+
+fn unanswered(dialer: &Dialer, to: &PeerAddress, source: hyper::Error) -> AskError {
+    let node = to.node.clone();
+    match Turned::by(&source) {
+        Some(_) => AskError::Refused(RefusedBy {
+            me: dialer.me().to_owned(),
+            node,
+        }),
+        None => AskError::Unanswered { node, source },
+    }
+}
+
+/// Idle connections to all nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Idle(Mutex<Shelves>);
+
+#[derive(Debug, Default)]
+struct Shelves {
+    /// The one used last is at the end.
+    by_node: HashMap<PeerAddress, Vec<Kept>>,
+    /// Somebody closes what has been idle for too long.
+    is_swept: bool,
+}
+
+#[derive(Debug)]
+struct Kept {
+    wire: Wire,
+    since: Instant,
+}
+
+impl Idle {
+    /// A connection to the node that can take a request now.
+    pub(crate) fn take(&self, dialer: &Dialer, to: &PeerAddress) -> Option<Wire> {
+        let (certificates, now) = (dialer.certificates(), Instant::now());
+        let mut shelves = self.lock();
+        let shelf = shelves.by_node.get_mut(to)?;
+        shelf.retain(|kept| {
+            kept.wire.is_fit(certificates.as_ref(), now)
+                && now.duration_since(kept.since) < MAX_IDLE_FOR
+        });
+        let found = shelf.pop().map(|kept| kept.wire);
+        if shelf.is_empty() {
+            shelves.by_node.remove(to);
+        }
+        found
+    }
+
+    /// Keeps a connection once its answer has been read to the end; closes it where it is not, and
+    /// where those who ask are gone.
+    pub(crate) fn keep_when_read(self: &Arc<Self>, to: &PeerAddress, mut wire: Wire) {
+        let (idle, to) = (Arc::downgrade(self), to.clone());
+        tokio::spawn(async move {
+            if wire.sender.ready().await.is_ok()
+                && let Some(idle) = idle.upgrade()
+            {
+                idle.put(to, wire);
+            }
+        });
+    }
+
+    fn put(self: &Arc<Self>, to: PeerAddress, wire: Wire) {
+        let since = Instant::now();
+        let mut shelves = self.lock();
+        let kept: usize = shelves.by_node.values().map(Vec::len).sum();
+        if kept >= MAX_IDLE {
+            return;
+        }
+        let shelf = shelves.by_node.entry(to).or_default();
+        if shelf.len() >= MAX_A_NODE {
+            return;
+        }
+        shelf.push(Kept { wire, since });
+        if !std::mem::replace(&mut shelves.is_swept, true) {
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// Closes all that lead to a node: one of them has failed.
+    pub(crate) fn forget(&self, to: &PeerAddress) {
+        let closed = self.lock().by_node.remove(to);
+        drop(closed);
+    }
+
+    /// The map is sound after every single step, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Shelves> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes what has been idle for too long, until nothing is.
+async fn sweep(idle: Weak<Idle>) {
+    loop {
+        sleep(SWEEP_EVERY).await;
+        let Some(idle) = idle.upgrade() else {
+            return;
+        };
+        let now = Instant::now();
+        let mut shelves = idle.lock();
+        shelves.by_node.retain(|_, shelf| {
+            shelf.retain(|kept| {
+                !kept.wire.sender.is_closed() && now.duration_since(kept.since) < MAX_IDLE_FOR
+            });
+            !shelf.is_empty()
+        });
+        if shelves.by_node.is_empty() {
+            shelves.is_swept = false;
+            return;
+        }
+    }
+}
