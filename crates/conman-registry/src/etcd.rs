@@ -22,7 +22,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::fence_link::FenceLink;
 use crate::rules::Change;
@@ -43,6 +43,7 @@ mod listing;
 mod membership;
 mod notes;
 mod orders;
+mod page_size;
 mod passed_over;
 mod records;
 mod rendezvous;
@@ -79,6 +80,10 @@ const MAX_PATIENCE_MS: u64 = 2_000;
 /// Reads of many records under way at once: each may hold some megabytes, and shares the line to etcd
 /// with the renewals.
 const MAX_LISTS: usize = 4;
+
+/// A read of many records waits so long for its turn. With the time that it takes itself that is
+/// below what its callers count on.
+const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What was seen of etcd is written down this often.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -172,10 +177,8 @@ impl EtcdRegistry {
         let patience =
             (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
         let patience = Duration::from_millis(patience);
-        let store = Store {
-            client: Arc::new(Client::new(&options.access, patience, Arc::new(seen))?),
-            keys: Keys::new(prefix),
-        };
+        let client = Client::new(&options.access, patience, Arc::new(seen))?;
+        let store = Store::new(client, Keys::new(prefix));
         let thread = |action| move |source| EtcdStartError::Thread { action, source };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -270,7 +273,11 @@ impl EtcdRegistry {
         T: Send + 'static,
         F: Future<Output = Result<T, RegistryError>> + Send + 'static,
     {
-        let turn = Arc::clone(&self.lists).acquire_owned().await;
+        let turn = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned()).await;
+        let Ok(turn) = turn else {
+            let why = "too many lists of sessions are read just now; ask again";
+            return Err(notes::unavailable(why));
+        };
         let turn = turn.map_err(|_| closed())?;
         self.run(async move {
             let answer = call.await;

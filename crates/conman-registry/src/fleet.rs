@@ -66,8 +66,9 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     }
 
     /// A page of all sessions, ordered by id: those behind `after`, which need not be one, at most
-    /// `limit`, of which 0 counts as 1 and more than [`MAX_SESSION_PAGE`] as that. One that has ended
-    /// is among them until it is forgotten. What cannot be read counts, and may fill a page alone.
+    /// `limit`, of which 0 counts as 1 and more than [`MAX_SESSION_PAGE`] as that; fewer where they are
+    /// large or come slowly, whose end only `next` tells. One that has ended is among them until it is
+    /// forgotten. What cannot be read counts, and may fill a page alone.
     async fn sessions(
         &self,
         after: Option<&SessionId>,

@@ -24,13 +24,53 @@ use super::wire::{
     TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
-const RANGE: &str = "/etcdserverpb.KV/Range";
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+/// What is called, how long its answer may be, and by which lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Method {
+    path: &'static str,
+    max_answer_bytes: usize,
+    lines: Lines,
+}
 
-/// Longest answer: a page of records, each of which etcd bounds to 1.5 MiB, is far below.
+/// Many large records have lines of their own, so that renewals never queue up behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    Common,
+    Bulk,
+}
+
+impl Method {
+    const fn new(path: &'static str) -> Self {
+        Self {
+            path,
+            max_answer_bytes: MAX_ANSWER_BYTES,
+            lines: Lines::Common,
+        }
+    }
+
+    /// The same for many records; of a single one any size is taken.
+    const fn bulk(self, records: i64) -> Self {
+        Self {
+            path: self.path,
+            max_answer_bytes: match records {
+                ..=1 => MAX_ANSWER_BYTES,
+                _ => MAX_BULK_BYTES,
+            },
+            lines: Lines::Bulk,
+        }
+    }
+}
+
+const RANGE: Method = Method::new("/etcdserverpb.KV/Range");
+const TXN: Method = Method::new("/etcdserverpb.KV/Txn");
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const AUTHENTICATE: Method = Method::new("/etcdserverpb.Auth/Authenticate");
+
+/// Longest answer: a page of small values, or a record, which etcd bounds to 1.5 MiB, is far below.
 const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
+
+/// Longest answer of many records: no more is taken in at once on the fleet's thread.
+pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
 
 /// How a certificate begins in PEM (RFC 7468).
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
@@ -120,6 +160,12 @@ pub(super) enum CallError {
     /// It may have taken effect, and may still do so.
     #[error("{reason}")]
     Unknown { reason: String },
+    /// It was not answered in time, and may have taken effect, or may still do so.
+    #[error("{reason}")]
+    Late { reason: String },
+    /// It was answered with more than is taken.
+    #[error("{reason}")]
+    TooLong { reason: String },
     /// The answer is not from the etcd of before.
     #[error("{reason}")]
     Stale { reason: String },
@@ -130,7 +176,19 @@ impl CallError {
     pub(super) fn is_without_effect(&self) -> bool {
         match self {
             Self::NotSent { .. } | Self::Refused { .. } => true,
-            Self::Unknown { .. } | Self::Stale { .. } => false,
+            Self::Unknown { .. }
+            | Self::Late { .. }
+            | Self::TooLong { .. }
+            | Self::Stale { .. } => false,
+        }
+    }
+
+    /// Whether less may be had at a time.
+    pub(super) fn is_about_size(&self) -> bool {
+        match self {
+            Self::Late { .. } | Self::TooLong { .. } => true,
+            Self::Refused { reason } => reason.contains("too many operations"),
+            Self::NotSent { .. } | Self::Unknown { .. } | Self::Stale { .. } => false,
         }
     }
 }
@@ -157,6 +215,38 @@ struct Way {
     endpoints: Vec<Endpoint>,
     /// One connection an endpoint, made when it is first used, replaced when it hangs.
     lines: Vec<Channel>,
+    /// The same for [`Lines::Bulk`].
+    bulk: Vec<Channel>,
+}
+
+impl Way {
+    fn new(endpoints: Vec<Endpoint>) -> Self {
+        Self {
+            endpoints,
+            ..Self::default()
+        }
+    }
+
+    fn lines(&mut self, which: Lines) -> &mut Vec<Channel> {
+        let lines = match which {
+            Lines::Common => &mut self.lines,
+            Lines::Bulk => &mut self.bulk,
+        };
+        if lines.is_empty() {
+            *lines = self.endpoints.iter().map(Endpoint::connect_lazy).collect();
+        }
+        lines
+    }
+
+    /// Whatever is still on its way on this one is nothing anybody waits for.
+    fn replace(&mut self, which: Lines, index: usize) {
+        let Some(endpoint) = self.endpoints.get(index).cloned() else {
+            return;
+        };
+        if let Some(line) = self.lines(which).get_mut(index) {
+            *line = endpoint.connect_lazy();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -185,10 +275,7 @@ impl Client {
         let name = |endpoint: &Endpoint| format!("etcd at {}", endpoint.uri());
         Ok(Self {
             names: endpoints.iter().map(name).collect(),
-            way: Mutex::new(Way {
-                endpoints,
-                lines: Vec::new(),
-            }),
+            way: Mutex::new(Way::new(endpoints)),
             current: AtomicUsize::new(0),
             passed_over: PassedOver::default(),
             patience,
@@ -204,10 +291,7 @@ impl Client {
     /// password may be here before etcd has it.
     pub(super) fn renew(&self, access: &EtcdAccess) -> Result<(), AccessError> {
         let endpoints = endpoints(access, self.patience)?;
-        *self.way() = Way {
-            endpoints,
-            lines: Vec::new(),
-        };
+        *self.way() = Way::new(endpoints);
         let credentials = access.credentials.clone();
         *self
             .credentials
@@ -234,35 +318,49 @@ impl Client {
         self.timed(RANGE, request).await
     }
 
+    /// At most so many records as the request's limit says.
+    pub(super) async fn bulk_range(
+        &self,
+        request: RangeRequest,
+    ) -> Result<RangeResponse, CallError> {
+        self.timed(RANGE.bulk(request.limit), request).await
+    }
+
+    /// Reads so many records as there are operations.
+    pub(super) async fn bulk_reads(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
+        let records = i64::try_from(request.success.len()).unwrap_or(i64::MAX);
+        self.timed(TXN.bulk(records), request).await
+    }
+
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
         self.timed(TXN, request).await
     }
 
-    async fn timed<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    async fn timed<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
     where
         Q: Message + Clone + Send + Sync + 'static,
         R: Message + Default + Headed + Send + Sync + 'static,
     {
         let began = Instant::now();
-        let answer = self.checked(path, request).await;
-        figures::called(path, began.elapsed(), answer.is_err());
+        let answer = self.checked(method, request).await;
+        figures::called(method.path, began.elapsed(), answer.is_err());
         answer
     }
 
-    async fn checked<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    async fn checked<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
     where
         Q: Message + Clone + Send + Sync + 'static,
         R: Message + Default + Headed + Send + Sync + 'static,
     {
         let before = self.seen.before();
-        let answer: R = match self.once(path, request.clone()).await {
+        let answer: R = match self.once(method, request.clone()).await {
             // The token has expired, or etcd has forgotten it: a new one, and then the same again,
             // as a refusal has no effect.
             Err(CallError::Refused { reason })
                 if self.credentials().is_some() && is_about_sign_in(&reason) =>
             {
                 self.sign_in().await?;
-                self.once(path, request).await?
+                self.once(method, request).await?
             }
             other => other?,
         };
@@ -278,26 +376,26 @@ impl Client {
         self.seen
             .check(before, header.cluster_id, header.revision)
             .map_err(|reason| {
-                self.turn(self.current.load(Ordering::Relaxed), false);
+                self.turn(self.current.load(Ordering::Relaxed));
                 CallError::Stale { reason }
             })
     }
 
     /// Tries the endpoints in turn until one is connected to, and sends once.
-    async fn once<Q, R>(&self, path: &'static str, request: Q) -> Result<R, CallError>
+    async fn once<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
     where
         Q: Message + Clone + Send + Sync + 'static,
         R: Message + Default + Send + Sync + 'static,
     {
-        if self.credentials().is_some() && self.token().is_none() && path != AUTHENTICATE {
+        if self.credentials().is_some() && self.token().is_none() && method != AUTHENTICATE {
             self.sign_in().await?;
         }
         let deadline = Instant::now() + self.patience;
         let mut failure = None;
         for _ in 0..self.names.len() {
-            let (index, channel) = self.line();
-            let token = (path != AUTHENTICATE).then(|| self.token()).flatten();
-            let call = send(channel, path, request.clone(), token);
+            let (index, channel) = self.line(method.lines);
+            let token = (method != AUTHENTICATE).then(|| self.token()).flatten();
+            let call = send(channel, method, request.clone(), token);
             let status = match timeout_at(deadline, call).await {
                 Ok(Ok(answer)) => {
                     self.passed_over.serves(index);
@@ -305,20 +403,25 @@ impl Client {
                 }
                 Ok(Err(status)) => status,
                 Err(_) => {
-                    self.turn(index, true);
                     let reason = format!(
                         "{} did not answer within {} ms",
                         self.name(index),
                         self.patience.as_millis()
                     );
-                    self.passed_over.failed(index, reason.clone());
+                    self.way().replace(method.lines, index);
+                    // Much to read takes its time; whether the endpoint hangs, renewals tell.
+                    if method.max_answer_bytes == MAX_ANSWER_BYTES {
+                        self.turn(index);
+                        self.passed_over.failed(index, reason.clone());
+                    }
                     // Whatever became of the endpoints before, this one may have been reached.
-                    return Err(CallError::Unknown { reason });
+                    return Err(CallError::Late { reason });
                 }
             };
             let error = classify(&self.name(index), &status);
-            if !matches!(error, CallError::Refused { .. }) {
-                self.turn(index, false);
+            let at_fault = !matches!(error, CallError::Refused { .. } | CallError::TooLong { .. });
+            if at_fault {
+                self.turn(index);
                 self.passed_over.failed(index, error.to_string());
             }
             if !matches!(error, CallError::NotSent { .. }) {
@@ -340,7 +443,7 @@ impl Client {
         if self.credentials().is_some() && self.token().is_none() {
             self.sign_in().await?;
         }
-        let (index, channel) = self.line();
+        let (index, channel) = self.line(Lines::Common);
         let create = WatchRequest {
             create: Some(WatchCreateRequest { key, range_end }),
         };
@@ -399,6 +502,8 @@ impl Client {
             // Signing in has no effect that matters, so that the call itself has none.
             CallError::NotSent { reason }
             | CallError::Unknown { reason }
+            | CallError::Late { reason }
+            | CallError::TooLong { reason }
             | CallError::Stale { reason } => CallError::NotSent { reason },
         })?;
         let token = answer.token.parse().map_err(|_| CallError::Refused {
@@ -414,28 +519,17 @@ impl Client {
     }
 
     /// The endpoint in use and the connection to it.
-    fn line(&self) -> (usize, Channel) {
+    fn line(&self, which: Lines) -> (usize, Channel) {
         let index = self.current.load(Ordering::Relaxed) % self.names.len();
-        let mut way = self.way();
-        if way.lines.is_empty() {
-            way.lines = way.endpoints.iter().map(Endpoint::connect_lazy).collect();
-        }
-        (index, way.lines[index].clone())
+        (index, self.way().lines(which)[index].clone())
     }
 
     /// The next endpoint from now on, unless somebody else has turned already.
-    fn turn(&self, from: usize, hangs: bool) {
+    fn turn(&self, from: usize) {
         let next = (from + 1) % self.names.len();
         let _ = self
             .current
             .compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
-        if hangs {
-            let way = &mut *self.way();
-            if let (Some(line), Some(endpoint)) = (way.lines.get_mut(from), way.endpoints.get(from))
-            {
-                *line = endpoint.connect_lazy();
-            }
-        }
     }
 
     fn name(&self, index: usize) -> String {
@@ -499,7 +593,7 @@ fn endpoint(
 
 async fn send<Q, R>(
     channel: Channel,
-    path: &'static str,
+    method: Method,
     request: Q,
     token: Option<MetadataValue<Ascii>>,
 ) -> Result<R, Status>
@@ -507,7 +601,7 @@ where
     Q: Message + Send + Sync + 'static,
     R: Message + Default + Send + Sync + 'static,
 {
-    let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let mut grpc = Grpc::new(channel).max_decoding_message_size(method.max_answer_bytes);
     let mut request = Request::new(request);
     attach(&mut request, token);
     grpc.ready()
@@ -515,7 +609,7 @@ where
         .map_err(|error| Status::from_error(error.into()))?;
     let codec = ProstCodec::<Q, R>::new();
     let answer = grpc
-        .unary(request, PathAndQuery::from_static(path), codec)
+        .unary(request, PathAndQuery::from_static(method.path), codec)
         .await?;
     Ok(answer.into_inner())
 }
@@ -534,6 +628,13 @@ fn classify(name: &str, status: &Status) -> CallError {
         let why = explained(status);
         let reason = format!("{name} cannot be connected to: {why}");
         return CallError::NotSent { reason };
+    }
+    if status.code() == Code::OutOfRange && status.message().contains("decoded message length") {
+        let reason = format!(
+            "{name} answers with more than is taken: {}",
+            status.message()
+        );
+        return CallError::TooLong { reason };
     }
     // Not full, but larger than a message may be: nobody has looked into it.
     let too_large =

@@ -2,32 +2,63 @@
 //! others: a page takes longer to parse than a renewal may be late.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use conman_core::ownership::{Key, Value};
 use conman_proto::SessionId;
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
+use super::client::MAX_BULK_BYTES;
 use super::codec::{self, Keys, Told};
 use super::notes::unavailable;
 use super::records::{Mine, Since};
 use super::shared::Shared;
-use super::store::Entry;
+use super::store::{Entry, ReadError};
 use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 use crate::{FleetSession, RegistryError, SessionPage, SessionRecord};
 
-/// All that this node tells of, and what is ours of it from now on.
+/// A page that has taken so long, or is so large, is given as it is.
+const ENOUGH_TIME: Duration = Duration::from_secs(5);
+const ENOUGH_BYTES: usize = MAX_BULK_BYTES;
+
+/// All that this node tells of, and what is ours of it from now on. Others' records are not read:
+/// there may be a hundred times as many.
 pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Vec<SessionRecord>, RegistryError> {
-    let (parent, since) = (shared.store.keys.all_told(), shared.since());
-    let entries = shared
-        .store
-        .all_below(&parent)
-        .await
-        .map_err(|error| unavailable(&error.to_string()))?;
-    let parses = Arc::clone(shared);
-    let (records, unreadable) = elsewhere(move || take_mine(&parses, entries, since)).await?;
-    for (key, unreadable) in unreadable {
-        refuse_mine(shared, &parent, &key, &unreadable).await?;
+    let keys = &shared.store.keys;
+    let (parent, since) = (keys.owned(), shared.since());
+    let entries = shared.store.all_below(&parent).await.map_err(failed)?;
+    let reads = Arc::clone(shared);
+    let names = elsewhere(move || told_by_me(&reads, &entries)).await?;
+    let parent = keys.all_told();
+    let (mut records, mut rest) = (Vec::new(), &names[..]);
+    while !rest.is_empty() {
+        let (entries, count) = shared.store.records_at(rest).await.map_err(failed)?;
+        rest = &rest[count..];
+        let parses = Arc::clone(shared);
+        let (some, unreadable) = elsewhere(move || take_mine(&parses, entries, since)).await?;
+        for (key, unreadable) in unreadable {
+            refuse_mine(shared, &parent, &key, &unreadable).await?;
+        }
+        records.extend(some);
     }
     Ok(records)
+}
+
+/// Where the records of the sessions are that this node owns or has owned last; and of those of which
+/// it cannot be read who does.
+fn told_by_me(shared: &Shared, owned: &[Entry]) -> Vec<Vec<u8>> {
+    let keys = &shared.store.keys;
+    let (parent, kind) = (keys.owned(), Key::Session("".into()));
+    let may_be_mine =
+        owned
+            .iter()
+            .filter(|(key, bytes, _)| match codec::decode(&kind, key, bytes) {
+                Ok(Value::Session(ownership)) => ownership.owner == shared.me,
+                Ok(_) | Err(_) => true,
+            });
+    let names = may_be_mine.filter_map(|(key, _, _)| Keys::name_in(&parent, key));
+    names.map(|name| keys.told(&name)).collect()
 }
 
 /// The keys of what cannot be read, and why.
@@ -72,14 +103,27 @@ pub(super) async fn page(
         from = shared.store.keys.told(after.as_str());
         from.push(0);
     }
-    let limit = i64::try_from(limit.clamp(1, MAX_SESSION_PAGE)).unwrap_or(1);
+    let limit = limit.clamp(1, MAX_SESSION_PAGE);
+    let ends = Instant::now() + ENOUGH_TIME;
     let mut page = SessionPage::default();
+    let (mut entries, mut bytes) = (Vec::new(), 0);
     loop {
-        let (mut entries, more, _) = shared
+        let most = i64::try_from(limit - entries.len()).unwrap_or(1);
+        let (some, more) = shared
             .store
-            .page(&from, &parent, limit, 0)
+            .records_below(&from, &parent, most)
             .await
-            .map_err(|error| unavailable(&error.to_string()))?;
+            .map_err(failed)?;
+        if let Some((last, _, _)) = some.last() {
+            from.clone_from(last);
+            from.push(0);
+        }
+        bytes += some.iter().map(|(_, value, _)| value.len()).sum::<usize>();
+        entries.extend(some);
+        let enough = entries.len() >= limit || bytes >= ENOUGH_BYTES || Instant::now() >= ends;
+        if more && !enough {
+            continue;
+        }
         if more {
             // A page ends with what a session may be called; what is behind begins the next one.
             let end = entries.iter().rposition(|(key, _, _)| {
@@ -89,15 +133,13 @@ pub(super) async fn page(
             });
             entries.truncate(end.map_or(entries.len(), |end| end + 1));
         }
-        let last = entries.last().map(|(key, _, _)| key.clone());
-        let parses = Arc::clone(shared);
-        page = elsewhere(move || with(page, &parses, &entries)).await?;
-        match last {
-            // None of these is a session.
-            Some(last) if more && page.next.is_none() => from = last,
-            _ => return Ok(page),
+        let (parses, whole) = (Arc::clone(shared), std::mem::take(&mut entries));
+        page = elsewhere(move || with(page, &parses, &whole)).await?;
+        // Otherwise none of these is a session.
+        if !more || page.next.is_some() {
+            return Ok(page);
         }
-        from.push(0);
+        bytes = 0;
     }
 }
 
@@ -115,6 +157,10 @@ fn with(mut page: SessionPage, shared: &Shared, entries: &[Entry]) -> SessionPag
         }
     }
     page
+}
+
+fn failed(error: ReadError) -> RegistryError {
+    unavailable(&error.to_string())
 }
 
 /// On a thread of the runtime where nothing waits for it but its caller.

@@ -2,18 +2,28 @@
 //! says of each how it ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_core::ownership::{Answer, Key, Request, Transaction};
+use tokio::time::Instant;
 
 use super::client::{CallError, Client};
 use super::codec::{self, BadValue, Keys};
+use super::page_size::PageSize;
 use super::wire::{
-    self, Compare, Operation, Outcome, RangeRequest, RangeResponse, RequestOp, TxnRequest,
-    TxnResponse,
+    self, Compare, KeyValue, Operation, Outcome, RangeRequest, RangeResponse, RequestOp,
+    TxnRequest, TxnResponse,
 };
 
-/// Records in one answer: of the size that specs have, far below what a line takes in a moment.
+/// Small values in one answer: far below what a line takes in a moment.
 const PAGE: i64 = 512;
+
+/// Reads in one transaction: etcd takes 128 operations by default.
+const MAX_READS: i64 = 64;
+
+/// No further try begins after this long; the next caller's goes on from what was found to be too
+/// much.
+const TRIES_BOUND: Duration = Duration::from_secs(6);
 
 /// Sessions released by one transaction. etcd takes 128 operations by default, and each release
 /// writes two keys.
@@ -74,9 +84,18 @@ pub(super) type Entry = (Vec<u8>, Vec<u8>, i64);
 pub(super) struct Store {
     pub(super) client: Arc<Client>,
     pub(super) keys: Keys,
+    records: Arc<PageSize>,
 }
 
 impl Store {
+    pub(super) fn new(client: Client, keys: Keys) -> Self {
+        Self {
+            client: Arc::new(client),
+            keys,
+            records: Arc::default(),
+        }
+    }
+
     /// Sends a request once.
     pub(super) async fn execute(&self, request: Request, beside: Beside) -> Answered {
         match request {
@@ -184,10 +203,7 @@ impl Store {
         let answer = self.client.txn(request).await?;
         let revision = answer.header.as_ref().map_or(0, |header| header.revision);
         let ranges = ranges(answer, names.len())?;
-        let first = |range: RangeResponse| {
-            let kv = range.kvs.into_iter().next();
-            kv.map(|kv| (kv.key, kv.value, kv.mod_revision))
-        };
+        let first = |range: RangeResponse| range.kvs.into_iter().next().map(entry);
         Ok((ranges.into_iter().map(first).collect(), revision))
     }
 
@@ -210,10 +226,7 @@ impl Store {
         };
         let answer = self.client.txn(request).await?;
         let ranges = ranges(answer, parents.len())?;
-        let entries = |range: RangeResponse| {
-            let kvs = range.kvs.into_iter();
-            kvs.map(|kv| (kv.key, kv.value, kv.mod_revision)).collect()
-        };
+        let entries = |range: RangeResponse| range.kvs.into_iter().map(entry).collect();
         Ok(ranges.into_iter().map(entries).collect())
     }
 
@@ -236,6 +249,69 @@ impl Store {
             }
         }
         Ok((Answer::Values(values), 0))
+    }
+
+    /// Some of the first of the records at these keys, and of how many keys that is all there is.
+    pub(super) async fn records_at(
+        &self,
+        names: &[Vec<u8>],
+    ) -> Result<(Vec<Entry>, usize), ReadError> {
+        let most = i64::try_from(names.len()).unwrap_or(i64::MAX);
+        let mut tries = self.tries(most.min(MAX_READS));
+        loop {
+            let count = usize::try_from(tries.records).unwrap_or(1);
+            let request = TxnRequest {
+                compare: Vec::new(),
+                success: names.iter().take(count).cloned().map(wire::get).collect(),
+            };
+            match self.client.bulk_reads(request).await {
+                Ok(answer) => {
+                    let ranges = ranges(answer, count)?;
+                    let kvs = ranges.into_iter().flat_map(|range| range.kvs);
+                    let entries: Vec<Entry> = kvs.map(entry).collect();
+                    tries.came(&entries);
+                    return Ok((entries, count));
+                }
+                Err(error) => tries.failed(error)?,
+            }
+        }
+    }
+
+    /// Some of the first records below `parent` from `from` on, at most so many, and whether there
+    /// are more.
+    pub(super) async fn records_below(
+        &self,
+        from: &[u8],
+        parent: &[u8],
+        most: i64,
+    ) -> Result<(Vec<Entry>, bool), ReadError> {
+        let mut tries = self.tries(most);
+        loop {
+            let request = RangeRequest {
+                key: from.to_vec(),
+                range_end: wire::behind(parent),
+                limit: tries.records,
+                ..RangeRequest::default()
+            };
+            match self.client.bulk_range(request).await {
+                Ok(answer) => {
+                    let entries: Vec<Entry> = answer.kvs.into_iter().map(entry).collect();
+                    tries.came(&entries);
+                    return Ok((entries, answer.more));
+                }
+                Err(error) => tries.failed(error)?,
+            }
+        }
+    }
+
+    fn tries(&self, most: i64) -> Tries<'_> {
+        let now = Instant::now();
+        Tries {
+            size: &self.records,
+            records: self.records.get().min(most).max(1),
+            began: now,
+            ends: now + TRIES_BOUND,
+        }
     }
 
     /// Every key below one, page by page of one moment.
@@ -277,10 +353,42 @@ impl Store {
             0 => answer.header.as_ref().map_or(0, |header| header.revision),
             revision => revision,
         };
-        let entries = answer.kvs.into_iter();
-        let entries = entries.map(|kv| (kv.key, kv.value, kv.mod_revision));
+        let entries = answer.kvs.into_iter().map(entry);
         Ok((entries.collect(), answer.more, at))
     }
+}
+
+/// Asks for ever fewer records until they come.
+struct Tries<'a> {
+    size: &'a PageSize,
+    records: i64,
+    began: Instant,
+    ends: Instant,
+}
+
+impl Tries<'_> {
+    fn came(&self, entries: &[Entry]) {
+        let bytes = entries.iter().map(|(_, value, _)| value.len()).sum();
+        self.size.came(entries.len(), bytes, self.began.elapsed());
+    }
+
+    /// Whether there is to be another try.
+    fn failed(&mut self, error: CallError) -> Result<(), CallError> {
+        if !error.is_about_size() || self.records == 1 {
+            return Err(error);
+        }
+        self.size.was_too_much(self.records);
+        self.records = (self.records / 2).max(1);
+        self.began = Instant::now();
+        match self.began < self.ends {
+            true => Ok(()),
+            false => Err(error),
+        }
+    }
+}
+
+fn entry(kv: KeyValue) -> Entry {
+    (kv.key, kv.value, kv.mod_revision)
 }
 
 fn ranges(answer: TxnResponse, expected: usize) -> Result<Vec<RangeResponse>, ReadError> {

@@ -2,17 +2,23 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+/// Takes so long on a slow way: what is read at once.
+const A_PIECE: Duration = Duration::from_millis(60);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Open,
     /// What etcd says is swallowed, for ever on the connections that say it.
     Deaf,
+    /// What etcd says comes at about a megabyte a second.
+    Slow,
     /// Nothing goes through, either way.
     Cut,
 }
@@ -78,8 +84,12 @@ async fn carry(client: TcpStream, etcd: SocketAddr, way: watch::Sender<Way>) {
         let mut buffer = vec![0; 65_536];
         let mut swallows = false;
         while let Ok(count @ 1..) = from_server.read(&mut buffer).await {
+            let now = *way.borrow();
+            if now == Way::Slow {
+                tokio::time::sleep(A_PIECE).await;
+            }
             // A stream with a hole would be torn at once: what is lost stays lost.
-            swallows |= *way.borrow() != Way::Open;
+            swallows |= matches!(now, Way::Deaf | Way::Cut);
             if !swallows && to_client.write_all(&buffer[..count]).await.is_err() {
                 break;
             }
