@@ -32,7 +32,8 @@ const MAX_FILE_BYTES: u64 = 16;
 pub(super) struct FalseStarts {
     file: PathBuf,
     wait: Duration,
-    has_started: AtomicBool,
+    /// It has joined its fleet, and does not serve yet.
+    is_between: AtomicBool,
 }
 
 impl FalseStarts {
@@ -40,7 +41,7 @@ impl FalseStarts {
         Self {
             file: state_dir.join("failed-starts"),
             wait: LEAST_WAIT.max(takeover * 4),
-            has_started: AtomicBool::new(false),
+            is_between: AtomicBool::new(false),
         }
     }
 
@@ -76,9 +77,14 @@ impl FalseStarts {
         }
     }
 
-    /// From here on the node serves.
+    /// From here on the node renews what it owns.
+    pub(super) fn joined(&self) {
+        self.is_between.store(true, Ordering::Relaxed);
+    }
+
+    /// From here on it serves.
     pub(super) fn started(&self) {
-        self.has_started.store(true, Ordering::Relaxed);
+        self.is_between.store(false, Ordering::Relaxed);
         match fs::remove_file(&self.file) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let path = self.file.display();
@@ -88,9 +94,10 @@ impl FalseStarts {
         }
     }
 
-    /// The daemon ends by an error.
+    /// The daemon ends by an error. One that had not joined has kept nobody from anything, and may
+    /// begin again at once.
     pub(super) fn failed(&self) {
-        if self.has_started.load(Ordering::Relaxed) {
+        if !self.is_between.load(Ordering::Relaxed) {
             return;
         }
         let count = self.count().saturating_add(1);
@@ -122,6 +129,12 @@ mod tests {
         FalseStarts::new(dir, Duration::from_secs(12))
     }
 
+    fn fails(dir: &Path) {
+        let starts = starts(dir);
+        starts.joined();
+        starts.failed();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_node_whose_starts_fail_in_a_row_stays_away_for_some_time() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -133,13 +146,16 @@ mod tests {
         };
         for _ in 0..MOST {
             assert_eq!(waited().await, Duration::ZERO);
+            // One that did not get so far changes nothing.
             starts(dir.path()).failed();
+            fails(dir.path());
         }
         assert!(waited().await >= LEAST_WAIT);
         // It has failed again.
-        starts(dir.path()).failed();
+        fails(dir.path());
         assert!(waited().await >= LEAST_WAIT);
         let good = starts(dir.path());
+        good.joined();
         good.started();
         // What ends a node that has served is no failed start.
         good.failed();
@@ -151,7 +167,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut signals = Signals::listen().expect("listened");
         for _ in 0..MOST {
-            starts(dir.path()).failed();
+            fails(dir.path());
         }
         let waiting = starts(dir.path());
         let began = Instant::now();

@@ -148,11 +148,11 @@ fn start(
         return Ok(());
     }
     let result = State::open(&config, arguments.generation_floor).and_then(|state| {
-        let started = || starts.iter().for_each(FalseStarts::started);
+        let starts = starts.as_ref();
         runtime.block_on(async {
             let listeners = Listeners::bind(&config).await?;
             let access = (tokens, credentials);
-            serve(config, state, listeners, access, signals, started).await
+            serve(config, state, listeners, access, signals, starts).await
         })
     });
     if let (Err(_), Some(starts)) = (&result, &starts) {
@@ -169,7 +169,7 @@ async fn serve(
     listeners: Listeners,
     (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
     mut signals: Signals,
-    started: impl FnOnce(),
+    starts: Option<&FalseStarts>,
 ) -> Result<()> {
     let metrics = install_metrics()?;
     let images = images::keeper(&state.images, &config.images)?;
@@ -196,6 +196,7 @@ async fn serve(
             return Ok(());
         }
     };
+    starts.inspect(|starts| starts.joined());
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
@@ -304,7 +305,7 @@ async fn serve(
         api = %api_address, sessions = %listeners.sessions_address,
         admin = %config.listen.admin.display(), "ready"
     );
-    started();
+    starts.inspect(|starts| starts.started());
     service_manager::ready();
     service_manager::watch(&node, state.vitals.clone());
     let why = stopped.wait().await;

@@ -106,36 +106,31 @@ async fn a_node_that_fails_at_each_start_stays_away_and_another_serves_its_sessi
     let generation = fleet.ensure_on(0, "w").await.generation.get();
     fleet.goes_on("w", generation).await;
     fleet.node(0).kill_daemon().expect("killed");
-    // What it has to open once it may have joined.
-    let state = fleet.cluster.layout().state_dir("n1");
-    let (images, away) = (state.join("images"), state.join("away"));
-    fs::rename(&images, &away).expect("renamed");
-    fs::write(&images, "").expect("written");
-    for times in 1..=3 {
-        fleet.node(0).start().expect("started");
-        eventually(&format!("n1 fails, {times}"), PATIENCE, async || {
-            let ended = fleet.node(0).ended().expect("looked");
-            ended.is_some_and(|status| !status.success())
-        })
-        .await;
-        // As a service manager does.
-        fleet.node(0).kill_daemon().expect("it has ended");
-    }
+    // "/conman/session/w" and {, in base64: what it finds out once it has joined.
+    let damaged = json!({"key": "L2Nvbm1hbi9zZXNzaW9uL3c=", "value": "ew=="});
+    let member = &fleet.cluster.members()[0];
+    member.post("/v3/kv/put", &damaged).await.expect("written");
+    // As if that had been so before.
+    let count = fleet.cluster.layout().state_dir("n1").join("failed-starts");
+    fs::write(&count, "2").expect("written");
+    fleet.node(0).start().expect("started");
+    eventually("n1 fails", PATIENCE, async || {
+        let ended = fleet.node(0).ended().expect("looked");
+        ended.is_some_and(|status| !status.success())
+    })
+    .await;
+    // As a service manager does.
+    fleet.node(0).kill_daemon().expect("it has ended");
     fleet.node(0).start().expect("started");
     eventually("n1 stays away", PATIENCE, async || {
         fleet.node(0).log().contains("it stays away for some time")
     })
     .await;
-    let next = fleet
-        .ensure_after(1, "w", generation)
-        .await
-        .generation
-        .get();
+    let next = fleet.ensure_after(1, "w", generation).await;
+    let next = next.generation.get();
     fleet.goes_on("w", next).await;
     assert_eq!(fleet.node(0).ended().expect("looked"), None, "it waits");
-    fs::remove_file(&images).expect("removed");
-    fs::rename(&away, &images).expect("renamed");
-    fs::remove_file(state.join("failed-starts")).expect("removed");
+    fs::remove_file(&count).expect("it has counted");
     fleet.all_ready().await;
     fleet.goes_on("w", next).await;
     fleet.judge();
