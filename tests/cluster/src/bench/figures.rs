@@ -281,6 +281,7 @@ mod tests {
             clients: 1,
             docker: false,
             lost: false,
+            apart: false,
         };
         let good = Report {
             lines: 1,
