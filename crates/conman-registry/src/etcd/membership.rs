@@ -23,7 +23,8 @@ use super::wire::{self, TxnRequest, WatchResponse};
 use super::{figures, forgetting};
 use crate::{Announcement, NodeLoad, Peer, PeerStanding};
 
-/// What has not changed is announced again after this long.
+/// What has not changed is announced again after this long, and so is what changes all the time and
+/// matters little. Others count on a node's word for three times as long.
 const ANNOUNCE_AGAIN_MS: u64 = 5_000;
 
 /// Announcements that follow each other, and looks at the others, are at least this far apart.
@@ -255,6 +256,25 @@ fn is_news(before: &Announcement, after: &Announcement) -> bool {
     settled(before) != settled(after)
 }
 
+/// Whether they differ in more than what flutters on any machine: memory, pressure, connections, and
+/// how close the host is to its limits. etcd keeps each text that is written until it is compacted.
+fn is_worth_telling(before: &PeerText, after: &PeerText) -> bool {
+    let settled = |one: &PeerText| {
+        let mut settled = one.clone();
+        let told = &mut settled.announcement;
+        told.load = NodeLoad {
+            sessions: told.load.sessions,
+            starting: told.load.starting,
+            ..NodeLoad::default()
+        };
+        if let Some(view) = &mut told.view {
+            (view.connections, view.host_limit) = (0, None);
+        }
+        settled
+    };
+    settled(before) != settled(after)
+}
+
 fn has_passed(now: BootTime, since: BootTime, time: Duration) -> bool {
     u128::from(now.since(since)) >= time.as_millis()
 }
@@ -460,9 +480,9 @@ async fn tell(
         announcement,
     };
     let now = boot_time();
-    let known = announced
-        .as_ref()
-        .is_some_and(|(at, before)| *before == text && now.since(*at) < ANNOUNCE_AGAIN_MS);
+    let known = announced.as_ref().is_some_and(|(at, before)| {
+        now.since(*at) < ANNOUNCE_AGAIN_MS && !is_worth_telling(before, &text)
+    });
     if known {
         return;
     }
@@ -559,6 +579,64 @@ mod tests {
         Announcement {
             templates: vec![label.to_owned()],
             ..Announcement::default()
+        }
+    }
+
+    #[test]
+    fn what_flutters_is_told_with_the_rest_only() {
+        let before = PeerText {
+            incarnation: 1,
+            announcement: Announcement {
+                view: Some(shown()),
+                ..told("one")
+            },
+        };
+        let differs = |change: &dyn Fn(&mut PeerText)| {
+            let mut after = before.clone();
+            change(&mut after);
+            assert_ne!(after, before);
+            is_worth_telling(&before, &after)
+        };
+        let view = |text: &mut PeerText, change: &dyn Fn(&mut conman_proto::Node)| {
+            change(text.announcement.view.as_mut().expect("it is shown"));
+        };
+        assert!(!differs(&|text| text
+            .announcement
+            .load
+            .memory_available_bytes = 1));
+        assert!(!differs(&|text| text
+            .announcement
+            .load
+            .cpu_pressure_percent = 0.5));
+        assert!(!differs(&|text| view(text, &|view| view.connections = 1)));
+        assert!(differs(&|text| text.incarnation = 2));
+        assert!(differs(&|text| text.announcement.load.sessions = 1));
+        assert!(differs(&|text| text.announcement.load.starting = 1));
+        assert!(differs(&|text| text.announcement.max_sessions = 1));
+        assert!(differs(&|text| text.announcement.draining = true));
+        assert!(differs(
+            &|text| text.announcement.peer_url = Some("http://a".to_owned())
+        ));
+        let preempted = conman_proto::NodeState::Preempted;
+        assert!(differs(&|text| view(text, &|view| view.state = preempted)));
+    }
+
+    fn shown() -> conman_proto::Node {
+        conman_proto::Node {
+            name: "a".to_owned(),
+            instance: String::new(),
+            version: String::new(),
+            state: conman_proto::NodeState::Live,
+            runtime: conman_proto::RuntimeKind::Native,
+            runtime_error: None,
+            sessions_running: 0,
+            sessions_starting: 0,
+            sessions_stuck: 0,
+            max_sessions: 0,
+            host_limit: None,
+            connections: 0,
+            started_at: jiff::Timestamp::UNIX_EPOCH,
+            fleet: None,
         }
     }
 
