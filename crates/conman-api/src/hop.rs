@@ -11,6 +11,7 @@
 //! now. A PUT for a session that nobody owns goes to the nodes that placement names, in turn;
 //! whoever of them claims the session first has it, and the others send their callers there.
 
+mod another;
 mod caller;
 mod send;
 mod until_gone;
@@ -85,7 +86,7 @@ pub(crate) async fn to_owner(
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && !hop.node.is_live(&id) && visit::wants_another(&response) {
+        if starts && !hop.node.is_live(&id) && another::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
             headers.insert(X_CONMAN_TURNED, NOT_OWNER);

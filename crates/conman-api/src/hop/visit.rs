@@ -12,11 +12,12 @@ use conman_auth::Caller;
 use conman_core::no_template;
 use conman_node::StopError;
 use conman_peer::{Node, Waiting, Whereabouts};
-use conman_proto::{FieldError, Generation, Problem, SessionId, SessionState, StopReport};
+use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
-use http::{Method, StatusCode};
+use http::Method;
 use tokio::time::Instant;
 
+use super::another::{Hope, lacks_image, wants_another};
 use super::send::{About, Parcel, Unsent};
 use super::{BodyLimit, Hop, X_CONMAN_TURNED, unanswered, unreachable, wish};
 use crate::node_errors::chain;
@@ -34,7 +35,7 @@ const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Nodes that are asked to start one session.
+/// Nodes that are asked to start one session, beside those that lack its image.
 const MAX_CANDIDATES: usize = 4;
 
 /// A request for a session that has no life on this node, or that shall have one somewhere.
@@ -416,33 +417,38 @@ impl Visit {
         let policy = self.hop.node.policy();
         let wish = wish::of(&parts.uri, &self.parcel.body, policy)?;
         let placement = self.hop.map.place(&self.id, &wish);
-        let mut last = None;
-        for name in placement.candidates.iter().take(MAX_CANDIDATES) {
+        let (mut last, mut asked) = (None, 0);
+        for name in &placement.candidates {
             let step = if name == self.hop.map.me() {
                 self.here().await
             } else {
                 let node = self.hop.map.node(name);
                 stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
             };
-            match step {
+            let (step, hope) = match step {
                 Step::Moved => return Ok(Step::Moved),
-                Step::Answer(response) if !wants_another(&response) => {
-                    return Ok(Step::Answer(response));
+                Step::Answer(response) => {
+                    let (response, lacks_image) = lacks_image(response).await?;
+                    match lacks_image {
+                        true => (Step::Answer(response), Hope::Image),
+                        false if wants_another(&response) => (Step::Answer(response), Hope::Room),
+                        false => return Ok(Step::Answer(response)),
+                    }
                 }
-                step => {
-                    tracing::debug!(session = %self.id, node = name, "did not start it");
-                    last = Some(match (last, step) {
-                        // As long as there is hope.
-                        (
-                            Some(hope @ (Step::Answer(_) | Step::Unreachable(_))),
-                            Step::Refused(_),
-                        ) => hope,
-                        (_, step) => step,
-                    });
-                }
+                step @ Step::Refused(_) => (step, Hope::Repair),
+                step => (step, Hope::Room),
+            };
+            tracing::debug!(session = %self.id, node = name, "did not start it");
+            // One that only lacks the image says so at once.
+            asked += usize::from(hope > Hope::Image);
+            if last.as_ref().is_none_or(|(former, _)| hope >= *former) {
+                last = Some((hope, step));
+            }
+            if asked >= MAX_CANDIDATES {
+                break;
             }
         }
-        if let Some(step) = last {
+        if let Some((_, step)) = last {
             return Ok(step);
         }
         self.require_template(wish.template.as_deref())?;
@@ -486,27 +492,6 @@ impl Visit {
             message: no_template(name, &known, "The fleet's"),
         }]))
     }
-}
-
-/// Whether a node has no room, so that the next may be asked.
-pub(super) fn wants_another(response: &Response) -> bool {
-    if response.status() != StatusCode::SERVICE_UNAVAILABLE {
-        return false;
-    }
-    // Of another node only the status is looked at: none of them has started anything.
-    response
-        .extensions()
-        .get::<Problem>()
-        .is_none_or(|problem| {
-            [
-                "node-full",
-                "host-full",
-                "node-preempted",
-                "node-draining",
-                "shutting-down",
-            ]
-            .contains(&problem.slug())
-        })
 }
 
 fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError> {

@@ -8,6 +8,7 @@ use axum::body::Body;
 use conman_auth::Scope;
 use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
 use conman_registry::PeerStanding;
+use conman_runtime::{Fault, Operation};
 use futures_util::StreamExt as _;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, StatusCode};
@@ -210,4 +211,55 @@ async fn no_more_requests_wait_for_a_node_than_there_are_places() {
     world.change("b", |b| b.standing = PeerStanding::Fenced);
     let started: EnsureResponse = waiting.await.json();
     assert_eq!(started.session.node, "a");
+}
+
+/// The most that are asked where they have no room are fewer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_put_is_started_by_whichever_node_has_its_image() {
+    let world = World::new();
+    let mut without = Vec::new();
+    for name in ["a", "b", "c", "d", "e"] {
+        let node = Node::join(&world, name).await;
+        let lacks = Fault::LackImage("idle:1".to_owned());
+        node.api.faults.always(Operation::Create, lacks);
+        without.push(node);
+    }
+    let answer = without[0].put("alice").await;
+    let problem = answer.problem();
+    assert_eq!(
+        (answer.status, problem.slug()),
+        (StatusCode::UNPROCESSABLE_ENTITY, "no-such-image"),
+        "{}",
+        answer.text()
+    );
+    assert!(problem.detail.contains("idle:1"), "{}", problem.detail);
+    let tried: Vec<_> = without
+        .iter()
+        .map(|node| node.api.faults.calls(Operation::Create))
+        .collect();
+    assert_eq!(tried, [1; 5], "each was asked, once");
+    let _has = Node::join(&world, "f").await;
+    for (number, node) in without.iter().enumerate() {
+        let started = node.ensure(&format!("s{number}")).await;
+        assert_eq!(started.session.node, "f");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_node_that_has_no_room_may_have_the_image_nobody_is_told_that_none_has_it() {
+    let (_world, a, b) = two().await;
+    let lacks = Fault::LackImage("idle:1".to_owned());
+    a.api.faults.always(Operation::Create, lacks);
+    // The others do not know yet.
+    let drained = b.api.call(Method::POST, "/v1/nodes/self/drain", "{}").await;
+    assert_eq!(drained.status, StatusCode::ACCEPTED);
+    for number in 0..4 {
+        let answer = a.put(&format!("s{number}")).await;
+        assert_eq!(
+            answer.problem().slug(),
+            "node-draining",
+            "{}",
+            answer.text()
+        );
+    }
 }

@@ -29,6 +29,8 @@ pub enum Fault {
     Delay(Duration),
     /// It is refused for this reason, and nothing happens.
     Refuse(String),
+    /// The host lacks this image, and nothing happens.
+    LackImage(String),
     /// The runtime does not answer, and nothing happens.
     Unavailable,
     /// The call times out at once, and what it asked happens nevertheless, so much later.

@@ -135,6 +135,10 @@ impl ProcessRuntime {
                         reason,
                     });
                 }
+                Some(Fault::LackImage(image)) => {
+                    let remedy = "have the test end its trouble".to_owned();
+                    return Err(RuntimeError::NoSuchImage { image, remedy });
+                }
                 Some(Fault::Unavailable) => {
                     let runtime = RuntimeKind::Process;
                     let reason = "made unavailable by a test".to_owned();

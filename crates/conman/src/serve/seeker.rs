@@ -5,7 +5,7 @@
 //! main runtime, which ends when nobody waits for it any more. Each who has waited then looks the
 //! session up anew. How long and how many may wait in all, the proxy bounds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::{Future as _, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -36,12 +36,14 @@ const MAX_QUESTS: usize = 10_000;
 const MAX_WAITING: usize = 1_024;
 /// Look-ups of one call: each but the first asks the registry, after something was waited for.
 const MAX_LOOKUPS: u32 = 8;
-/// Nodes that are asked to start one session.
+/// Nodes that are asked to start one session, at a time.
 const MAX_CANDIDATES: usize = 4;
 /// How often a record is asked for that the registry does not tell.
 const MAX_READS: u32 = 8;
 /// What a node says whose clients take all the places of a session that is not ready.
 const TOO_MANY_WAITING: &str = "too-many-waiting";
+/// What a node says that lacks the session's image: another one may have it.
+const NO_SUCH_IMAGE: &str = "no-such-image";
 /// Between two tries, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -398,6 +400,7 @@ impl Seeker {
 
     /// Has some node start the session by its record.
     async fn start(&self, id: &SessionId, may_start: bool, was: &Was) -> Result<(), Refusal> {
+        let mut without_image = WithoutImage::default();
         for times in 1.. {
             let record = match self.node.record(id).await {
                 Ok(Some(record)) => record,
@@ -411,9 +414,9 @@ impl Seeker {
             };
             let placement = self.map.place(id, &wish_of(&record.spec));
             let (mut trouble, mut refusals) = (None, Vec::new());
-            let candidates = placement.candidates.len().min(MAX_CANDIDATES);
-            for name in placement.candidates.iter().take(MAX_CANDIDATES) {
-                let said = if name == self.map.me() {
+            let candidates = without_image.others(&placement.candidates);
+            for name in &candidates {
+                let said = if *name == self.map.me() {
                     self.start_here(id, may_start, was).await
                 } else {
                     self.ask(id, &self.map.node(name).address, may_start, was)
@@ -421,6 +424,9 @@ impl Seeker {
                 };
                 match said {
                     Said::Ready | Said::Elsewhere => return Ok(()),
+                    Said::Problem(problem) if problem.slug() == NO_SUCH_IMAGE => {
+                        without_image.add(name, problem);
+                    }
                     // Another node has no better chance.
                     Said::Problem(problem) if !problem.retryable => {
                         return Err(Refusal::from(problem));
@@ -433,7 +439,13 @@ impl Seeker {
             if placement.candidates.is_empty() {
                 return Err(no_node(id, &placement.refused));
             }
-            if let Some(last) = refusals.last().filter(|_| refusals.len() == candidates) {
+            if let Some(why) = without_image.all_of(&placement.candidates) {
+                return Err(Refusal::from(why));
+            }
+            if let Some(last) = refusals
+                .last()
+                .filter(|_| refusals.len() == candidates.len())
+            {
                 return Err(refused(last));
             }
             tracing::debug!(session = %id, ?trouble, times, "no node could start it yet");
@@ -660,6 +672,35 @@ impl Seeker {
             .and_then(Result::ok)
             .and_then(|body| serde_json::from_slice(&body.to_bytes()).ok());
         problem.map_or(Said::Nothing, Said::Problem)
+    }
+}
+
+/// The nodes that a quest has found to lack its session's image.
+#[derive(Debug, Default)]
+struct WithoutImage {
+    nodes: BTreeSet<String>,
+    why: Option<Problem>,
+}
+
+impl WithoutImage {
+    fn add(&mut self, node: &str, why: Problem) {
+        self.nodes.insert(node.to_owned());
+        self.why = Some(why);
+    }
+
+    /// The first of the others.
+    fn others<'a>(&self, candidates: &'a [String]) -> Vec<&'a str> {
+        let others = candidates.iter().map(String::as_str);
+        let others = others.filter(|name| !self.nodes.contains(*name));
+        others.take(MAX_CANDIDATES).collect()
+    }
+
+    /// What the last one said, where no other is left.
+    fn all_of(&mut self, candidates: &[String]) -> Option<Problem> {
+        match self.others(candidates).is_empty() {
+            true => self.why.take(),
+            false => None,
+        }
     }
 }
 

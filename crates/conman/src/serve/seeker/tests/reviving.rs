@@ -1,12 +1,13 @@
 //! Sessions that wait for a connection since their node has gone, and whose first start fails.
 
 use conman_proto::{NodeLoss, OnNodeLoss, SessionRequest, SessionState};
+use conman_registry::ModelFleet;
 use conman_runtime::{Fault, Operation};
 
-use super::member::{Member, id, is_served, two, web};
+use super::member::{Member, id, is_served, secret, two, web};
 
 /// Has a node go that has sessions.
-async fn gone(fleet: &conman_registry::ModelFleet, b: &Member) {
+async fn gone(fleet: &ModelFleet, b: &Member) {
     fleet.announced("b", |b| b.draining = true);
     b.preempt().await;
 }
@@ -86,4 +87,32 @@ async fn what_was_stopped_after_its_start_had_failed_is_not_started_by_a_connect
     let answer = a.fetch(&id).await;
     assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
     assert!(!a.node.is_live(&id));
+}
+
+fn lacks_image(node: &Member) {
+    let lacks = Fault::LackImage("web:1".to_owned());
+    node.faults.always(Operation::Create, lacks);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_node_lacks_the_image_of_is_started_by_another() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let b = Member::join(&fleet, "b", &secret).await;
+    lacks_image(&a);
+    let ids = [id("alice"), id("bob"), id("carl")];
+    for id in &ids {
+        b.start(id).await;
+    }
+    gone(&fleet, &b).await;
+    let answer = a.fetch(&ids[0]).await;
+    assert!(answer.starts_with("HTTP/1.1 422"), "{answer}");
+    assert!(answer.contains("web:1"), "{answer}");
+    let c = Member::join(&fleet, "c", &secret).await;
+    // Whichever of the two comes first for each of them.
+    for id in &ids {
+        let answer = a.fetch(id).await;
+        assert!(is_served(&answer, id), "{answer}");
+        assert!(c.node.is_live(id));
+    }
 }
