@@ -241,7 +241,7 @@ impl Visit {
                 Ok(self.here().await)
             }
             Whereabouts::Released { node, generation } => self.ended_there(&node, generation).await,
-            Whereabouts::Lost { node, .. } => self.by_record(&node).await,
+            Whereabouts::Lost { node, generation } => self.by_record(&node, generation).await,
         }
     }
 
@@ -329,8 +329,8 @@ impl Visit {
         };
         let node = self.hop.map.node(name);
         match stepped(&node, self.parcel.send(&self.hop, &node, Some(about)).await)? {
-            Step::Moved | Step::Unreachable(_) => self.by_record(name).await,
-            Step::Refused(error) => match self.by_record(name).await {
+            Step::Moved | Step::Unreachable(_) => self.by_record(name, generation).await,
+            Step::Refused(error) => match self.by_record(name, generation).await {
                 Ok(step) => Ok(step),
                 Err(_) => Err(error),
             },
@@ -338,13 +338,18 @@ impl Visit {
         }
     }
 
-    /// What the registry tells of a session that no node can be asked about.
-    async fn by_record(&self, node: &str) -> Result<Step, ApiError> {
+    /// What the registry tells of a session that no node can be asked about, whose `located`
+    /// generation was that node's.
+    async fn by_record(&self, node: &str, located: Generation) -> Result<Step, ApiError> {
         let record = self.hop.node.record(&self.id).await;
         let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         let Some(record) = record else {
             return Ok(self.here().await);
         };
+        if record.generation != located {
+            // It has begun anew since, which whoever repeats an end has not asked to be ended.
+            return Ok(Step::Moved);
+        }
         let shown = self.is_of_session();
         if shown && self.parcel.parts.method == Method::GET {
             let mut session = self.hop.node.recorded(node, &record);

@@ -2,6 +2,7 @@
 //! own.
 
 mod events;
+mod held;
 mod members;
 mod moving;
 mod owners;

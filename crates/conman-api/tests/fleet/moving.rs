@@ -10,8 +10,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
+use crate::held::Holds;
 use crate::stage::{PATIENCE, session};
-use crate::world::two;
+use crate::world::{Node, World, nowhere, two};
 
 /// To and fro; all are told to go at once, so that some are met in each step of their end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,4 +196,44 @@ async fn a_delete_that_is_asked_again_ends_no_later_generation_wherever_that_has
             (begun.generation, SessionState::Running)
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_that_goes_by_the_record_ends_nothing_that_has_begun_since_it_was_looked_for() {
+    let (world, holds) = (World::new(), Holds::default());
+    let secret = (&world.secret, 100);
+    let a = Node::join_by(&world, "a", secret, |records| holds.over(records)).await;
+    let b = Node::join(&world, "b").await;
+    let relay = Relay::before(b.address).await;
+    world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
+    let ended = world.start_on_b(&b, "alice").await;
+    world.announced("a", |a| a.draining = true);
+
+    let path = session("alice");
+    let (has_come, answers) = relay.hold_next();
+    let asked = a.api.call(Method::DELETE, &path, "");
+    let begins = async {
+        let comes = async |come| tokio::time::timeout(PATIENCE, come).await;
+        let answered = comes(has_come).await;
+        answered.expect("in time").expect("it is answered");
+        // Which nobody hears, nor anything else of that node: its record is looked at.
+        world.announced("b", |b| b.peer_url = Some(nowhere()));
+        let (has_come, reads) = holds.hold_next();
+        drop(answers);
+        comes(has_come).await.expect("in time").expect("it is read");
+        let begun = b.ensure("alice").await.session;
+        let stopped = b.api.call(Method::DELETE, &path, "").await;
+        assert_eq!(stopped.status, StatusCode::OK, "{}", stopped.text());
+        drop(reads);
+        begun
+    };
+    let (answer, begun) = tokio::join!(asked, begins);
+    assert!(begun.generation > ended.generation, "{begun:?}");
+    let problem = answer.problem();
+    assert_eq!(problem.slug(), "node-silent", "{}", problem.detail);
+    let told = format!("generation {} of", ended.generation);
+    assert!(problem.detail.contains(&told), "{}", problem.detail);
+    // Its record is there still.
+    let shown: Session = b.api.get(&path).await.json();
+    assert_eq!(shown.generation, begun.generation);
 }

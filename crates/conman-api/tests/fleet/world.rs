@@ -15,7 +15,7 @@ use conman_proto::{EnsureResponse, Generation, Session, SessionId};
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
 };
-use conman_registry::{Announcement, Fleet, ModelFleet, ModelNode, Peer};
+use conman_registry::{Announcement, Fleet, ModelFleet, ModelNode, Peer, Registry};
 use http::{Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
@@ -102,8 +102,19 @@ impl Node {
         secret: &Arc<ClusterSecret>,
         places: usize,
     ) -> Self {
+        Self::join_by(world, name, (secret, places), |registry| registry).await
+    }
+
+    /// Reading the records in a way of its own.
+    pub(crate) async fn join_by(
+        world: &Arc<World>,
+        name: &str,
+        (secret, places): (&Arc<ClusterSecret>, usize),
+        reads: impl FnOnce(Arc<dyn Registry>) -> Arc<dyn Registry>,
+    ) -> Self {
         let stage = Stage::new();
         let (registry, seen) = world.fleet.join(name);
+        let registry = reads(registry);
         let dialer = Dialer::new(name, Some(Arc::clone(secret)), None);
         let fleet: Arc<dyn Fleet> = seen.clone();
         let limits = PlacementLimits {
