@@ -11,7 +11,8 @@
 //! drain is not forgotten. What was ordered to stop is not taken back by an undrain.
 //!
 //! A file in the state directory says that the node is draining, so that a daemon that is
-//! restarted in the middle goes on with it; another one says whom it has told to go.
+//! restarted in the middle goes on with it; another one says whom it has told to go. A disk that is
+//! full is a reason to drain: what cannot be written down goes on all the same, and is tried again.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
@@ -49,6 +50,9 @@ pub const MAX_PARALLEL: u32 = 256;
 /// Between two looks at whether what is left has ended: sessions that are stuck end by themselves,
 /// if they do.
 const STUCK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Before a drain that could not be written down is written down again.
+const WRITE_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
@@ -162,7 +166,7 @@ pub(crate) async fn resume(context: &Arc<Context>) {
         }
     };
     tracing::info!(reason = order.reason, "the node is still being drained");
-    begin(context, order);
+    begin(context, order, None);
 }
 
 /// What a drain would do now.
@@ -181,24 +185,55 @@ pub(crate) async fn drain(
         return Ok(report);
     }
     let order = Order::of(request);
-    let written = serde_json::to_vec(&order).map_err(io::Error::other);
-    let (file, told) = (context.drain.file.clone(), context.drain.told.clone());
+    let told = context.drain.told.clone();
     // Who was told by a drain that was taken back may still obey.
     let nobody_obeys = !context
         .sessions
         .live()
         .iter()
         .any(|one| one.leaving.is_told());
-    write_down(context, move || {
-        let bytes = written?;
-        if nobody_obeys {
-            told.clear()?;
+    if nobody_obeys {
+        let cleared = on_disk(move || told.clear()).await;
+        if let Err(error) = cleared {
+            tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
         }
-        replace(&file, &bytes)
-    })
-    .await?;
-    begin(context, order);
+    }
+    let written = write_order(context, &order).await;
+    let ended = begin(context, order.clone(), written.as_ref().err());
+    if written.is_err() {
+        tokio::spawn(write_later(Arc::clone(context), order, ended));
+    }
     report(context).ok_or(DrainError::NotDraining)
+}
+
+async fn write_order(context: &Context, order: &Order) -> io::Result<()> {
+    let bytes = serde_json::to_vec(order)?;
+    let file = context.drain.file.clone();
+    on_disk(move || replace(&file, &bytes)).await
+}
+
+/// Tries until it is written down, or the drain is taken back.
+async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>) {
+    loop {
+        tokio::select! {
+            // Cancel safe: it only tells that the sender is gone.
+            _ = ended.changed() => return,
+            // Cancel safe: time alone.
+            () = sleep(WRITE_AGAIN) => {}
+        }
+        // Nobody takes it back meanwhile.
+        let _changing = context.drain.changing.lock().await;
+        if ended.has_changed().is_err() {
+            return;
+        }
+        match write_order(&context, &order).await {
+            Ok(()) => {
+                tracing::info!("the drain is written down by now: it outlives this daemon");
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "the drain is not written down yet"),
+        }
+    }
 }
 
 /// Takes a drain back. What was ordered to stop does so; the rest stays, and new sessions are
@@ -206,11 +241,14 @@ pub(crate) async fn drain(
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
     let file = context.drain.file.clone();
-    write_down(context, move || match std::fs::remove_file(&file) {
+    let removed = on_disk(move || match std::fs::remove_file(&file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other.and_then(|()| sync_parent(&file)),
-    })
-    .await?;
+    });
+    removed.await.map_err(|source| DrainError::NotWritten {
+        path: context.drain.file.clone(),
+        source: Arc::new(source),
+    })?;
     if context.drain.lock().take().is_some() {
         let message = "the drain was taken back; sessions are admitted again".to_owned();
         tracing::info!("{message}");
@@ -239,26 +277,23 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
     })
 }
 
-async fn write_down(
-    context: &Context,
-    change: impl FnOnce() -> io::Result<()> + Send + 'static,
-) -> Result<(), DrainError> {
+async fn on_disk(change: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let changed = tokio::task::spawn_blocking(change).await;
-    changed
-        .unwrap_or_else(|error| Err(io::Error::other(error)))
-        .map_err(|source| DrainError::NotWritten {
-            path: context.drain.file.clone(),
-            source: Arc::new(source),
-        })
+    changed.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
 /// The old file or the new one is there, whatever happens in between.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
+    let written = std::fs::File::create(&new).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
+        // On a full disk, a block for somebody else.
+        let _ = std::fs::remove_file(&new);
+        return Err(error);
+    }
     sync_parent(path)
 }
 
@@ -269,9 +304,23 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-fn begin(context: &Arc<Context>, order: Order) {
+/// Begins to drain, and gives what tells that the drain was taken back.
+fn begin(
+    context: &Arc<Context>,
+    order: Order,
+    unwritten: Option<&io::Error>,
+) -> watch::Receiver<()> {
     let (ends, ended) = watch::channel(());
-    let message = format!("draining: {}", order.reason);
+    let mut message = format!("draining: {}", order.reason);
+    if let Some(error) = unwritten {
+        let why = format!(
+            "a daemon that is restarted would not go on with it: {} cannot be written, which is \
+             tried again: {error}",
+            context.drain.file.display()
+        );
+        tracing::warn!("the node is drained, but {why}");
+        message = format!("{message}; {why}");
+    }
     *context.drain.lock() = Some(Current {
         order: order.clone(),
         finished_at: None,
@@ -281,7 +330,8 @@ fn begin(context: &Arc<Context>, order: Order) {
         _ends: ends,
     });
     context.note(node_event(EventKind::DrainStarted, message));
-    tokio::spawn(run(Arc::clone(context), order, ended));
+    tokio::spawn(run(Arc::clone(context), order, ended.clone()));
+    ended
 }
 
 /// The lives that have had their turn.

@@ -107,7 +107,7 @@ impl FailureKind {
     }
 }
 
-/// Why a drain was not begun or taken back.
+/// Why a drain was not taken back, or is not told of.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DrainError {
     #[error(

@@ -388,3 +388,43 @@ fn a_daemon_that_is_restarted_goes_on_with_the_drain() {
     assert_eq!(daemon.node.drain_report(), None);
     daemon.start("late", &idle());
 }
+
+#[test]
+fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_when_it_can() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    daemon.start("alice", &idle());
+    // As on a disk without room.
+    let obstacle = stage.state.path().join("drain.new");
+    let written = stage.state.path().join("drain.json");
+    std::fs::create_dir(&obstacle).expect("made");
+    let drain = || daemon.run(daemon.node.drain(&request()));
+    drain().expect("it begins");
+    assert_eq!(await_drained(&daemon).released, 1);
+    assert!(!written.exists());
+    daemon.run(daemon.node.journal().flush());
+    let page = daemon.run(daemon.node.journal().page(0, 1_000));
+    let events = page.expect("readable").events;
+    let told = |part| events.iter().any(|event| event.message.contains(part));
+    assert!(told("would not go on with it"), "{events:?}");
+
+    // What was taken back is not written down any more.
+    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    daemon.start("alice", &idle());
+    drain().expect("it begins");
+    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    std::fs::remove_dir(&obstacle).expect("removed");
+    drain().expect("it begins");
+    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    assert!(!written.exists());
+
+    std::fs::create_dir(&obstacle).expect("made");
+    drain().expect("it begins");
+    await_drained(&daemon);
+    std::fs::remove_dir(&obstacle).expect("removed");
+    eventually("it to be written down", || written.exists().then_some(()));
+    daemon.vanish();
+    let daemon = stage.boot();
+    let report = daemon.node.drain_report().expect("it goes on");
+    assert_eq!(report.reason, "new kernel");
+}
