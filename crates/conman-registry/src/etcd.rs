@@ -34,6 +34,7 @@ use crate::{
 
 mod client;
 mod codec;
+mod compaction;
 mod driver;
 mod fence_orders;
 mod figures;
@@ -55,6 +56,7 @@ mod store;
 mod wire;
 
 pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
+pub use compaction::COMPACT_EVERY;
 pub use membership::FORGET_AFTER;
 pub use orders::{Order, Orders};
 
@@ -109,6 +111,9 @@ pub struct EtcdOptions {
     pub accept_above: Option<Generation>,
     /// Whatever has been seen to be gone for so long is forgotten: [`FORGET_AFTER`].
     pub forget_after: Duration,
+    /// How often etcd is compacted, by one of the nodes; `None` where somebody else does so, or needs
+    /// its history.
+    pub compact_every: Option<Duration>,
     /// Looks after the tasks of the fleet's thread.
     pub vitals: Vitals,
 }
@@ -212,6 +217,7 @@ impl EtcdRegistry {
         let helpers = Arc::clone(&shared);
         let members = Arc::clone(&membership);
         let hears = Arc::clone(&membership);
+        let compacts = Arc::clone(&membership);
         std::thread::Builder::new()
             .name("fleet".to_owned())
             .spawn(move || {
@@ -229,6 +235,9 @@ impl EtcdRegistry {
                     let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
                     tokio::spawn(membership::watch(Arc::clone(&helpers), peers, news));
                     tokio::spawn(keep_seen(Arc::clone(&helpers)));
+                    if let Some(every) = options.compact_every {
+                        tokio::spawn(compaction::run(Arc::clone(&helpers), compacts, every));
+                    }
                     essential(driver::NAME, Box::pin(driver.run())).await;
                 });
                 if let Err(error) = helpers.store.client.seen().keep() {

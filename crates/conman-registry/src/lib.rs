@@ -42,8 +42,8 @@ mod state_lock;
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
 pub use error::RegistryError;
 pub use etcd::{
-    AccessError, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError, EtcdTls,
-    FORGET_AFTER, Order, Orders, was_in_fleet,
+    AccessError, COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry,
+    EtcdStartError, EtcdTls, FORGET_AFTER, Order, Orders, was_in_fleet,
 };
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{

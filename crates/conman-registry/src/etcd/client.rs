@@ -20,8 +20,9 @@ use super::figures;
 use super::passed_over::PassedOver;
 use super::seen::{Before, Seen};
 use super::wire::{
-    AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader,
-    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, RangeRequest,
+    RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
+    WatchResponse,
 };
 
 /// What is called, how long its answer may be, and by which lines.
@@ -63,6 +64,7 @@ impl Method {
 
 const RANGE: Method = Method::new("/etcdserverpb.KV/Range");
 const TXN: Method = Method::new("/etcdserverpb.KV/Txn");
+const COMPACT: Method = Method::new("/etcdserverpb.KV/Compact");
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const AUTHENTICATE: Method = Method::new("/etcdserverpb.Auth/Authenticate");
 
@@ -71,6 +73,9 @@ const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
 
 /// Longest answer of many records: no more is taken in at once on the fleet's thread.
 pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
+
+/// In etcd's answer where what is asked for is compacted away.
+const COMPACTED: &str = "required revision has been compacted";
 
 /// How a certificate begins in PEM (RFC 7468).
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
@@ -183,6 +188,11 @@ impl CallError {
         }
     }
 
+    /// Whether the revision that it is about was compacted away.
+    pub(super) fn is_about_compaction(&self) -> bool {
+        matches!(self, Self::Refused { reason } if reason.contains(COMPACTED))
+    }
+
     /// Whether less may be had at a time.
     pub(super) fn is_about_size(&self) -> bool {
         match self {
@@ -199,6 +209,12 @@ pub(super) trait Headed {
 }
 
 impl Headed for RangeResponse {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.header.as_ref()
+    }
+}
+
+impl Headed for CompactionResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header.as_ref()
     }
@@ -316,6 +332,11 @@ impl Client {
 
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, CallError> {
         self.timed(RANGE, request).await
+    }
+
+    /// What was overwritten or deleted before this revision cannot be read any more.
+    pub(super) async fn compact(&self, revision: i64) -> Result<CompactionResponse, CallError> {
+        self.timed(COMPACT, CompactionRequest { revision }).await
     }
 
     /// At most so many records as the request's limit says.
@@ -641,6 +662,8 @@ fn classify(name: &str, status: &Status) -> CallError {
         status.code() == Code::ResourceExhausted && status.message().contains("larger than max");
     let refused = match status.code() {
         Code::ResourceExhausted => too_large,
+        // Of all that it is said of, etcd has done nothing.
+        Code::OutOfRange => status.message().contains(COMPACTED),
         Code::InvalidArgument
         | Code::Unauthenticated
         | Code::PermissionDenied
@@ -653,7 +676,6 @@ fn classify(name: &str, status: &Status) -> CallError {
         | Code::AlreadyExists
         | Code::FailedPrecondition
         | Code::Aborted
-        | Code::OutOfRange
         | Code::Internal
         | Code::Unavailable
         | Code::DataLoss => false,

@@ -215,6 +215,16 @@ impl Membership {
         live.map(|one| one.patience_ms).max().unwrap_or(0)
     }
 
+    /// Whether this node's is the least name of those that are heard of.
+    pub(super) fn is_first(&self, me: &str, fence_ms: u64) -> bool {
+        let now = boot_time();
+        let known = self.known();
+        let mut awake = known
+            .iter()
+            .filter(|(_, one)| standing(one, now, fence_ms) == PeerStanding::Live);
+        known.contains_key(me) && awake.all(|(name, _)| me <= name.as_str())
+    }
+
     /// Those that have been gone for long.
     fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
         let known = self.known();
@@ -659,6 +669,30 @@ mod tests {
         assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
         assert!(look(3, NodeState::Live, 0).is_empty());
         assert!(look(3, NodeState::Fenced, 0).is_empty());
+    }
+
+    #[test]
+    fn the_first_is_of_the_least_name_of_those_that_are_heard_of() {
+        let membership = Membership::default();
+        assert!(!membership.is_first("a", 5_000), "nothing is known yet");
+        let is_first = |states: [(&str, NodeState); 3], me| {
+            let read = states.map(|(name, state)| {
+                let record = NodeRecord {
+                    incarnation: 1,
+                    state,
+                };
+                (name.to_owned(), OneRead::of(record))
+            });
+            membership.take(boot_time(), boot_time(), read.into());
+            membership.is_first(me, 5_000)
+        };
+        let (live, fenced) = (NodeState::Live, NodeState::Fenced);
+        let all = [("b", live), ("a", live), ("c", live)];
+        assert!(is_first(all, "a"));
+        assert!(!is_first(all, "b"));
+        let gone = [("b", live), ("a", fenced), ("c", live)];
+        assert!(is_first(gone, "b"));
+        assert!(!is_first(gone, "c"));
     }
 
     #[test]

@@ -31,6 +31,13 @@ pub(super) struct Before {
     revision: i64,
 }
 
+impl Before {
+    /// 0 before the first answer.
+    pub(super) fn revision(self) -> i64 {
+        self.revision
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kept {
     /// 0 before the first answer.

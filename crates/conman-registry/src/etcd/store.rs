@@ -21,6 +21,10 @@ const PAGE: i64 = 512;
 /// Reads in one transaction: etcd takes 128 operations by default.
 const MAX_READS: i64 = 64;
 
+/// A read of one moment that is compacted away is begun so often: whoever compacts etcd all the time
+/// is told of.
+const MAX_COMPACTED: u32 = 3;
+
 /// No further try begins after this long; the next caller's goes on from what was found to be too
 /// much.
 const TRIES_BOUND: Duration = Duration::from_secs(6);
@@ -314,8 +318,23 @@ impl Store {
         }
     }
 
-    /// Every key below one, page by page of one moment.
+    /// Every key below one, page by page of one moment; of a later one, if that is compacted away
+    /// meanwhile.
     pub(super) async fn all_below(&self, parent: &[u8]) -> Result<Vec<Entry>, ReadError> {
+        let mut tries = 1;
+        loop {
+            match self.all_below_at_once(parent).await {
+                Err(ReadError::Call(error))
+                    if error.is_about_compaction() && tries < MAX_COMPACTED =>
+                {
+                    tries += 1;
+                }
+                read => return read,
+            }
+        }
+    }
+
+    async fn all_below_at_once(&self, parent: &[u8]) -> Result<Vec<Entry>, ReadError> {
         let (mut entries, mut revision) = (Vec::new(), 0);
         let mut from = parent.to_vec();
         loop {

@@ -144,6 +144,19 @@ pub(super) struct TxnResponse {
     pub(super) responses: Vec<ResponseOp>,
 }
 
+/// Answered once it is agreed on; the space is freed after that.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct CompactionRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct CompactionResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+}
+
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct AuthenticateRequest {
     #[prost(string, tag = "1")]

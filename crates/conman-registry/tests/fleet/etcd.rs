@@ -252,6 +252,13 @@ impl Etcd {
         count.unwrap_or_else(|| panic!("etcd tells nothing of {method}: {figures}"))
     }
 
+    /// Which revision is current.
+    pub(crate) fn revision(&self) -> i64 {
+        let answer = self.ctl(&["get", "none", "-w", "json"]).expect("read");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        answer["header"]["revision"].as_i64().expect("a number")
+    }
+
     /// Runs etcdctl.
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String, String> {
         self.run_ctl(arguments, Stdio::null())

@@ -65,6 +65,7 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
         timing,
         accept_above: None,
         forget_after: FORGET_AFTER,
+        compact_every: None,
         vitals: Default::default(),
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct SharedRegistry {
     pub(crate) ca_file: Option<PathBuf>,
     /// `registry.cert_file` and `registry.key_file`
     pub(crate) identity_files: Option<(PathBuf, PathBuf)>,
+    /// `registry.compact`
+    pub(crate) compact: bool,
     pub(crate) timing: Timing,
     /// `fleet.unsafe_timing`: for tests that show what happens then.
     pub(crate) unsafe_timing: bool,
@@ -64,6 +66,7 @@ pub(super) fn registry(
         ("cert_file", file(registry, "cert_file")),
         ("key_file", file(registry, "key_file")),
     );
+    let compact = registry.boolean("compact").unwrap_or(true);
     registry.finish();
     if shared && endpoints.as_ref().is_none_or(Vec::is_empty) {
         registry.mistake(
@@ -90,6 +93,7 @@ pub(super) fn registry(
         login,
         ca_file,
         identity_files,
+        compact,
         timing,
         unsafe_timing,
     };

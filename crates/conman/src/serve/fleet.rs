@@ -15,9 +15,9 @@ use conman_core::Instance;
 use conman_node::Node;
 use conman_proto::Generation;
 use conman_registry::{
-    EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER, FenceHolds,
-    FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders, RegistryError,
-    Standing,
+    COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER,
+    FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders,
+    RegistryError, Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
 use conman_vitals::{Vitals, essential};
@@ -68,6 +68,7 @@ pub(super) fn registry(
         timing: fleet.timing,
         accept_above: generation_floor,
         forget_after: FORGET_AFTER,
+        compact_every: fleet.compact.then_some(COMPACT_EVERY),
         vitals: vitals.clone(),
     };
     let command = shim::command(config)?;
