@@ -167,6 +167,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     {
         let wish = Wish {
             template: record.spec.template.clone(),
+            runtime: Some(record.spec.runtime),
             labels: record.spec.node_labels.clone(),
             memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
         };

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use conman_proto::SessionId;
+use conman_proto::{RuntimeKind, SessionId};
 
 /// How much more a node may have to do than another one and still be preferred: because it is the
 /// one that was asked, which saves every byte of the session a hop, or because it comes first in the
@@ -47,6 +47,10 @@ pub struct NodeView {
     /// Names of its templates.
     pub templates: Vec<String>,
     pub max_sessions: u32,
+    /// The runtime of what names none, where it has told that: of its others it tells nothing.
+    pub runtime: Option<RuntimeKind>,
+    /// Whether that one could not start sessions when it was last asked, some seconds ago at most.
+    pub runtime_ails: bool,
     pub load: NodeBusy,
 }
 
@@ -82,6 +86,8 @@ pub struct NodeBusy {
 pub struct Demand<'a> {
     pub session: &'a SessionId,
     pub template: Option<&'a str>,
+    /// Absent for each node's default.
+    pub runtime: Option<RuntimeKind>,
     /// Labels that the node must have, each with this value.
     pub labels: &'a BTreeMap<String, String>,
     /// What the session may use.
@@ -113,7 +119,8 @@ impl Default for PlacementLimits {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// Names of nodes, the best first. Those that only press for processor time are here when
-    /// nothing else is.
+    /// nothing else is, and those with an ailing runtime, which may be well again, when not even
+    /// such are.
     pub candidates: Vec<String>,
     /// In the order of the nodes.
     pub refused: Vec<Refused>,
@@ -155,6 +162,9 @@ pub enum Unfit {
     Pressure {
         percent: f64,
     },
+    Runtime {
+        runtime: RuntimeKind,
+    },
 }
 
 impl fmt::Display for Unfit {
@@ -194,6 +204,12 @@ impl fmt::Display for Unfit {
             Self::Pressure { percent } => {
                 write!(formatter, "waits for processors {percent:.0} % of the time")
             }
+            Self::Runtime { runtime } => {
+                write!(
+                    formatter,
+                    "has a runtime, {runtime}, that did not answer as it should"
+                )
+            }
         }
     }
 }
@@ -208,22 +224,25 @@ pub fn place(
     limits: &PlacementLimits,
 ) -> Placement {
     let mut refused = Vec::new();
-    let (mut fit, mut pressed) = (Vec::new(), Vec::new());
+    let (mut fit, mut pressed, mut ailing) = (Vec::new(), Vec::new(), Vec::new());
     for node in nodes {
         match unfit(node, node.name == me, &demand, limits) {
             None => fit.push(node),
             Some(why) => {
-                if matches!(why, Unfit::Pressure { .. }) {
-                    pressed.push(node);
+                match why {
+                    Unfit::Pressure { .. } => pressed.push(node),
+                    Unfit::Runtime { .. } => ailing.push(node),
+                    _ => {}
                 }
                 let node = node.name.clone();
                 refused.push(Refused { node, why });
             }
         }
     }
-    let chosen = if fit.is_empty() { pressed } else { fit };
+    let choices = [fit, pressed, ailing];
+    let chosen = choices.into_iter().find(|nodes| !nodes.is_empty());
     Placement {
-        candidates: in_order(me, chosen, demand.session),
+        candidates: in_order(me, chosen.unwrap_or_default(), demand.session),
         refused,
     }
 }
@@ -278,6 +297,10 @@ fn unfit(
     if load.memory_total_bytes > 0 && left < kept {
         let available_bytes = load.memory_available_bytes;
         return Some(Unfit::Memory { available_bytes });
+    }
+    let ailing = node.runtime.filter(|_| node.runtime_ails);
+    if let Some(runtime) = ailing.filter(|ailing| demand.runtime.is_none_or(|it| it == *ailing)) {
+        return Some(Unfit::Runtime { runtime });
     }
     let percent = load.cpu_pressure_percent;
     (percent >= limits.max_cpu_pressure_percent).then_some(Unfit::Pressure { percent })

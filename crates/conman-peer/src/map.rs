@@ -6,7 +6,7 @@ use conman_core::Closing;
 use conman_core::placement::{
     self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
 };
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -100,6 +100,8 @@ pub enum NoAddress {
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
     pub template: Option<String>,
+    /// Absent for each node's default.
+    pub runtime: Option<RuntimeKind>,
     /// Labels that the node must have.
     pub labels: BTreeMap<String, String>,
     pub memory_bytes: u64,
@@ -282,6 +284,7 @@ impl FleetMap {
         let demand = Demand {
             session,
             template: wish.template.as_deref(),
+            runtime: wish.runtime,
             labels: &wish.labels,
             memory_bytes: wish.memory_bytes,
         };
@@ -307,6 +310,7 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
         (None, PeerStanding::Silent) => NodeStanding::Silent,
         (None, PeerStanding::Fenced) => NodeStanding::Fenced,
     };
+    let view = told.view.as_ref();
     NodeView {
         name: peer.name.clone(),
         standing,
@@ -316,6 +320,8 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
         labels: told.labels,
         templates: told.templates,
         max_sessions: told.max_sessions,
+        runtime: view.map(|view| view.runtime),
+        runtime_ails: view.is_some_and(|view| view.runtime_error.is_some()),
         load: NodeBusy {
             sessions: told.load.sessions,
             starting: told.load.starting,

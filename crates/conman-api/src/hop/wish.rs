@@ -32,6 +32,7 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, Ap
     labels.extend(labels_of(uri)?);
     Ok(Wish {
         template: request.template,
+        runtime: template.and_then(|template| template.runtime),
         labels,
         memory_bytes,
     })

@@ -246,6 +246,29 @@ async fn what_is_put_is_started_by_whichever_node_has_its_image() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_runtime_does_not_answer_is_not_preferred_for_having_nothing_to_do() {
+    let (world, a, b) = two().await;
+    let ails = |name, error: Option<&str>| {
+        world.announced(name, |told| {
+            let view = told.view.as_mut().expect("it shows itself");
+            view.runtime_error = error.map(str::to_owned);
+        });
+    };
+    ails("b", Some("made so by a test"));
+    world.announced("a", |a| a.load.sessions = 50);
+    for number in 0..4 {
+        let started = b.ensure(&format!("s{number}")).await;
+        assert_eq!(started.session.node, "a");
+    }
+    // Before nobody is, it is asked: it may be well again.
+    ails("a", Some("made so by a test"));
+    assert_eq!(b.ensure("alice").await.session.node, "b");
+    ails("a", None);
+    ails("b", None);
+    assert_eq!(a.ensure("bob").await.session.node, "b");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_node_that_has_no_room_may_have_the_image_nobody_is_told_that_none_has_it() {
     let (_world, a, b) = two().await;
     let lacks = Fault::LackImage("idle:1".to_owned());

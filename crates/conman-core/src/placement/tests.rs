@@ -12,6 +12,8 @@ fn node(name: &str) -> NodeView {
         labels: [("pool".to_owned(), "cpu".to_owned())].into(),
         templates: vec!["python".to_owned()],
         max_sessions: 100,
+        runtime: Some(RuntimeKind::Native),
+        runtime_ails: false,
         load: NodeBusy {
             sessions: 10,
             starting: 0,
@@ -30,6 +32,7 @@ fn placed(me: &str, nodes: &[NodeView], session: &str) -> Placement {
     let demand = Demand {
         session: &id(session),
         template: Some("python"),
+        runtime: None,
         labels: &BTreeMap::new(),
         memory_bytes: 1 << 30,
     };
@@ -61,6 +64,7 @@ fn every_reason_against_a_node_is_told_in_words() {
         change("bare", &|node| node.templates.clear()),
         change("tight", &|node| node.load.memory_available_bytes = 5 << 30),
         change("busy", &|node| node.load.cpu_pressure_percent = 95.0),
+        change("broken", &|node| node.runtime_ails = true),
         change("good", &|_| {}),
     ];
     let placement = placed("other", &nodes, "alice");
@@ -84,8 +88,34 @@ fn every_reason_against_a_node_is_told_in_words() {
             "bare has no template `python`",
             "tight has only 5120 MiB of memory left",
             "busy waits for processors 95 % of the time",
+            "broken has a runtime, native, that did not answer as it should",
         ]
     );
+}
+
+#[test]
+fn a_node_whose_runtime_ails_is_asked_for_what_needs_that_one_when_no_other_is_left() {
+    let mut broken = node("broken");
+    broken.runtime_ails = true;
+    broken.load.sessions = 0;
+    let mut pressed = node("pressed");
+    pressed.load.cpu_pressure_percent = 95.0;
+    let asked = |nodes: &[NodeView], runtime| {
+        let demand = Demand {
+            session: &id("alice"),
+            template: None,
+            runtime,
+            labels: &BTreeMap::new(),
+            memory_bytes: 0,
+        };
+        place("broken", nodes, demand, &PlacementLimits::default()).candidates
+    };
+    let both = [broken, pressed];
+    for runtime in [None, Some(RuntimeKind::Native)] {
+        assert_eq!(asked(&both, runtime), ["pressed"]);
+        assert_eq!(asked(&both[..1], runtime), ["broken"]);
+    }
+    assert_eq!(asked(&both, Some(RuntimeKind::Docker)), ["broken"]);
 }
 
 #[test]
@@ -99,6 +129,7 @@ fn a_node_must_have_every_label_that_is_asked_for() {
     let demand = Demand {
         session: &id("alice"),
         template: None,
+        runtime: None,
         labels: &labels,
         memory_bytes: 0,
     };
@@ -242,8 +273,10 @@ prop_compose! {
         cpu_pressure_percent in 0.0..100.0_f64,
         memory_available_bytes in 0_u64..100,
         memory_total_bytes in prop_oneof![Just(0_u64), Just(100)],
+        runtime_ails in prop::bool::weighted(0.2),
     ) -> NodeView {
         NodeView {
+            runtime_ails,
             standing,
             draining,
             told_ago_ms,
@@ -270,15 +303,23 @@ proptest! {
         session in "[a-z][a-z0-9]{0,20}",
     ) {
         let placement = placed("n0", &nodes, &session);
-        let only_pressed = nodes.iter().all(|node| {
-            placement.refused.iter().any(|refused| refused.node == node.name)
-        });
+        let is = |node: &NodeView, which: fn(&Unfit) -> bool| {
+            let mut refused = placement.refused.iter();
+            refused.any(|refused| refused.node == node.name && which(&refused.why))
+        };
+        let only_refused = nodes.iter().all(|node| is(node, |_| true));
+        let any_pressed = nodes
+            .iter()
+            .any(|node| is(node, |why| matches!(why, Unfit::Pressure { .. })));
         for node in &nodes {
             let times = placement.candidates.iter().filter(|name| **name == node.name).count();
             let refused = placement.refused.iter().find(|refused| refused.node == node.name);
             match refused.map(|refused| &refused.why) {
                 None => prop_assert_eq!(times, 1),
-                Some(Unfit::Pressure { .. }) => prop_assert_eq!(times, usize::from(only_pressed)),
+                Some(Unfit::Pressure { .. }) => prop_assert_eq!(times, usize::from(only_refused)),
+                Some(Unfit::Runtime { .. }) => {
+                    prop_assert_eq!(times, usize::from(only_refused && !any_pressed));
+                }
                 Some(_) => prop_assert_eq!(times, 0),
             }
         }

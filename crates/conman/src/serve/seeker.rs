@@ -796,6 +796,7 @@ fn refused(by: &RefusedBy) -> Refusal {
 fn wish_of(spec: &ResolvedSpec) -> Wish {
     Wish {
         template: spec.template.clone(),
+        runtime: Some(spec.runtime),
         labels: spec.node_labels.clone(),
         memory_bytes: spec.memory_bytes.unwrap_or_default(),
     }
