@@ -16,6 +16,7 @@ use conman_cli::ShimArgs;
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
+use conman_proto::RuntimeKind;
 use conman_runtime::ShimCommand;
 use conman_shim::{Client, ClientError, Request, ShimOptions};
 
@@ -109,13 +110,14 @@ pub(crate) fn command(config: &Config) -> Result<ShimCommand> {
 
 /// The calling process has one thread.
 pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
-    let done = state_directory(arguments).and_then(|state_dir| {
+    let done = Installation::named(arguments).and_then(|installation| {
+        let state_dir = &installation.state_dir;
         if arguments.stop {
-            stop(&state_dir)
+            stop(state_dir)
         } else if arguments.replace {
-            replace(&state_dir)
+            replace(state_dir)
         } else {
-            be(&state_dir, arguments)
+            be(&installation, arguments)
         }
     });
     match done {
@@ -132,15 +134,43 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
     }
 }
 
-fn state_directory(arguments: &ShimArgs) -> Result<PathBuf> {
-    match &arguments.state_dir {
-        Some(directory) if directory.is_absolute() => Ok(directory.clone()),
-        Some(directory) => bail!("--state-dir {} is not absolute", directory.display()),
-        None => Ok(config::load(arguments.config.as_deref())?.state_dir),
+/// Whose shim it is.
+#[derive(Debug, PartialEq, Eq)]
+struct Installation {
+    state_dir: PathBuf,
+    /// Sessions that the kernel is made ready for.
+    prepare_for: u32,
+}
+
+impl Installation {
+    fn named(arguments: &ShimArgs) -> Result<Self> {
+        let (state_dir, sessions) = match &arguments.state_dir {
+            Some(directory) if directory.is_absolute() => (directory.clone(), 0),
+            Some(directory) => bail!("--state-dir {} is not absolute", directory.display()),
+            None => {
+                let config = config::load(arguments.config.as_deref())?;
+                let sessions = native_sessions(&config);
+                (config.state_dir, sessions)
+            }
+        };
+        let prepare_for = arguments.prepare_for.unwrap_or(sessions);
+        Ok(Self {
+            state_dir,
+            prepare_for,
+        })
     }
 }
 
-fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
+/// Most that may be containers of a shim's making.
+fn native_sessions(config: &Config) -> u32 {
+    match config.runtimes().contains(&RuntimeKind::Native) {
+        true => u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
+        false => 0,
+    }
+}
+
+fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
+    let state_dir = &installation.state_dir;
     telemetry::init(LogFormat::Text);
     state_dir::prepare(state_dir)?;
     let instance = state_dir::instance(state_dir)?;
@@ -153,13 +183,13 @@ fn be(state_dir: &Path, arguments: &ShimArgs) -> Result<()> {
     let fence_slice = instance_cgroup(&instance, CgroupDriver::Systemd);
     let hold = conman_shim::run(ShimOptions {
         socket: place.socket(),
-        roots: vec![state_dir.to_path_buf()],
+        roots: vec![state_dir.clone()],
         fence_cgroup: fence_cgroup.clone(),
         fence_slice: fence_slice.clone(),
         state_file: place.directory.join(STATE),
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
-        prepare_for: arguments.prepare_for,
+        prepare_for: installation.prepare_for,
         prepared_file: PathBuf::from(PREPARED),
         standby: arguments.standby,
         freeze_patience: Duration::from_millis(arguments.freeze_ms),
@@ -238,4 +268,52 @@ fn stop(state_dir: &Path) -> Result<()> {
     }
     crate::tell("the shim has ended");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments() -> ShimArgs {
+        ShimArgs {
+            config: None,
+            state_dir: None,
+            prepare_for: None,
+            freeze_ms: 1_000,
+            standby: true,
+            replace: false,
+            stop: false,
+        }
+    }
+
+    fn prepares_for(arguments: &ShimArgs) -> u32 {
+        let installation = Installation::named(arguments).expect("an installation");
+        installation.prepare_for
+    }
+
+    #[test]
+    fn the_kernel_is_prepared_for_as_many_sessions_as_the_configuration_allows() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).expect("written");
+            ShimArgs {
+                config: Some(path),
+                ..arguments()
+            }
+        };
+        let native = write("native.toml", "[limits]\nmax_sessions = 4321\n");
+        let docker = "[node]\nruntime = \"docker\"\n[limits]\nmax_sessions = 4321\n";
+        let docker = write("docker.toml", docker);
+        let told = ShimArgs {
+            prepare_for: Some(7),
+            ..native.clone()
+        };
+        let unknown = ShimArgs {
+            state_dir: Some(folder.path().to_owned()),
+            ..arguments()
+        };
+        let all = [&native, &told, &docker, &unknown];
+        assert_eq!(all.map(prepares_for), [4321, 7, 0, 0]);
+    }
 }

@@ -27,9 +27,10 @@ pub struct ShimArgs {
     /// The daemon's state directory, without a look at any configuration
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     pub state_dir: Option<PathBuf>,
-    /// Sessions that the kernel is made ready for; 0 leaves it as it is
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
-    pub prepare_for: u32,
+    /// Sessions that the kernel is made ready for, 0 leaves it as it is; unless given, the
+    /// configuration's `limits.max_sessions` where its sessions are native, and 0 with --state-dir
+    #[arg(long, value_name = "COUNT")]
+    pub prepare_for: Option<u32>,
     /// How long the fence waits for proof that a container is frozen before it kills it
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub freeze_ms: u64,
