@@ -200,6 +200,8 @@ struct Serving<'a> {
     ever_live: bool,
     /// Attempts of rejoins under way.
     rejoins: Vec<u64>,
+    /// Renewals under way, rejoins among them.
+    renewals: Vec<u64>,
     /// What is counted when it is committed, by transaction.
     tallies: HashMap<u64, Tally>,
     /// Why the node has to join anew.
@@ -239,6 +241,7 @@ impl<'a> Serving<'a> {
             was_live: false,
             ever_live: false,
             rejoins: Vec::new(),
+            renewals: Vec::new(),
             tallies: HashMap::new(),
             name_lost: None,
         }
@@ -465,6 +468,16 @@ impl<'a> Serving<'a> {
                 self.shared.stands(Standing::Joining { reason });
             }
         }
+        let renewal = self.renewals.iter().position(|renewal| *renewal == op);
+        let is_renewal = renewal.map(|index| self.renewals.swap_remove(index));
+        match (&answered.trouble, &answered.answer) {
+            // What is read before a rejoin is a part of it.
+            (Some(trouble), _) if is_renewal.is_some() || !self.protocol.is_live() => {
+                self.shared.note_trouble(Some(trouble.clone()));
+            }
+            (None, Answer::Committed) if is_renewal.is_some() => self.shared.note_trouble(None),
+            _ => {}
+        }
         if answered.refused {
             self.claims
                 .refused(op, answered.trouble.as_deref().unwrap_or_default());
@@ -586,6 +599,10 @@ impl<'a> Serving<'a> {
             self.tallies.insert(op, tally);
         }
         let mut beside = Beside::default();
+        let heartbeat = Key::Heartbeat(self.shared.me.clone());
+        if transaction.write.iter().any(|(key, _)| *key == heartbeat) {
+            self.renewals.push(op);
+        }
         for (key, value) in &transaction.write {
             match (key, value) {
                 (Key::Node(name), Some(Value::Node(record)))

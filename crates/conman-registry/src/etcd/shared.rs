@@ -39,6 +39,8 @@ pub(super) struct Shared {
     locations: Mutex<HashMap<SessionId, Located>>,
     /// Keys of records that cannot be read, and that the log has.
     unreadable: Mutex<HashSet<String>>,
+    /// Why the latest renewal failed; `None` once one was taken.
+    trouble: Mutex<Option<String>>,
 }
 
 impl Shared {
@@ -56,6 +58,7 @@ impl Shared {
             records: Mutex::default(),
             locations: Mutex::default(),
             unreadable: Mutex::default(),
+            trouble: Mutex::default(),
         }
     }
 
@@ -66,9 +69,16 @@ impl Shared {
                 figures::stands(&standing);
                 match &standing {
                     Standing::Fenced => {
-                        tracing::error!("ownership has lapsed: all is frozen until it is renewed");
+                        let reason = self.why_late();
+                        tracing::error!(
+                            reason,
+                            "ownership has lapsed: all is frozen until it is renewed"
+                        );
                     }
-                    Standing::Late => tracing::warn!("the renewal of ownership is late"),
+                    Standing::Late => {
+                        let reason = self.why_late();
+                        tracing::warn!(reason, "the renewal of ownership is late");
+                    }
                     Standing::Alone | Standing::Live => tracing::info!("ownership is renewed"),
                     Standing::Joining { reason } => tracing::info!(reason, "joining the fleet"),
                 }
@@ -78,17 +88,29 @@ impl Shared {
         });
     }
 
+    /// How the latest renewal ended.
+    pub(super) fn note_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    fn why_late(&self) -> String {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.clone().unwrap_or_else(|| {
+            "no renewal has failed, so that this machine was too slow or stood still".to_owned()
+        })
+    }
+
     /// Why nothing can be recorded just now.
     pub(super) fn unavailable(&self) -> RegistryError {
         let reason = match &*self.standing.borrow() {
             Standing::Joining { reason } => {
                 format!("this node has not joined its fleet yet: {reason}")
             }
-            Standing::Fenced => {
+            Standing::Fenced => format!(
                 "this node's ownership has lapsed, and everything on it is frozen until it is \
-                 renewed"
-                    .to_owned()
-            }
+                 renewed: {}",
+                self.why_late()
+            ),
             Standing::Alone | Standing::Live | Standing::Late => {
                 "etcd did not answer in time".to_owned()
             }

@@ -4,6 +4,7 @@ use conman_proto::Generation;
 use conman_registry::{Fleet, Registry, Release};
 
 use crate::etcd::Etcd;
+use crate::log;
 use crate::node::{Node, ending, id, options, patient, short, until};
 use crate::proxy::{Proxy, Way};
 
@@ -71,6 +72,7 @@ async fn ownership_that_lapses_in_an_outage_comes_back_with_it() {
     let Some(mut etcd) = Etcd::start() else {
         return;
     };
+    log::keep();
     let a = Node::join(&etcd.url(), "a", short()).await;
     let generation = a.claim_at_last("s").await;
     etcd.kill();
@@ -78,6 +80,12 @@ async fn ownership_that_lapses_in_an_outage_comes_back_with_it() {
         matches!(standing, conman_registry::Standing::Fenced)
     })
     .await;
+    // With the reason of its last try, which names the endpoint.
+    let told = log::lines(&etcd.url()).into_iter().map(|line| line.text);
+    let told = told.collect::<Vec<_>>().join("\n");
+    assert!(told.contains("ownership has lapsed"), "{told}");
+    let refused = a.claim("t").await.expect_err("it may not");
+    assert!(refused.to_string().contains(&etcd.url()), "{refused}");
     a.fence.fire();
     etcd.begin();
     a.live().await;
