@@ -136,8 +136,19 @@ pub struct Announcement {
     pub templates: Vec<String>,
     pub max_sessions: u32,
     pub load: NodeLoad,
-    /// The node as its own API shows it.
+    /// The node as its own API shows it; none where another version shows it in words of its own.
+    #[serde(deserialize_with = "understood")]
     pub view: Option<conman_proto::Node>,
+}
+
+/// What is only shown must not hide the rest, such as where a node is reached.
+fn understood<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::de::DeserializeOwned,
+{
+    let value = <serde_json::Value as serde::Deserialize>::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]

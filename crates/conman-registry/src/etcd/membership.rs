@@ -631,6 +631,34 @@ mod tests {
         assert!(differs(&|text| view(text, &|view| view.state = preempted)));
     }
 
+    #[test]
+    fn a_node_of_another_version_is_reached_though_its_view_is_not_understood() {
+        let text = PeerText {
+            incarnation: 7,
+            announcement: Announcement {
+                peer_url: Some("http://10.0.0.1:7702".to_owned()),
+                view: Some(shown()),
+                ..told("one")
+            },
+        };
+        let written = codec::text(&text);
+        let read = |bytes: &[u8]| codec::parse::<PeerText>(b"peer/a", bytes).expect("readable");
+        assert_eq!(read(&written), text);
+        let mut later: serde_json::Value = serde_json::from_slice(&written).expect("JSON");
+        later["announcement"]["view"]["state"] = "hibernating".into();
+        later["announcement"]["hibernates"] = true.into();
+        let understood = PeerText {
+            announcement: Announcement {
+                view: None,
+                ..text.announcement
+            },
+            ..text
+        };
+        assert_eq!(read(&codec::text(&later)), understood);
+        later["announcement"]["view"] = serde_json::Value::Null;
+        assert_eq!(read(&codec::text(&later)), understood);
+    }
+
     fn shown() -> conman_proto::Node {
         conman_proto::Node {
             name: "a".to_owned(),
