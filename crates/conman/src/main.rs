@@ -30,7 +30,12 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
         Command::Bench(arguments) => on_runtime(bench::run(arguments, cli.globals.json)),
         Command::Client(command) => {
-            on_runtime(async move { conman_cli::run(command, &cli.globals).await })
+            let mut globals = cli.globals;
+            let named = globals.named_endpoint(|name| std::env::var_os(name));
+            if named.is_none() {
+                globals.socket = config::admin_socket();
+            }
+            on_runtime(async move { conman_cli::run(command, &globals).await })
         }
     }
 }

@@ -80,7 +80,8 @@ pub enum Command {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Globals {
-    /// Admin socket of the daemon [env: CONMAN_SOCKET] [default: /run/conman/conman.sock]
+    /// Admin socket of the daemon [env: CONMAN_SOCKET] [default: `listen.admin` of
+    /// /etc/conman/conman.toml, else /run/conman/conman.sock]
     #[arg(long, global = true, value_name = "PATH", conflicts_with = "url")]
     pub socket: Option<PathBuf>,
     /// Talk HTTP to this address instead, for example http://127.0.0.1:7700 [env: CONMAN_URL]
@@ -111,19 +112,21 @@ impl Globals {
     /// The environment is no concern of clap's here: with its own `env` a `--socket` on the
     /// command line would be in conflict with an exported `CONMAN_URL`.
     pub fn endpoint(&self, env: impl Fn(&str) -> Option<OsString>) -> Endpoint {
+        self.named_endpoint(env)
+            .unwrap_or_else(|| Endpoint::Socket(DEFAULT_SOCKET.into()))
+    }
+
+    /// The same where a flag or the environment says it.
+    pub fn named_endpoint(&self, env: impl Fn(&str) -> Option<OsString>) -> Option<Endpoint> {
         let set = |name| env(name).filter(|value| !value.is_empty());
+        let url = |url: OsString| Endpoint::Url(url.to_string_lossy().into_owned());
         if let Some(url) = &self.url {
-            Endpoint::Url(url.clone())
+            Some(Endpoint::Url(url.clone()))
         } else if let Some(path) = &self.socket {
-            Endpoint::Socket(path.clone())
-        } else if let Some(url) = set("CONMAN_URL") {
-            Endpoint::Url(url.to_string_lossy().into_owned())
+            Some(Endpoint::Socket(path.clone()))
         } else {
-            Endpoint::Socket(
-                set("CONMAN_SOCKET")
-                    .unwrap_or_else(|| DEFAULT_SOCKET.into())
-                    .into(),
-            )
+            let socket = || set("CONMAN_SOCKET").map(|path| Endpoint::Socket(path.into()));
+            set("CONMAN_URL").map(url).or_else(socket)
         }
     }
 
@@ -262,6 +265,15 @@ mod tests {
             parse(&["ps"]).globals.endpoint(none),
             Endpoint::Socket(DEFAULT_SOCKET.into())
         );
+        let socket = |name: &str| (name == "CONMAN_SOCKET").then(|| OsString::from("/e"));
+        assert_eq!(
+            parse(&["ps"]).globals.named_endpoint(socket),
+            Some(Endpoint::Socket("/e".into()))
+        );
+        let empty = |_: &str| Some(OsString::new());
+        for nothing in [none, empty] {
+            assert_eq!(parse(&["ps"]).globals.named_endpoint(nothing), None);
+        }
     }
 
     #[test]

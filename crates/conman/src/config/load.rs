@@ -78,7 +78,7 @@ pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
     }
 }
 
-fn read(path: &Path) -> Result<String, ConfigError> {
+pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read {
         path: path.to_path_buf(),
         source,

@@ -3,6 +3,7 @@
 //! A file is read and checked whole before anything is bound or made. Every mistake is told at
 //! once, each with its line; an unknown field names the nearest known one.
 
+mod admin;
 mod fleet;
 mod images;
 mod load;
@@ -23,6 +24,7 @@ use conman_image::ImageLimits;
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 
+pub(crate) use admin::admin_socket;
 pub(crate) use load::{ConfigError, load};
 pub(crate) use registry::SharedRegistry;
 

@@ -1,0 +1,88 @@
+//! Where this host's daemon is reached by whoever does not say where: by a unit that knows of no
+//! configuration, for example.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use conman_cli::DEFAULT_SOCKET;
+use toml::de::{DeTable, DeValue};
+
+use super::load::{DEFAULT_PATH, read};
+
+const ROOT: u32 = 0;
+/// Bits of those who may write beside the owner.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// `listen.admin` of the host's configuration, where one says it that root alone can have written;
+/// `None` while nothing is there, but something at the default place, as where a daemon runs by
+/// another configuration.
+pub(crate) fn admin_socket() -> Option<PathBuf> {
+    let named = named_by(Path::new(DEFAULT_PATH), ROOT)?;
+    (named.exists() || !Path::new(DEFAULT_SOCKET).exists()).then_some(named)
+}
+
+/// Mistakes elsewhere in the file are the daemon's to tell.
+fn named_by(path: &Path, owner: u32) -> Option<PathBuf> {
+    let is_owners = |metadata: &Metadata| {
+        metadata.is_file() && metadata.uid() == owner && metadata.mode() & OTHERS_WRITE == 0
+    };
+    // Before it is opened: whoever opens a pipe waits.
+    fs::metadata(path).ok().filter(is_owners)?;
+    let text = read(path).ok()?;
+    let (table, _mistakes) = DeTable::parse_recoverable(&text);
+    let DeValue::Table(listen) = field(table.get_ref(), "listen")? else {
+        return None;
+    };
+    let DeValue::String(admin) = field(listen, "admin")? else {
+        return None;
+    };
+    let admin = PathBuf::from(&**admin);
+    admin.is_absolute().then_some(admin)
+}
+
+fn field<'table, 'text>(
+    table: &'table DeTable<'text>,
+    name: &str,
+) -> Option<&'table DeValue<'text>> {
+    let mut fields = table.iter();
+    let found = fields.find(|(key, _)| key.get_ref() == name)?;
+    Some(found.1.get_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_socket_is_believed_of_a_file_that_its_owner_alone_can_have_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("conman.toml");
+        let me = rustix::process::geteuid().as_raw();
+        let write = |text: &str, mode: u32| {
+            fs::write(&path, text).expect("written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
+        };
+        assert_eq!(named_by(&path, me), None, "there is none");
+        let text = "[limits]\nno_such_thing = 1\n[listen]\nadmin = \"/run/own/admin.sock\"\n";
+        write(text, 0o640);
+        let named = Some(PathBuf::from("/run/own/admin.sock"));
+        assert_eq!(named_by(&path, me), named);
+        assert_eq!(named_by(&path, me + 1), None);
+        write(text, 0o660);
+        assert_eq!(named_by(&path, me), None);
+        for other in [
+            "",
+            "listen = 1\n",
+            "[listen]\nadmin = 1\n",
+            "[listen]\nadmin = \"here\"\n",
+            "\u{0}",
+        ] {
+            write(other, 0o600);
+            assert_eq!(named_by(&path, me), None, "{other:?}");
+        }
+        assert_eq!(named_by(folder.path(), me), None, "it is no file");
+    }
+}
