@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
-use conman_core::{DRAINED, EndCause, FENCED, LOST};
+use conman_core::{EndCause, FENCED, LOST};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
@@ -22,7 +22,8 @@ use crate::context::Context;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
 use crate::kill_table::Stage;
-use crate::session::{self, Beginning, SessionHandle, View};
+use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
+use crate::told::Word;
 
 /// How many of each were found.
 #[derive(Debug, Default)]
@@ -95,7 +96,8 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         let finding = examine(&record)?;
         found.push((record, finding));
     }
-    let mut gone: HashMap<SessionId, Ending> = release_gone(context, &found)
+    let told = told(context).await;
+    let mut gone: HashMap<SessionId, Ending> = release_gone(context, &found, &told)
         .await?
         .into_iter()
         .map(|release| (release.id, release.ending))
@@ -106,7 +108,8 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         match finding {
             Finding::Goes(beginning) => {
                 // Every record is another session's, and nobody else begins a life yet.
-                take_on(context, &record, beginning, &mut adopted);
+                let word = told.get(&key(&record)).filter(|word| word.holds());
+                take_on(context, &record, beginning, word, &mut adopted);
             }
             Finding::Gone => {
                 adopted.released += 1;
@@ -174,9 +177,9 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
 async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
+    told: &HashMap<ContainerKey, Word>,
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
-    let told = told(context).await;
     let gone = found
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
@@ -240,7 +243,7 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Whom an earlier daemon told to go for the node's sake, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, String> {
+async fn told(context: &Context) -> HashMap<ContainerKey, Word> {
     let told = context.drain.told.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -269,7 +272,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// A session whose process went while no daemon looked. Nobody knows its exit code.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, booted_anew())
@@ -277,9 +280,8 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> E
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
         }
-        RecordState::Running { .. } | RecordState::Starting if told.is_some() => {
-            let why = told.map_or(DRAINED, String::as_str);
-            (false, EndCause::Drained, why.to_owned())
+        RecordState::Running { .. } | RecordState::Starting if let Some(word) = told => {
+            (false, EndCause::Drained, word.why.clone())
         }
         RecordState::Running { .. } => {
             let reason = "it ended while conman was not running".to_owned();
@@ -353,6 +355,7 @@ fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     beginning: Beginning,
+    told: Option<&Word>,
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;
@@ -400,6 +403,12 @@ fn take_on(
     if record.state.end_cause() == Some(EndCause::Deleted) {
         handle.order_stop(EndCause::Deleted, "deleted before this daemon began");
     }
+    if let Some(word) = told {
+        handle.leaving.order(StopOrder {
+            cause: EndCause::Drained,
+            why: word.why.clone(),
+        });
+    }
     let runtime = context.runtime(record.spec.runtime).cloned();
     let entry = kill_entry(&handle, stage, runtime);
     let enter = || context.table.adopt(&record.id, entry);
@@ -420,6 +429,7 @@ pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord)
         context,
         record,
         Beginning::Unresolved(unfinished(record)),
+        None,
         &mut adopted,
     )
 }

@@ -38,7 +38,7 @@ use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
-use crate::told::Told;
+use crate::told::{Told, Word};
 
 /// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
 /// to hold up all others, few enough for the other nodes to start them as fast.
@@ -53,6 +53,9 @@ const STUCK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Before a drain that could not be written down is written down again.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
+
+/// How long a signal waits until it is written down that it is sent.
+const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
@@ -436,12 +439,13 @@ async fn take_turn(
     let why = format!("{DRAINED}: {}", order.reason);
     if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
     {
-        let until = Instant::now() + Duration::from_millis(grace_ms.into());
+        let grace = Duration::from_millis(grace_ms.into());
         handle.leaving.order(StopOrder {
             cause: EndCause::Drained,
             why: why.clone(),
         });
-        note_told(&context, &handle, &why).await;
+        note_told(&context, &handle, Word::new(&why, NOTE_PATIENCE + grace)).await;
+        let until = Instant::now() + grace;
         match process.signal(signal) {
             Ok(_) => {
                 let gone = handle.wait_for(|view| view.process.is_none());
@@ -476,7 +480,7 @@ async fn take_turn(
 }
 
 /// For the next daemon, should this one be gone before the program is.
-async fn note_told(context: &Context, handle: &SessionHandle, why: &str) {
+async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
     let Some(generation) = handle.generation() else {
         return;
     };
@@ -484,9 +488,14 @@ async fn note_told(context: &Context, handle: &SessionHandle, why: &str) {
         session: handle.id.clone(),
         generation,
     };
-    let (told, why) = (context.drain.told.clone(), why.to_owned());
-    let noted = tokio::task::spawn_blocking(move || told.note(&key, &why)).await;
-    if let Err(error) = noted.unwrap_or_else(|error| Err(io::Error::other(error))) {
+    let told = context.drain.told.clone();
+    let noting = tokio::task::spawn_blocking(move || told.note(&key, word));
+    // What a disk holds up may still be written down: too much, at worst.
+    let noted = match timeout(NOTE_PATIENCE, noting).await {
+        Ok(noted) => noted.unwrap_or_else(|error| Err(io::Error::other(error))),
+        Err(_) => Err(ErrorKind::TimedOut.into()),
+    };
+    if let Err(error) = noted {
         tracing::warn!(
             session = %handle.id,
             %error,

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,39 @@ const MAX_BYTES: u64 = 64 << 20;
 struct Line {
     session: conman_proto::SessionId,
     generation: conman_proto::Generation,
-    why: String,
+    #[serde(flatten)]
+    word: Word,
+}
+
+/// What somebody was told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Word {
+    pub(crate) why: String,
+    /// When its time is over, since the machine was booted. A machine that is booted anew has lost
+    /// whom it told.
+    until_ms: u64,
+}
+
+impl Word {
+    pub(crate) fn new(why: &str, grace: Duration) -> Self {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            why: why.to_owned(),
+            until_ms: now_ms().saturating_add(grace_ms),
+        }
+    }
+
+    /// Whether who lives may still be obeying.
+    pub(crate) fn holds(&self) -> bool {
+        now_ms() < self.until_ms
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let ms = u64::try_from(now.tv_nsec / 1_000_000).unwrap_or(0);
+    seconds.saturating_mul(1_000).saturating_add(ms)
 }
 
 #[derive(Debug, Clone)]
@@ -36,11 +69,11 @@ impl Told {
     }
 
     /// It is about to be told to go. Blocks on the disk.
-    pub(crate) fn note(&self, key: &ContainerKey, why: &str) -> io::Result<()> {
+    pub(crate) fn note(&self, key: &ContainerKey, word: Word) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
             generation: key.generation,
-            why: why.to_owned(),
+            word,
         };
         let text = serde_json::to_string(&line).map_err(io::Error::other)?;
         let mut file = File::options()
@@ -52,8 +85,8 @@ impl Told {
         file.write_all(format!("\n{text}\n").as_bytes())
     }
 
-    /// Everybody who was told, and why. Blocks on the disk.
-    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, String>> {
+    /// Everybody who was told, and what. Blocks on the disk.
+    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, Word>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
             file => file?,
@@ -68,7 +101,7 @@ impl Told {
                     session: line.session,
                     generation: line.generation,
                 };
-                (key, line.why)
+                (key, line.word)
             })
             .collect())
     }
@@ -95,16 +128,17 @@ mod tests {
             session: id.parse().expect("an id"),
             generation: conman_proto::Generation::FIRST,
         };
-        told.note(&key("ann"), "drained: new kernel")
-            .expect("noted");
+        let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
+        told.note(&key("ann"), word()).expect("noted");
         let whole = fs::read(&told.file).expect("read");
         let cut = &whole[..whole.len() - 5];
         fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), "drained: new kernel")
-            .expect("noted");
+        told.note(&key("ben"), word()).expect("noted");
         let all = told.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
-        assert_eq!(all[&key("ben")], "drained: new kernel");
+        assert_eq!(all[&key("ben")].why, "drained: new kernel");
+        assert!(all[&key("ben")].holds());
+        assert!(!Word::new("", Duration::ZERO).holds());
         told.clear().expect("cleared");
         assert!(told.read().expect("none").is_empty());
     }

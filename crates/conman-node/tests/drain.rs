@@ -233,23 +233,24 @@ fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
     assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
 }
 
-#[test]
-fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node() {
-    let stage = Stage::new();
-    let daemon = stage.boot();
+/// Says that it has been told to go, and obeys once the file `obey` is there.
+fn slow(stage: &Stage) -> String {
     let file = |name: &str| stage.state.path().join(name);
-    // It has been told, and obeys once the daemon is gone.
-    let slow = format!(
+    format!(
         "trap ': >{}; while ! [ -e {} ]; do sleep 0.05; done; exit 0' TERM; : >{}; \
          while :; do sleep 0.05; done",
         file("told").display(),
         file("obey").display(),
         file("ready").display()
-    );
-    let first = daemon.start("first", &program(&slow));
-    let first = PidFd::open(first.pid.expect("a process")).expect("alive");
+    )
+}
+
+/// `first` has been told to go, and `other` runs; then the daemon is gone.
+fn told_and_left(stage: &Stage) -> [PidFd; 2] {
+    let daemon = stage.boot();
+    let file = |name: &str| stage.state.path().join(name);
+    let first = daemon.start("first", &program(&slow(stage)));
     let other = daemon.start("other", &idle());
-    let other = PidFd::open(other.pid.expect("a process")).expect("alive");
     eventually("the trap to be set", || {
         file("ready").exists().then_some(())
     });
@@ -257,7 +258,7 @@ fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node()
         let is_running = |id| matches!(daemon.record(id).state, RecordState::Running { .. });
         (is_running("first") && is_running("other")).then_some(())
     });
-    // One at a time: the one that nobody told ends by itself. The order is by name.
+    // One at a time, by name.
     let in_turn = DrainRequest {
         signal: Some("SIGTERM".to_owned()),
         grace_ms: Some(3_600_000),
@@ -267,7 +268,14 @@ fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node()
     daemon.run(daemon.node.drain(&in_turn)).expect("it begins");
     eventually("one to be told", || file("told").exists().then_some(()));
     daemon.vanish();
-    std::fs::write(file("obey"), "").expect("written");
+    [first, other].map(|one| PidFd::open(one.pid.expect("a process")).expect("alive"))
+}
+
+#[test]
+fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node() {
+    let stage = Stage::new();
+    let [first, other] = told_and_left(&stage);
+    std::fs::write(stage.state.path().join("obey"), "").expect("written");
     assert!(other.kill().expect("sent"));
     for process in [first, other] {
         assert!(process.wait_dead(Duration::from_secs(30)).expect("polled"));
@@ -280,6 +288,23 @@ fn a_program_that_does_as_it_was_told_while_no_daemon_runs_is_for_another_node()
     assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
     let record = daemon.record("other");
     assert_eq!(record.state.end_cause(), Some(EndCause::Exited));
+}
+
+#[test]
+fn a_program_that_does_as_it_was_told_under_the_next_daemon_is_for_another_node() {
+    let stage = Stage::new();
+    let [_first, other] = told_and_left(&stage);
+    // The drain was taken back: nobody tells it again.
+    std::fs::remove_file(stage.state.path().join("drain.json")).expect("removed");
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.drain_report(), None);
+    std::fs::write(stage.state.path().join("obey"), "").expect("written");
+    assert!(other.kill().expect("sent"));
+    for (id, cause) in [("first", EndCause::Drained), ("other", EndCause::Exited)] {
+        let ended = || Some(daemon.record(id).state).filter(RecordState::is_ended);
+        let ended = eventually("its record to say ended", ended);
+        assert_eq!(ended.end_cause(), Some(cause), "{id}");
+    }
 }
 
 #[test]
