@@ -19,8 +19,9 @@ use crate::files;
 
 const FILE: &str = "etcd-seen.json";
 
-/// The same, once the node was told to be alone.
-const LEFT: &str = "etcd-left.json";
+/// Beside it once the node was told to be alone, until it joins a fleet again. What was seen is not
+/// forgotten: the fleet that it joins then must not be an older one.
+const LEFT: &str = "etcd-left";
 
 /// Longest file that is read: it holds two numbers and a flag.
 const MAX_FILE_BYTES: u64 = 4_096;
@@ -51,22 +52,23 @@ struct Kept {
 /// Whether the node whose state is in this directory has been of a fleet, so that other nodes may
 /// have taken over what ran here.
 pub fn was_in_fleet(state_dir: &Path) -> io::Result<bool> {
-    Ok(state_dir.join(FILE).try_exists()? || state_dir.join(LEFT).try_exists()?)
+    state_dir.join(FILE).try_exists()
 }
 
 /// What says that the node whose state is in this directory is of a fleet, and was not told to be
 /// alone since.
 pub(crate) fn in_fleet(state_dir: &Path) -> io::Result<Option<PathBuf>> {
     let file = state_dir.join(FILE);
-    Ok(file.try_exists()?.then_some(file))
+    let is = file.try_exists()? && !state_dir.join(LEFT).try_exists()?;
+    Ok(is.then_some(file))
 }
 
 /// The node is alone from now on, durably.
 pub(crate) fn leave_fleet(state_dir: &Path) -> io::Result<()> {
-    match fs::rename(state_dir.join(FILE), state_dir.join(LEFT)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done.and_then(|()| files::sync_parent(&state_dir.join(LEFT))),
-    }
+    let mark = state_dir.join(LEFT);
+    files::remove_if_present(&mark)?;
+    files::open_options().create_new(true).open(&mark)?;
+    files::sync_parent(&mark)
 }
 
 #[derive(Debug)]
@@ -201,6 +203,8 @@ impl Seen {
         if now == written {
             return Ok(());
         }
+        // It is of a fleet again.
+        files::remove_if_present(&self.file.with_file_name(LEFT))?;
         let text = serde_json::to_vec(&now).map_err(io::Error::other)?;
         let new = files::with_suffix(&self.file, ".new");
         files::remove_if_present(&new)?;
@@ -290,6 +294,24 @@ mod tests {
         let seen = open(&dir);
         seen.check(&seen.before(), 7, 32)
             .expect_err("by the next daemon too");
+    }
+
+    #[test]
+    fn a_node_that_left_its_fleet_takes_no_older_one_later() {
+        let dir = dir();
+        let is_of_one = || in_fleet(dir.path()).expect("looked").is_some();
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.keep().expect("kept");
+        assert!(is_of_one());
+        leave_fleet(dir.path()).expect("left");
+        assert!(!is_of_one() && was_in_fleet(dir.path()).expect("looked"));
+        let seen = open(&dir);
+        seen.check(&seen.before(), 7, 19).expect_err("older");
+        let seen = Seen::open(dir.path(), true).expect("opened");
+        seen.check(&seen.before(), 8, 1).expect("accepted");
+        seen.keep().expect("kept");
+        assert!(is_of_one());
     }
 
     #[test]

@@ -102,9 +102,6 @@ async fn a_node_of_a_fleet_is_alone_only_once_it_is_told_a_floor() {
     assert!(claim(&open(dir.path()), "b").await > generation(5_000));
     // What the fleet left is not this node's to open.
     assert!(conman_registry::was_in_fleet(dir.path()).expect("looked"));
-    // It joined one once more.
-    fs::write(&seen, "{}").expect("written");
-    try_open(dir.path()).expect_err("its fleet owns what runs");
 }
 
 #[tokio::test]

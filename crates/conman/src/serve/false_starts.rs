@@ -32,8 +32,8 @@ const MAX_FILE_BYTES: u64 = 16;
 pub(super) struct FalseStarts {
     file: PathBuf,
     wait: Duration,
-    /// It has joined its fleet, and does not serve yet.
-    is_between: AtomicBool,
+    /// This start counts already.
+    counted: AtomicBool,
 }
 
 impl FalseStarts {
@@ -41,7 +41,7 @@ impl FalseStarts {
         Self {
             file: state_dir.join("failed-starts"),
             wait: LEAST_WAIT.max(takeover * 4),
-            is_between: AtomicBool::new(false),
+            counted: AtomicBool::new(false),
         }
     }
 
@@ -77,33 +77,28 @@ impl FalseStarts {
         }
     }
 
-    /// From here on the node renews what it owns.
+    /// From here on the node renews what it owns. It counts as failed until it serves, since
+    /// whatever ends it before that may leave it no time to say so. One that has not come so far has
+    /// kept nobody from anything, and may begin again at once.
     pub(super) fn joined(&self) {
-        self.is_between.store(true, Ordering::Relaxed);
+        if self.counted.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let count = self.count().saturating_add(1);
+        if let Err(error) = fs::write(&self.file, count.to_string()) {
+            let path = self.file.display();
+            tracing::warn!(%path, %error, "cannot write down that a start has come so far");
+        }
     }
 
     /// From here on it serves.
     pub(super) fn started(&self) {
-        self.is_between.store(false, Ordering::Relaxed);
         match fs::remove_file(&self.file) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let path = self.file.display();
                 tracing::warn!(%path, %error, "cannot remove the number of failed starts");
             }
             _ => {}
-        }
-    }
-
-    /// The daemon ends by an error. One that had not joined has kept nobody from anything, and may
-    /// begin again at once.
-    pub(super) fn failed(&self) {
-        if !self.is_between.load(Ordering::Relaxed) {
-            return;
-        }
-        let count = self.count().saturating_add(1);
-        if let Err(error) = fs::write(&self.file, count.to_string()) {
-            let path = self.file.display();
-            tracing::warn!(%path, %error, "cannot write down that this start failed");
         }
     }
 
@@ -129,10 +124,9 @@ mod tests {
         FalseStarts::new(dir, Duration::from_secs(12))
     }
 
+    /// It is gone once it has joined.
     fn fails(dir: &Path) {
-        let starts = starts(dir);
-        starts.joined();
-        starts.failed();
+        starts(dir).joined();
     }
 
     #[tokio::test(start_paused = true)]
@@ -146,8 +140,6 @@ mod tests {
         };
         for _ in 0..MOST {
             assert_eq!(waited().await, Duration::ZERO);
-            // One that did not get so far changes nothing.
-            starts(dir.path()).failed();
             fails(dir.path());
         }
         assert!(waited().await >= LEAST_WAIT);
@@ -157,8 +149,8 @@ mod tests {
         let good = starts(dir.path());
         good.joined();
         good.started();
-        // What ends a node that has served is no failed start.
-        good.failed();
+        // What it says later changes nothing.
+        good.joined();
         assert_eq!(waited().await, Duration::ZERO);
     }
 

@@ -38,10 +38,10 @@ use conman_auth::{
     ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
 };
 use conman_cli::ServeArgs;
-use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
+use conman_core::{CgroupDriver, Instance};
 use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_peer::{FleetMap, PeerClient};
@@ -145,18 +145,24 @@ fn start(
     if let Some(starts) = &starts
         && !runtime.block_on(starts.make_way(&mut signals.ending))
     {
+        if config.preempt.on_sigterm == OnSigterm::Preempt {
+            let instance = crate::state_dir::instance(&config.state_dir)?;
+            runtime.block_on(preempt_unjoined(&config, &instance));
+        }
         return Ok(());
     }
-    let result = State::open(&config, arguments.generation_floor).and_then(|state| {
-        let starts = starts.as_ref();
-        runtime.block_on(async {
-            let listeners = Listeners::bind(&config).await?;
-            let access = (tokens, credentials);
-            serve(config, state, listeners, access, signals, starts).await
-        })
+    let state = State::open(&config, arguments.generation_floor)?;
+    let fleet = Arc::clone(&state.fleet);
+    let result = runtime.block_on(async {
+        let listeners = Listeners::bind(&config).await?;
+        let access = (tokens, credentials);
+        serve(config, state, listeners, access, signals, starts.as_ref()).await
     });
-    if let (Err(_), Some(starts)) = (&result, &starts) {
-        starts.failed();
+    // The registry joins by itself, whatever fails beside it.
+    if let (Err(_), Some(starts)) = (&result, &starts)
+        && fleet.standing().borrow().is_ready()
+    {
+        starts.joined();
     }
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
@@ -177,6 +183,7 @@ async fn serve(
     let mut runtimes = Runtimes::open(&config, &state)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
+        starts.inspect(|starts| starts.joined());
         let connect_tokens = connect_tokens(&config, &state, &credentials).await?;
         anyhow::Ok((listeners, Arc::new(connect_tokens)))
     };
@@ -190,13 +197,11 @@ async fn serve(
         name = signals.ending.next() => {
             tracing::info!("stopping: {name}, before the node had joined its fleet");
             if on_sigterm == OnSigterm::Preempt {
-                let budget = Duration::from_millis(config.preempt.budget_ms.into());
-                fleet::preempt_unjoined(&state.instance, budget).await;
+                preempt_unjoined(&config, &state.instance).await;
             }
             return Ok(());
         }
     };
-    starts.inspect(|starts| starts.joined());
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
         // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
@@ -331,6 +336,12 @@ async fn serve(
     listeners.admin.path.remove();
     drop(state);
     Ok(())
+}
+
+/// Kills what an earlier daemon left, on a machine that goes before this one has taken it over.
+async fn preempt_unjoined(config: &Config, instance: &Instance) {
+    let budget = Duration::from_millis(config.preempt.budget_ms.into());
+    fleet::preempt_unjoined(instance, budget).await;
 }
 
 /// Takes away the cgroup that all of this installation's containers were in, once there are none.
