@@ -8,6 +8,7 @@ use conman_core::ownership::{
     Answer, Heartbeat, Key, NodeState, Observer, Request, SlotView, Value, Verdict,
 };
 use conman_proto::Generation;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::codec::{self, Holder};
@@ -60,6 +61,8 @@ async fn attempt(
     if let Some(floor) = accept_above {
         raise_floor(shared, floor).await?;
     }
+    // Not before the floor is raised: whoever knows this etcd takes it without one.
+    keep_seen(shared).await?;
     forgetting::recall(shared).await?;
     let holder = alone(shared, me).await?;
     let holds = link.connect().await.map_err(|error| error.to_string())?;
@@ -67,6 +70,23 @@ async fn attempt(
         slots: holds.slots,
         holder,
     })
+}
+
+/// A node that owns anything must know this etcd again, or one that was restored meanwhile.
+async fn keep_seen(shared: &Shared) -> Result<(), String> {
+    let client = Arc::clone(&shared.store.client);
+    let kept = spawn_blocking(move || {
+        let seen = client.seen();
+        let kept = seen.keep();
+        kept.map_err(|error| {
+            format!(
+                "what was seen of etcd cannot be written to {}: {error}; see that `state_dir` has \
+                 room and can be written to",
+                seen.file().display()
+            )
+        })
+    });
+    kept.await.map_err(|error| error.to_string())?
 }
 
 /// No session starts at or below what an operator says was used.

@@ -75,6 +75,8 @@ pub(crate) fn leave_fleet(state_dir: &Path) -> io::Result<()> {
 pub(super) struct Seen {
     file: PathBuf,
     state: Mutex<State>,
+    /// One writes at a time.
+    keeping: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +113,13 @@ impl Seen {
         Ok(Self {
             file,
             state: Mutex::new(state),
+            keeping: Mutex::default(),
         })
+    }
+
+    /// Where it is written down what was seen.
+    pub(super) fn file(&self) -> &Path {
+        &self.file
     }
 
     pub(super) fn before(&self) -> Before {
@@ -196,6 +204,7 @@ impl Seen {
 
     /// Writes down what was seen since, durably. Blocks on the disk.
     pub(super) fn keep(&self) -> io::Result<()> {
+        let _turn = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, written) = {
             let state = self.state();
             (state.now, state.written)

@@ -201,3 +201,22 @@ async fn a_password_is_replaced_while_the_node_runs_whether_here_or_at_etcd_firs
     node.claim_at_last("v").await;
     assert_eq!(node.registry.list().await.expect("listed").len(), 4);
 }
+
+#[tokio::test]
+async fn a_node_joins_once_it_is_written_down_which_etcd_it_has_seen() {
+    let Some(etcd) = Etcd::start() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let (seen, new) = ("etcd-seen.json", "etcd-seen.json.new");
+    let (seen, new) = (dir.path().join(seen), dir.path().join(new));
+    // In the way of what is written.
+    std::fs::create_dir(&new).expect("made");
+    let a = Node::in_dir(dir, Vec::new(), |dir| {
+        options(&etcd.url(), "a", patient(), dir)
+    });
+    let reason = a.waits_since("etcd-seen.json").await;
+    assert!(reason.contains("`state_dir`"), "{reason}");
+    assert!(a.claim("s").await.is_err(), "it has not joined");
+    std::fs::remove_dir(&new).expect("removed");
+    a.live().await;
+    assert!(seen.exists());
+}
