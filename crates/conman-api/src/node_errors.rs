@@ -161,6 +161,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
     match error {
         EnsureError::BadSpec { .. } => Kind::BAD_SPEC,
         EnsureError::NoSuchRuntime { .. } => Kind::NO_SUCH_RUNTIME,
+        EnsureError::NoSuchImage { .. } => Kind::NO_SUCH_IMAGE,
         EnsureError::Full { .. } => Kind::FULL,
         EnsureError::NoRoom { .. } => Kind::NO_ROOM,
         EnsureError::Preempted { .. } => Kind::PREEMPTED,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use conman_core::EndCause;
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState, StopReport};
-use conman_registry::{RecordState, RegistryError, SessionRecord};
+use conman_registry::{RecordState, RegistryError, SessionRecord, Standing};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::context::Context;
@@ -41,6 +41,10 @@ pub(crate) async fn ensure_by(
 ) -> Result<Ensured, EnsureError> {
     let deadline = Instant::now() + context.options.bounds.ending;
     let ensured = loop {
+        if let Some(why) = lacks_image(context, id, spec).await {
+            let id = id.clone();
+            return Err(EnsureError::NoSuchImage { id, why });
+        }
         match admit(context, id, spec) {
             Admission::Start(handle) => {
                 let beginning = Beginning::Fresh(read.map(Box::new));
@@ -76,6 +80,29 @@ pub(crate) async fn ensure_by(
         Some(error) => Err(error),
         None => Ok(ensured),
     }
+}
+
+/// That a start would fail for want of the image, as far as its runtime knows that: in a fleet another
+/// node may have it, and nothing is to be recorded of this one. A node that is alone tries, and has
+/// the attempt to show.
+async fn lacks_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> Option<String> {
+    let alone = *context.options.standing.borrow() == Standing::Alone;
+    let current = context.sessions.current(id);
+    if alone || current.is_some_and(|handle| !handle.is_ended()) {
+        return None;
+    }
+    let runtime = context.runtime(spec.runtime)?;
+    let asked = timeout(
+        context.options.bounds.prepare,
+        runtime.lacks_image(&spec.image),
+    );
+    // What does not come to look is found out, and bounded, when the container is created.
+    let error = asked.await.ok().flatten()?;
+    Some(format!(
+        "{}: {}",
+        crate::phases::CREATE,
+        crate::error_chain(&error)
+    ))
 }
 
 fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admission {

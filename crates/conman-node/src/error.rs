@@ -133,6 +133,8 @@ pub enum EnsureError {
     },
     #[error("this node has no {runtime} runtime; its runtimes are {known}")]
     NoSuchRuntime { runtime: RuntimeKind, known: String },
+    #[error("session {id} did not start: {why}")]
+    NoSuchImage { id: SessionId, why: String },
     #[error(
         "this node runs {max_sessions} sessions, which is its limit (max_sessions); stop one, \
         or raise the limit"
@@ -197,7 +199,7 @@ impl EnsureError {
             | Self::StillEnding { .. }
             | Self::Stopped { .. }
             | Self::RegistrySlow { .. } => true,
-            Self::BadSpec { .. } | Self::NoSuchRuntime { .. } => false,
+            Self::BadSpec { .. } | Self::NoSuchRuntime { .. } | Self::NoSuchImage { .. } => false,
             Self::StartFailed { kind, .. } => kind.is_retryable(),
             Self::Registry { source, .. } => source.is_retryable(),
         }

@@ -191,6 +191,12 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Whether it answers, and what it says of itself.
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
 
+    /// That it lacks an image, where it knows by itself, with nobody asked; `None` also where it
+    /// does not.
+    async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
+        None
+    }
+
     /// Makes the container without starting it. No process exists afterwards.
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError>;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use conman_auth::Scope;
-use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
+use conman_proto::{EnsureResponse, Generation, Session, SessionState, StopReport};
 use conman_registry::PeerStanding;
 use conman_runtime::{Fault, Operation};
 use futures_util::StreamExt as _;
@@ -266,6 +266,33 @@ async fn a_node_whose_runtime_does_not_answer_is_not_preferred_for_having_nothin
     ails("a", None);
     ails("b", None);
     assert_eq!(a.ensure("bob").await.session.node, "b");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_knows_that_it_lacks_the_image_begins_nothing() {
+    let (world, a, b) = two().await;
+    for node in [&a, &b] {
+        let lacks = Fault::LackImage("idle:1".to_owned());
+        node.api.faults.always(Operation::LookForImage, lacks);
+    }
+    for number in 0..4 {
+        let name = format!("s{number}");
+        let problem = a.put(&name).await.problem();
+        assert_eq!(problem.slug(), "no-such-image", "{problem:?}");
+        assert!(problem.detail.contains("idle:1"), "{}", problem.detail);
+        let shown = a.api.get(&session(&name)).await;
+        assert_eq!(shown.status, StatusCode::NOT_FOUND);
+    }
+    for node in [&a, &b] {
+        assert_eq!(node.api.faults.calls(Operation::Create), 0);
+    }
+    let _has = Node::join(&world, "c").await;
+    // The generations of all sessions are counted together.
+    for number in 1..=4 {
+        let started = a.ensure(&format!("s{number}")).await.session;
+        assert_eq!(started.node, "c");
+        assert_eq!(Some(started.generation), Generation::new(number));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -127,6 +127,7 @@ impl Node {
         let api = stage
             .boot_among(registry, Some(map), |options| {
                 options.name = name.to_owned();
+                options.standing = seen.standing();
             })
             .await;
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -27,6 +27,13 @@ struct Held {
     layers: HashMap<ContainerKey, Vec<LayerLease>>,
 }
 
+fn no_such(text: &str, name: &ImageName) -> RuntimeError {
+    RuntimeError::NoSuchImage {
+        image: text.to_owned(),
+        remedy: format!("import it with `conman image import FILE {name}`"),
+    }
+}
+
 impl Images {
     /// Blocks.
     pub(super) fn new(store: ImageStore) -> Self {
@@ -46,6 +53,15 @@ impl Images {
         self.base.as_deref()
     }
 
+    /// That there is no image of the name `text`, if it is one. Blocks.
+    pub(super) fn lack(&self, text: &str) -> Option<RuntimeError> {
+        let name: ImageName = text.parse().ok()?;
+        match self.store.get(&name) {
+            Some(_) => None,
+            None => Some(no_such(text, &name)),
+        }
+    }
+
     /// The image that `text` names. Blocks.
     pub(super) fn pin(&self, subject: &str, text: &str) -> Result<ImageGuard, RuntimeError> {
         let name: ImageName = text
@@ -54,10 +70,7 @@ impl Images {
                 refused("create", subject, error.to_string())
             })?;
         self.store.pin(&name).map_err(|error| match error {
-            StoreError::NoSuchImage { .. } => RuntimeError::NoSuchImage {
-                image: text.to_owned(),
-                remedy: format!("import it with `conman image import FILE {name}`"),
-            },
+            StoreError::NoSuchImage { .. } => no_such(text, &name),
             StoreError::Io {
                 action,
                 path,
@@ -107,5 +120,27 @@ impl Images {
     /// too long.
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_image::ImageLimits;
+
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_told_before_anything_is_made_and_in_the_same_words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(dir.path(), ImageLimits::default()).expect("a store");
+        let images = Images::new(store);
+        let told = images.lack("no-such/image:1").expect("it is lacking");
+        let refused = images
+            .pin("alice", "no-such/image:1")
+            .expect_err("likewise");
+        assert_eq!(told.to_string(), refused.to_string());
+        assert!(told.to_string().contains("conman image import"), "{told}");
+        // What is no name is told by what wants to make something of it.
+        assert!(images.lack("NO NAME").is_none());
     }
 }

@@ -235,6 +235,13 @@ impl Runtime for NativeRuntime {
         })
     }
 
+    async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
+        let (inner, image) = (Arc::clone(&self.inner), image.to_owned());
+        let look = move || Ok(inner.images.lack(&image));
+        // What keeps it from looking keeps it from creating as well.
+        away("create", look).await.ok().flatten()
+    }
+
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let (inner, plan) = (Arc::clone(&self.inner), plan.clone());
         away("create", move || inner.create(&plan)).await

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     Info,
+    /// Only a lack can be found.
+    LookForImage,
     Create,
     Start,
     Find,

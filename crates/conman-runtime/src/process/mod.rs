@@ -79,6 +79,11 @@ struct Inner {
     kernel: KernelView,
 }
 
+fn no_such_image(image: String) -> RuntimeError {
+    let remedy = "have the test end its trouble".to_owned();
+    RuntimeError::NoSuchImage { image, remedy }
+}
+
 impl ProcessRuntime {
     /// Takes over what an earlier one left in the same directory.
     pub fn open(options: ProcessOptions) -> Result<Self, RuntimeError> {
@@ -136,8 +141,7 @@ impl ProcessRuntime {
                     });
                 }
                 Some(Fault::LackImage(image)) => {
-                    let remedy = "have the test end its trouble".to_owned();
-                    return Err(RuntimeError::NoSuchImage { image, remedy });
+                    return Err(no_such_image(image));
                 }
                 Some(Fault::Unavailable) => {
                     let runtime = RuntimeKind::Process;
@@ -172,6 +176,13 @@ impl ProcessRuntime {
 impl Runtime for ProcessRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Process
+    }
+
+    async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
+        match self.faults.strike(Operation::LookForImage, None)? {
+            Fault::LackImage(image) => Some(no_such_image(image)),
+            _ => None,
+        }
     }
 
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
