@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
-use conman_peer::{Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_peer::{AskError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::service::service_fn;
@@ -220,4 +220,29 @@ async fn certificates_that_were_replaced_are_shown_by_the_next_request() {
     assert!(mine.reload().expect("valid"), "they differ");
     ask(&client, &node.at("https"), Method::GET).await;
     assert_eq!(node.taken(), before + 1);
+}
+
+/// So that whoever asked may look where the session is by now.
+#[tokio::test]
+async fn a_node_that_has_fallen_silent_while_a_connection_to_it_was_idle_has_done_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    let to = PeerAddress::new("b", &format!("http://{address}")).expect("an address");
+    let client = PeerClient::new(Dialer::new("a", None, None));
+    let answers_once = async {
+        let (mut socket, _) = listener.accept().await.expect("a connection");
+        assert!(read_head(&mut socket).await);
+        let told = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ntold";
+        socket.write_all(told).await.expect("written");
+        socket
+    };
+    let (_socket, ()) = tokio::join!(answers_once, ask(&client, &to, Method::GET));
+    // The connection goes back in a task of its own, which waits for nothing else.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    // From here on the kernel alone takes what comes.
+    let request = Request::get("/v1/sessions/x").body(Full::new(Bytes::new()));
+    let asked = client.ask(&to, request.expect("a request")).await;
+    assert!(matches!(asked, Err(AskError::Stopped(_))), "{asked:?}");
 }
