@@ -265,6 +265,12 @@ impl NodeProtocol {
         self.deadline
     }
 
+    /// Whether it cannot rejoin, as there is no incarnation above the one that its record has.
+    #[must_use]
+    pub fn is_used_up(&self) -> bool {
+        matches!(&self.standing, Standing::Rejoining(rejoin) if rejoin.is_used_up())
+    }
+
     /// Whether it has rejoined and read every record since.
     #[must_use]
     pub fn is_live(&self) -> bool {

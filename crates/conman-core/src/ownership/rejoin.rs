@@ -48,6 +48,7 @@ pub struct Rejoin {
     unresolved: Vec<(Heartbeat, BootTime)>,
     read: Option<(Option<NodeRecord>, Option<Heartbeat>, Option<u64>)>,
     state: State,
+    used_up: bool,
 }
 
 /// So many ambiguous tries are remembered; an older one that is read back is simply overwritten.
@@ -64,7 +65,14 @@ impl Rejoin {
             unresolved: Vec::new(),
             read: None,
             state: State::Idle { due: now },
+            used_up: false,
         }
+    }
+
+    /// Whether there is no incarnation above the one that was read last.
+    #[must_use]
+    pub fn is_used_up(&self) -> bool {
+        self.used_up
     }
 
     pub fn due(&mut self, now: BootTime, timing: &Timing) -> Option<Request> {
@@ -80,8 +88,18 @@ impl Rejoin {
                 Key::Silence(self.me.clone()),
             ]));
         };
+        let before = record.map_or(0, |record| record.incarnation);
+        let incarnation = before.checked_add(1);
+        self.used_up = incarnation.is_none();
+        let Some(incarnation) = incarnation else {
+            // Nobody but an operator mends it; it is read again until then.
+            self.state = State::Idle {
+                due: now.plus(timing.retry_ms),
+            };
+            return None;
+        };
         let mine = Heartbeat {
-            incarnation: record.map_or(0, |record| record.incarnation) + 1,
+            incarnation,
             attempt: self.next_attempt,
         };
         self.next_attempt += 1;

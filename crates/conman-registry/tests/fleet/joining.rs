@@ -220,3 +220,21 @@ async fn a_node_joins_once_it_is_written_down_which_etcd_it_has_seen() {
     a.live().await;
     assert!(seen.exists());
 }
+
+#[tokio::test]
+async fn a_node_whose_record_leaves_no_incarnation_says_so_until_it_is_mended() {
+    let Some(etcd) = Etcd::start() else { return };
+    let before = Node::join(&etcd.url(), "b", patient()).await;
+    let put = |incarnation: u64| {
+        let record = format!("{{\"incarnation\":{incarnation},\"state\":\"fenced\"}}");
+        etcd.ctl(&["put", "/conman/node/a", &record])
+            .expect("written");
+    };
+    put(u64::MAX);
+    let a = Node::begin(&etcd.url(), "a", patient());
+    let reason = a.waits_since("incarnation").await;
+    assert!(reason.contains("`node.name`"), "{reason}");
+    assert!(before.registry.standing().borrow().is_ready());
+    put(7);
+    a.live().await;
+}
