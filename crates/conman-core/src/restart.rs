@@ -71,7 +71,8 @@ pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
 /// that it was on, where that is known; `gone` whether that one was seen to be gone. `None` where
 /// nothing was lost.
 ///
-/// It is no restart by itself: the count of those neither grows nor starts anew by it.
+/// It is no restart by itself: a failed one's count stays, and after another loss it begins anew, as
+/// whenever somebody asks.
 #[must_use]
 pub fn asked_for(
     spec: &ResolvedSpec,

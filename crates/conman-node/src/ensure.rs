@@ -343,11 +343,10 @@ async fn note_unwanted(
     }
 }
 
-/// Of what is to be restarted elsewhere, or failed to come back, the record goes: nobody can start it
+/// Of what lost its node the record goes: neither another node nor somebody's connection can start it
 /// by that any more.
 pub(crate) async fn call_off(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
-    let comes_back = handle.is_to_be_restarted() || handle.has_failed_to_come_back();
-    let Some(generation) = handle.generation().filter(|_| comes_back) else {
+    let Some(generation) = handle.generation().filter(|_| handle.is_lost()) else {
         return Ok(());
     };
     let id = handle.id.clone();

@@ -108,14 +108,9 @@ impl SessionHandle {
         self.spec.on_node_loss == OnNodeLoss::Restart && self.is_lost() && !was_last(&self.spec)
     }
 
-    /// Whether it has ended because a start failed that followed the loss of its node: somebody's
-    /// connection may start it by its record.
-    pub(crate) fn has_failed_to_come_back(&self) -> bool {
-        self.spec.restarted.is_some() && self.is_lost()
-    }
-
-    /// Whether it has ended without a node, for no doing of its own.
-    fn is_lost(&self) -> bool {
+    /// Whether it has ended without a node, for no doing of its own: its record has it started again,
+    /// by itself or for somebody's connection.
+    pub(crate) fn is_lost(&self) -> bool {
         let view = self.view.borrow();
         let end = End::Ended {
             cause: view.cause.unwrap_or(EndCause::Unknown),

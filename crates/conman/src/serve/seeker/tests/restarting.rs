@@ -71,6 +71,26 @@ async fn what_was_stopped_after_its_node_had_gone_is_not_restarted() {
     assert_eq!(a.node.record(&stopped).await.expect("readable"), None);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_deleted_after_it_had_lost_its_node_is_started_for_nobody() {
+    let (fleet, a, b) = two().await;
+    let (deleted, waits) = (id("deleted"), id("waits"));
+    for id in [&deleted, &waits] {
+        b.start_with(id, OnNodeLoss::Wait).await;
+    }
+    fleet.announced("b", |b| b.draining = true);
+    drained(&b.node).await;
+    let report = b.node.stop(&deleted, "a test").await.expect("deleted");
+    assert!(report.state.is_ended());
+    for node in [&a, &b] {
+        let answer = node.fetch(&deleted).await;
+        assert!(!is_served(&answer, &deleted), "{answer}");
+        assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+    }
+    let answer = a.fetch(&waits).await;
+    assert!(is_served(&answer, &waits), "{answer}");
+}
+
 async fn drained(node: &Node) -> DrainReport {
     let request = DrainRequest::default();
     node.drain(&request).await.expect("it begins");
