@@ -336,7 +336,14 @@ impl Client {
 
     /// What was overwritten or deleted before this revision cannot be read any more.
     pub(super) async fn compact(&self, revision: i64) -> Result<CompactionResponse, CallError> {
-        self.timed(COMPACT, CompactionRequest { revision }).await
+        // It may take as long as much to read does, and no renewal is to wait behind it.
+        let method = COMPACT.bulk(i64::MAX);
+        self.timed(method, CompactionRequest { revision }).await
+    }
+
+    /// Bound on every call but a watch.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// At most so many records as the request's limit says.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::client::CallError;
 use super::membership::Membership;
 use super::shared::Shared;
 
@@ -31,7 +32,7 @@ pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every:
             Err(error) if error.is_about_compaction() => {
                 tracing::debug!(revision, "somebody else has compacted etcd");
             }
-            Err(error) if !said => {
+            Err(error @ CallError::Refused { .. }) if !said => {
                 said = true;
                 tracing::warn!(
                     %error,

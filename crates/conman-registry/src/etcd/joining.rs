@@ -72,19 +72,26 @@ async fn attempt(
     })
 }
 
-/// A node that owns anything must know this etcd again, or one that was restored meanwhile.
+/// A node that owns anything must know this etcd again, or one that was restored meanwhile. One that
+/// knew it before is not kept from what it owns by a disk without room.
 async fn keep_seen(shared: &Shared) -> Result<(), String> {
     let client = Arc::clone(&shared.store.client);
     let kept = spawn_blocking(move || {
         let seen = client.seen();
-        let kept = seen.keep();
-        kept.map_err(|error| {
-            format!(
-                "what was seen of etcd cannot be written to {}: {error}; see that `state_dir` has \
-                 room and can be written to",
-                seen.file().display()
-            )
-        })
+        seen.may_be_kept();
+        let Err(error) = seen.keep() else {
+            return Ok(());
+        };
+        let reason = format!(
+            "what was seen of etcd cannot be written to {}: {error}; see that `state_dir` has room \
+             and can be written to",
+            seen.file().display()
+        );
+        if !seen.is_known() {
+            return Err(reason);
+        }
+        tracing::warn!("{reason}");
+        Ok(())
     });
     kept.await.map_err(|error| error.to_string())?
 }

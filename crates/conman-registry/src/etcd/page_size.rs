@@ -12,34 +12,50 @@ const MOST: i64 = 512;
 /// Few enough for a first try with large ones.
 const FIRST: i64 = 64;
 
-/// An answer within this bears twice as much: half of the least that one is waited for.
-const SOON: Duration = Duration::from_millis(50);
+/// Not fewer are asked for first because an answer was late: etcd may have had other reasons, such as
+/// an election.
+const LEAST_BY_TIME: i64 = 16;
+
+/// Of the time that an answer is waited for: one that comes within it bears twice as much.
+const SOON: u32 = 4;
 
 #[derive(Debug)]
-pub(super) struct PageSize(AtomicI64);
-
-impl Default for PageSize {
-    fn default() -> Self {
-        Self(AtomicI64::new(FIRST))
-    }
+pub(super) struct PageSize {
+    records: AtomicI64,
+    soon: Duration,
 }
 
 impl PageSize {
+    /// `patience` is how long an answer is waited for.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self {
+            records: AtomicI64::new(FIRST),
+            soon: patience / SOON,
+        }
+    }
+
     pub(super) fn get(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
+        self.records.load(Ordering::Relaxed)
     }
 
     /// So many were too many.
     pub(super) fn was_too_much(&self, records: i64) {
         let half = (records / 2).max(1);
-        self.0.fetch_min(half, Ordering::Relaxed);
+        self.records.fetch_min(half, Ordering::Relaxed);
+    }
+
+    /// So many did not come in time.
+    pub(super) fn was_late(&self, records: i64) {
+        if records > LEAST_BY_TIME {
+            self.was_too_much(records.max(2 * LEAST_BY_TIME));
+        }
     }
 
     /// So many have come.
     pub(super) fn came(&self, records: usize, bytes: usize, took: Duration) {
-        if took <= SOON && bytes <= MAX_BULK_BYTES / 4 {
+        if took <= self.soon && bytes <= MAX_BULK_BYTES / 4 {
             let twice = i64::try_from(records).unwrap_or(MOST).saturating_mul(2);
-            self.0.fetch_max(twice.min(MOST), Ordering::Relaxed);
+            self.records.fetch_max(twice.min(MOST), Ordering::Relaxed);
         }
     }
 }
@@ -50,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_was_too_much_is_halved_down_to_one_and_grows_again_where_it_comes_easily() {
-        let size = PageSize::default();
+        let size = PageSize::new(Duration::from_secs(1));
         assert_eq!(size.get(), 64);
         for expected in [32, 16, 8, 4, 2, 1, 1] {
             size.was_too_much(size.get());
@@ -69,5 +85,18 @@ mod tests {
         size.came(4, MAX_BULK_BYTES / 2, Duration::ZERO);
         size.came(4, 1_000, Duration::from_secs(1));
         assert_eq!(size.get(), 4);
+    }
+    #[test]
+    fn what_was_late_is_halved_to_a_bound_and_grows_again_however_far_away_etcd_is() {
+        let size = PageSize::new(Duration::from_secs(1));
+        for expected in [32, 16, 16] {
+            size.was_late(size.get());
+            assert_eq!(size.get(), expected);
+        }
+        // What a call has come down to by itself is no matter of all others.
+        size.was_late(2);
+        assert_eq!(size.get(), 16);
+        size.came(16, 1_000, Duration::from_millis(200));
+        assert_eq!(size.get(), 32);
     }
 }

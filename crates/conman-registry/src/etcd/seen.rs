@@ -85,6 +85,9 @@ struct State {
     refused: Option<String>,
     now: Kept,
     written: Kept,
+    /// Nothing is written: whoever knew this store by that would take it, though no session may start
+    /// by it yet.
+    held_back: bool,
     /// Which revision wrote each node's heartbeat, as far as this daemon has read or written it.
     heartbeats: BTreeMap<NodeName, i64>,
 }
@@ -108,6 +111,7 @@ impl Seen {
             refused: None,
             now: kept,
             written: kept,
+            held_back: forget,
             heartbeats: BTreeMap::new(),
         };
         Ok(Self {
@@ -202,14 +206,27 @@ impl Seen {
         self.state().refused.clone()
     }
 
+    /// The generations are above all that were used: this store may be written down.
+    pub(super) fn may_be_kept(&self) {
+        self.state().held_back = false;
+    }
+
+    /// Whether what is written down, though older, tells this store from one that is restored later
+    /// to what was before it.
+    pub(super) fn is_known(&self) -> bool {
+        let State { now, written, .. } = *self.state();
+        written.cluster_id != 0
+            && (written.cluster_id, written.went_back) == (now.cluster_id, now.went_back)
+    }
+
     /// Writes down what was seen since, durably. Blocks on the disk.
     pub(super) fn keep(&self) -> io::Result<()> {
         let _turn = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let (now, written) = {
+        let (now, written, held_back) = {
             let state = self.state();
-            (state.now, state.written)
+            (state.now, state.written, state.held_back)
         };
-        if now == written {
+        if now == written || held_back {
             return Ok(());
         }
         // It is of a fleet again.
@@ -319,8 +336,33 @@ mod tests {
         seen.check(&seen.before(), 7, 19).expect_err("older");
         let seen = Seen::open(dir.path(), true).expect("opened");
         seen.check(&seen.before(), 8, 1).expect("accepted");
+        seen.may_be_kept();
         seen.keep().expect("kept");
         assert!(is_of_one());
+    }
+
+    #[test]
+    fn a_store_that_is_accepted_is_not_known_to_later_daemons_before_its_generations_are_raised() {
+        let dir = dir();
+        let seen = open(&dir);
+        assert!(!seen.is_known());
+        seen.check(&seen.before(), 7, 20).expect("the first");
+        assert!(!seen.is_known());
+        seen.keep().expect("kept");
+        assert!(open(&dir).is_known());
+        let accepting = Seen::open(dir.path(), true).expect("opened");
+        accepting
+            .check(&accepting.before(), 8, 1)
+            .expect("accepted");
+        accepting.keep().expect("held back");
+        assert!(!accepting.is_known());
+        let seen = open(&dir);
+        seen.check(&seen.before(), 8, 2).expect_err("another one");
+        accepting.may_be_kept();
+        accepting.keep().expect("kept");
+        assert!(accepting.is_known());
+        let seen = open(&dir);
+        seen.check(&seen.before(), 8, 2).expect("the accepted one");
     }
 
     #[test]

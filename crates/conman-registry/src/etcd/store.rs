@@ -94,9 +94,9 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new(client: Client, keys: Keys) -> Self {
         Self {
+            records: Arc::new(PageSize::new(client.patience())),
             client: Arc::new(client),
             keys,
-            records: Arc::default(),
         }
     }
 
@@ -396,7 +396,10 @@ impl Tries<'_> {
         if !error.is_about_size() || self.records == 1 {
             return Err(error);
         }
-        self.size.was_too_much(self.records);
+        match error {
+            CallError::Late { .. } => self.size.was_late(self.records),
+            _ => self.size.was_too_much(self.records),
+        }
         self.records = (self.records / 2).max(1);
         self.began = Instant::now();
         match self.began < self.ends {

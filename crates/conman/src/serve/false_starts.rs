@@ -84,10 +84,24 @@ impl FalseStarts {
         if self.counted.swap(true, Ordering::Relaxed) {
             return;
         }
-        let count = self.count().saturating_add(1);
+        self.write(self.count().saturating_add(1));
+    }
+
+    /// Somebody ends it before it serves: that is no failure of its.
+    pub(super) fn stopped(&self) {
+        if !self.counted.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.count().saturating_sub(1) {
+            0 => self.started(),
+            count => self.write(count),
+        }
+    }
+
+    fn write(&self, count: u32) {
         if let Err(error) = fs::write(&self.file, count.to_string()) {
             let path = self.file.display();
-            tracing::warn!(%path, %error, "cannot write down that a start has come so far");
+            tracing::warn!(%path, %error, "cannot write down how many starts have failed");
         }
     }
 
@@ -141,6 +155,11 @@ mod tests {
         for _ in 0..MOST {
             assert_eq!(waited().await, Duration::ZERO);
             fails(dir.path());
+            // Neither does one count that somebody ends, nor one that has not come so far.
+            let ended = starts(dir.path());
+            ended.stopped();
+            ended.joined();
+            ended.stopped();
         }
         assert!(waited().await >= LEAST_WAIT);
         // It has failed again.

@@ -196,6 +196,7 @@ async fn serve(
         // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
         name = signals.ending.next() => {
             tracing::info!("stopping: {name}, before the node had joined its fleet");
+            starts.inspect(|starts| starts.stopped());
             if on_sigterm == OnSigterm::Preempt {
                 preempt_unjoined(&config, &state.instance).await;
             }
@@ -208,6 +209,7 @@ async fn serve(
         // to know what runs and keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
             tracing::info!("stopping: {name}, before what runs here was taken over");
+            starts.inspect(|starts| starts.stopped());
             listeners.admin.path.remove();
             return Ok(());
         }
