@@ -122,6 +122,8 @@ pub struct Placement {
     /// nothing else is, and those with an ailing runtime, which may be well again, when not even
     /// such are.
     pub candidates: Vec<String>,
+    /// The rest of those, for what no candidate has, for example its image.
+    pub second: Vec<String>,
     /// In the order of the nodes.
     pub refused: Vec<Refused>,
 }
@@ -239,10 +241,12 @@ pub fn place(
             }
         }
     }
-    let choices = [fit, pressed, ailing];
-    let chosen = choices.into_iter().find(|nodes| !nodes.is_empty());
+    let choices = [fit, pressed, ailing].into_iter();
+    let choices = choices.filter(|nodes| !nodes.is_empty());
+    let mut choices = choices.map(|nodes| in_order(me, nodes, demand.session));
     Placement {
-        candidates: in_order(me, chosen.unwrap_or_default(), demand.session),
+        candidates: choices.next().unwrap_or_default(),
+        second: choices.flatten().collect(),
         refused,
     }
 }

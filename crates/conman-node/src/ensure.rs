@@ -84,11 +84,12 @@ pub(crate) async fn ensure_by(
 
 /// That a start would fail for want of the image, as far as its runtime knows that: in a fleet another
 /// node may have it, and nothing is to be recorded of this one. A node that is alone tries, and has
-/// the attempt to show.
+/// the attempt to show, as has a restart that nobody asked for: those are counted, so that they end.
 async fn lacks_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> Option<String> {
     let alone = *context.options.standing.borrow() == Standing::Alone;
+    let counts = spec.restarted.as_ref().is_some_and(|one| one.count > 0);
     let current = context.sessions.current(id);
-    if alone || current.is_some_and(|handle| !handle.is_ended()) {
+    if alone || counts || current.is_some_and(|handle| !handle.is_ended()) {
         return None;
     }
     let runtime = context.runtime(spec.runtime)?;

@@ -423,7 +423,13 @@ impl Visit {
         let wish = wish::of(&parts.uri, &self.parcel.body, policy)?;
         let placement = self.hop.map.place(&self.id, &wish);
         let (mut last, mut asked) = (None, 0);
-        for name in &placement.candidates {
+        let first = placement.candidates.len();
+        let nodes = placement.candidates.iter().chain(&placement.second);
+        for (number, name) in nodes.enumerate() {
+            // Those of second choice are for want of the image alone.
+            if number >= first && last.as_ref().is_some_and(|(hope, _)| *hope > Hope::Image) {
+                break;
+            }
             let step = if name == self.hop.map.me() {
                 self.here().await
             } else {

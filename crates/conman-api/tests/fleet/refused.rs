@@ -243,6 +243,12 @@ async fn what_is_put_is_started_by_whichever_node_has_its_image() {
         let started = node.ensure(&format!("s{number}")).await;
         assert_eq!(started.session.node, "f");
     }
+    // Rather one that may not be well than none.
+    world.announced("f", |told| {
+        let view = told.view.as_mut().expect("it shows itself");
+        view.runtime_error = Some("made so by a test".to_owned());
+    });
+    assert_eq!(without[0].ensure("bob").await.session.node, "f");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

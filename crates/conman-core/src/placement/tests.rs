@@ -312,7 +312,8 @@ proptest! {
             .iter()
             .any(|node| is(node, |why| matches!(why, Unfit::Pressure { .. })));
         for node in &nodes {
-            let times = placement.candidates.iter().filter(|name| **name == node.name).count();
+            let among = |names: &[String]| names.iter().filter(|name| **name == node.name).count();
+            let times = among(&placement.candidates);
             let refused = placement.refused.iter().find(|refused| refused.node == node.name);
             match refused.map(|refused| &refused.why) {
                 None => prop_assert_eq!(times, 1),
@@ -322,6 +323,10 @@ proptest! {
                 }
                 Some(_) => prop_assert_eq!(times, 0),
             }
+            let may = refused.is_none_or(|refused| {
+                matches!(refused.why, Unfit::Pressure { .. } | Unfit::Runtime { .. })
+            });
+            prop_assert_eq!(times + among(&placement.second), usize::from(may));
         }
     }
 

@@ -414,7 +414,10 @@ impl Seeker {
             };
             let placement = self.map.place(id, &wish_of(&record.spec));
             let (mut trouble, mut refusals) = (None, Vec::new());
-            let candidates = without_image.others(&placement.candidates);
+            let mut candidates = without_image.others(&placement.candidates);
+            if candidates.is_empty() {
+                candidates = without_image.others(&placement.second);
+            }
             for name in &candidates {
                 let said = if *name == self.map.me() {
                     self.start_here(id, may_start, was).await
@@ -439,7 +442,7 @@ impl Seeker {
             if placement.candidates.is_empty() {
                 return Err(no_node(id, &placement.refused));
             }
-            if let Some(why) = without_image.all_of(&placement.candidates) {
+            if let Some(why) = without_image.all_of([&placement.candidates, &placement.second]) {
                 return Err(Refusal::from(why));
             }
             if let Some(last) = refusals
@@ -696,11 +699,9 @@ impl WithoutImage {
     }
 
     /// What the last one said, where no other is left.
-    fn all_of(&mut self, candidates: &[String]) -> Option<Problem> {
-        match self.others(candidates).is_empty() {
-            true => self.why.take(),
-            false => None,
-        }
+    fn all_of(&mut self, nodes: [&[String]; 2]) -> Option<Problem> {
+        let lack = nodes.iter().all(|nodes| self.others(nodes).is_empty());
+        lack.then(|| self.why.take()).flatten()
     }
 }
 

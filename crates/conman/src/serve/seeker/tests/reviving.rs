@@ -116,3 +116,19 @@ async fn what_one_node_lacks_the_image_of_is_started_by_another() {
         assert!(c.node.is_live(id));
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_all_that_fit_lack_the_image_of_is_started_by_one_that_may_not_be_well() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join(&fleet, "a", &secret).await;
+    let b = Member::join(&fleet, "b", &secret).await;
+    lacks_image(&a);
+    let id = id("alice");
+    b.start(&id).await;
+    gone(&fleet, &b).await;
+    let c = Member::join(&fleet, "c", &secret).await;
+    fleet.announced("c", |told| told.load.cpu_pressure_percent = 2_000.0);
+    let answer = a.fetch(&id).await;
+    assert!(is_served(&answer, &id), "{answer}");
+    assert!(c.node.is_live(&id));
+}
