@@ -113,6 +113,16 @@ impl StateLock {
     }
 }
 
+impl Drop for StateLock {
+    fn drop(&mut self) {
+        // A process that is just being started has the descriptor, too, until it executes its
+        // program.
+        if let Err(error) = self.file.unlock() {
+            tracing::debug!(path = %self.path.display(), %error, "the lock goes with its descriptors");
+        }
+    }
+}
+
 fn content(file: &File) -> io::Result<String> {
     let mut buffer = [0; CONTENT_BYTES];
     let read = file.read_at(&mut buffer, 0)?;
