@@ -12,11 +12,9 @@ const MOST: i64 = 512;
 /// Few enough for a first try with large ones.
 const FIRST: i64 = 64;
 
-/// Not fewer are asked for first because an answer was late: etcd may have had other reasons, such as
-/// an election.
-const LEAST_BY_TIME: i64 = 16;
-
-/// Of the time that an answer is waited for: one that comes within it bears twice as much.
+/// The part of the time that an answer is waited for: one that comes within it bears twice as much.
+/// What an election or an endpoint that hung has made small grows again by that, however far away
+/// etcd is.
 const SOON: u32 = 4;
 
 #[derive(Debug)]
@@ -42,13 +40,6 @@ impl PageSize {
     pub(super) fn was_too_much(&self, records: i64) {
         let half = (records / 2).max(1);
         self.records.fetch_min(half, Ordering::Relaxed);
-    }
-
-    /// So many did not come in time.
-    pub(super) fn was_late(&self, records: i64) {
-        if records > LEAST_BY_TIME {
-            self.was_too_much(records.max(2 * LEAST_BY_TIME));
-        }
     }
 
     /// So many have come.
@@ -87,16 +78,15 @@ mod tests {
         assert_eq!(size.get(), 4);
     }
     #[test]
-    fn what_was_late_is_halved_to_a_bound_and_grows_again_however_far_away_etcd_is() {
+    fn what_was_made_small_grows_again_however_far_away_etcd_is() {
         let size = PageSize::new(Duration::from_secs(1));
-        for expected in [32, 16, 16] {
-            size.was_late(size.get());
+        for _ in 0..9 {
+            size.was_too_much(size.get());
+        }
+        for expected in [2, 4, 8] {
+            let records = usize::try_from(size.get()).expect("a size");
+            size.came(records, 1_000, Duration::from_millis(200));
             assert_eq!(size.get(), expected);
         }
-        // What a call has come down to by itself is no matter of all others.
-        size.was_late(2);
-        assert_eq!(size.get(), 16);
-        size.came(16, 1_000, Duration::from_millis(200));
-        assert_eq!(size.get(), 32);
     }
 }

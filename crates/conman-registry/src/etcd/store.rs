@@ -396,10 +396,7 @@ impl Tries<'_> {
         if !error.is_about_size() || self.records == 1 {
             return Err(error);
         }
-        match error {
-            CallError::Late { .. } => self.size.was_late(self.records),
-            _ => self.size.was_too_much(self.records),
-        }
+        self.size.was_too_much(self.records);
         self.records = (self.records / 2).max(1);
         self.began = Instant::now();
         match self.began < self.ends {
