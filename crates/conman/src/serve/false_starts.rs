@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -98,8 +99,15 @@ impl FalseStarts {
         }
     }
 
+    /// In place, and always as long: a full disk that has the file takes this, too, and no moment has
+    /// half of it.
     fn write(&self, count: u32) {
-        if let Err(error) = fs::write(&self.file, count.to_string()) {
+        let mut options = fs::File::options();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let written = options
+            .open(&self.file)
+            .and_then(|file| file.write_all_at(format!("{count:010}").as_bytes(), 0));
+        if let Err(error) = written {
             let path = self.file.display();
             tracing::warn!(%path, %error, "cannot write down how many starts have failed");
         }
