@@ -96,9 +96,10 @@ struct FleetArguments {
     /// The node vanishes without a notice.
     #[arg(long)]
     lost: bool,
-    /// The node that goes shares no processor with the others, as between machines.
-    #[arg(long)]
-    apart: bool,
+    /// What the node that goes does not share with the others, as machines share nothing: the
+    /// processors, or the kernel with its Docker Engine, which is stopped from the notice on.
+    #[arg(long, value_parser = ["processors", "engine"])]
+    apart: Option<String>,
     /// This `conman` in place of a release build of this tree.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -125,12 +126,14 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     for (wanted, flag) in [
         (docker, "--docker"),
         (fleet.lost, "--lost"),
-        (fleet.apart, "--apart"),
         (fleet.json, "--json"),
     ] {
         if wanted {
             command.arg(flag);
         }
+    }
+    if let Some(apart) = &fleet.apart {
+        command.args(["--apart", apart]);
     }
     let status = command.status().context("starting the benchmark")?;
     if !status.success() {

@@ -40,6 +40,7 @@ pub struct Builder {
     /// Who signs those that nodes and etcd know each other by, where etcd asks for some.
     etcd_authority: Option<Arc<Authority>>,
     docker: bool,
+    docker_first: bool,
     docker_too: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
@@ -58,6 +59,7 @@ impl Default for Builder {
             authority: None,
             etcd_authority: None,
             docker: false,
+            docker_first: false,
             docker_too: false,
             sections: Vec::new(),
             toml: String::new(),
@@ -116,6 +118,13 @@ impl Builder {
     pub fn docker(mut self) -> Self {
         self.docker = true;
         self
+    }
+
+    /// The same, with the cluster's own Docker for the first node and the machine's for all others,
+    /// so that the first node's may be stopped: nobody else's containers are its.
+    pub fn docker_of_the_first(mut self) -> Self {
+        self.docker_first = true;
+        self.docker()
     }
 
     /// Has the nodes run those of [a template](overlap::DOCKERS) by a Docker of the cluster's own:
@@ -214,7 +223,7 @@ impl Builder {
 
     fn docker_table(&self, layout: &Layout, host: &Host) -> String {
         let first = layout.node_hosts().first() == Some(host);
-        if self.docker_too || self.docker && !first {
+        if self.docker_too || self.docker && first == self.docker_first {
             return format!("socket = \"{}\"\n", docker::own(layout).display());
         }
         String::new()

@@ -1,9 +1,10 @@
 //! What a cluster has in Docker, where sessions are Docker's: an image, containers, and a Docker
 //! daemon of its own.
 //!
-//! Where all sessions are, the machine's daemon serves the first node and the cluster's all others:
-//! machines share none, and one that is told of the deaths of two hundred containers starts nothing
-//! for a while. Where only some are, the cluster's serves every node, so that it may be killed.
+//! Where all sessions are, the machine's daemon serves the first node and the cluster's all others, or
+//! the other way round: machines share none, and one that is told of the deaths of two hundred
+//! containers starts nothing for a while. Where only some are, the cluster's serves every node, so
+//! that it may be killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -94,7 +94,7 @@ enum Command {
         #[arg(long)]
         lost: bool,
         #[arg(long)]
-        apart: bool,
+        apart: Option<bench::Apart>,
         #[arg(long)]
         json: bool,
     },

@@ -1,8 +1,11 @@
-//! Processors for the node that goes alone, as machines have them.
+//! What the node that goes does not share with the others, as machines share nothing.
 //!
 //! On one machine the deaths of a node's sessions take the processors from the nodes that start them
-//! anew. Apart from each other, what each does by itself is measured: the node that goes has half of
-//! the processors, everybody else the other half. The kernel's own threads stay free.
+//! anew, and what Docker does after each death takes locks of the one kernel, that of all mounts above
+//! all. Apart from each other, what each does by itself is measured. Processors: the node that goes
+//! has half of them, everybody else the other half; the kernel's own threads stay free. Engine: the
+//! Docker daemon of the node that goes is stopped from the notice on, and so does not clean up after
+//! its containers, whose deaths conman brings about, proves and releases without it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,12 +14,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::process::residents;
 
 /// Looks at what began meanwhile: what has no place yet is begun by what has one.
 const LOOKS: usize = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Apart {
+    /// Half of the processors are its own.
+    Processors,
+    /// Its Docker Engine stands still from the notice on.
+    Engine,
+}
 
 /// Gives every process of the cluster, and this one, its half. What they begin later has the half of
 /// whoever begins it.
@@ -44,7 +57,7 @@ fn halves() -> Result<(CpuSet, CpuSet)> {
         .collect();
     ensure!(
         all.len() >= 2,
-        "there is one processor, and apart each needs one: leave `--apart` out, or run this on a \
+        "there is one processor, and apart each needs one: leave `--apart processors` out, or run this on a \
          machine with more"
     );
     let (one, other) = all.split_at(all.len() / 2);

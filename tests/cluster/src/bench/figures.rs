@@ -9,8 +9,8 @@ use conman_proto::PreemptReport;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::Options;
 use super::client::Served;
+use super::{Apart, Options};
 use crate::overlap::Report;
 
 /// Bounds on the end of all of a node's sessions after a notice.
@@ -24,8 +24,8 @@ const SERVED_MS: f64 = 2_000.0;
 pub struct Figures {
     pub runtime: &'static str,
     pub way: &'static str,
-    /// Whether the node that goes shared no processor with the others.
-    pub apart: bool,
+    /// What the node that goes did not share with the others.
+    pub apart: Option<Apart>,
     pub sessions: usize,
     pub clients: usize,
     pub takeover_ms: u64,
@@ -182,7 +182,11 @@ impl fmt::Display for Figures {
             self.runtime,
             self.way,
             self.clients,
-            if self.apart { ", processors apart" } else { "" },
+            match self.apart {
+                Some(Apart::Processors) => ", processors apart",
+                Some(Apart::Engine) => ", its Docker Engine stopped",
+                None => "",
+            },
             self.takeover_ms
         )?;
         let mut row = |what: &str, value: String| writeln!(formatter, "  {what:42} {value}");
@@ -281,7 +285,7 @@ mod tests {
             clients: 1,
             docker: false,
             lost: false,
-            apart: false,
+            apart: None,
         };
         let good = Report {
             lines: 1,

@@ -16,17 +16,20 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use conman_linux::Signal;
 use conman_proto::PreemptReport;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+pub use self::apart::Apart;
 use self::client::{Client, Served};
 use self::deaths::Deaths;
 pub use self::figures::{Figures, Quantiles};
 use crate::cluster::Cluster;
 use crate::cut::Cut;
+use crate::docker;
 use crate::overlap::{Tail, journal};
 use crate::requirements::Ready;
 
@@ -47,8 +50,8 @@ pub struct Options {
     pub docker: bool,
     /// Without a notice.
     pub lost: bool,
-    /// The node that goes shares no processor with the others.
-    pub apart: bool,
+    /// What the node that goes does not share with the others.
+    pub apart: Option<Apart>,
 }
 
 /// Makes a fleet, has a node of it go, and measures.
@@ -66,14 +69,20 @@ pub async fn fleet(
         "there must be a client, and a session for each"
     );
     let builder = Cluster::builder().set("limits", "max_sessions = 1000");
-    let builder = if options.docker {
-        builder.docker()
-    } else {
-        builder
+    let paused = options.apart == Some(Apart::Engine);
+    ensure!(
+        !paused || options.docker && !options.lost,
+        "`--apart engine` stops the Docker Engine when a notice comes: it needs Docker sessions, and no \
+         `--lost`"
+    );
+    let builder = match (options.docker, paused) {
+        (true, true) => builder.docker_of_the_first(),
+        (true, false) => builder.docker(),
+        (false, _) => builder,
     };
     tell("making three etcd members and three nodes");
     let cluster = Cluster::start(&builder, ready, witness).await?;
-    if options.apart {
+    if options.apart == Some(Apart::Processors) {
         apart::settle(&cluster)?;
     }
     tell(&format!("starting {} sessions on n1", options.sessions));
@@ -107,6 +116,10 @@ pub async fn fleet(
         lose(&cluster, &gone)?
     } else {
         tell("the notice");
+        if paused {
+            let stopped = docker::signal(cluster.layout(), Signal::STOP)?;
+            ensure!(stopped, "the Docker daemon of n1 has ended: see its log");
+        }
         preempt(&cluster, &gone, &mut figures).await?
     };
     tell("waiting for the clients");
@@ -114,6 +127,9 @@ pub async fn fleet(
     let served = timeout(patience, waiting.join_all()).await;
     let served: Vec<Served> =
         served.with_context(|| format!("some client was not served within {patience:?}"))?;
+    if paused {
+        docker::signal(cluster.layout(), Signal::CONT)?;
+    }
     figures.served_since(went, &served);
     figures.starts(sessions::phases(&cluster, options.clients).await?);
     // For what may run beside the new ones.
