@@ -135,7 +135,7 @@ pub fn router(state: ApiState, listener: Listener) -> Router {
 /// why it is not ready.
 pub fn joining_router(standing: watch::Receiver<Standing>) -> Router {
     let waiting = move || {
-        let refusal = routes::not_joined(&standing.borrow());
+        let refusal = routes::not_joined(&standing.borrow(), None);
         std::future::ready(refusal)
     };
     let routes = Router::new()

@@ -508,6 +508,13 @@ impl Fleet for EtcdRegistry {
         self.shared.standing.subscribe()
     }
 
+    fn why_late(&self) -> Option<String> {
+        match *self.shared.standing.borrow() {
+            Standing::Late | Standing::Fenced => Some(self.shared.why_late()),
+            Standing::Alone | Standing::Joining { .. } | Standing::Live => None,
+        }
+    }
+
     fn announce(&self, announcement: Announcement) {
         if self.membership.announce(announcement) {
             self.shared.hurry.notify_one();

@@ -50,6 +50,11 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// Whether this node owns what it owns.
     fn standing(&self) -> watch::Receiver<Standing>;
 
+    /// While ownership is late or has lapsed: why, in words.
+    fn why_late(&self) -> Option<String> {
+        None
+    }
+
     /// What the others shall know of this node; told at once and again from time to time, and once
     /// it has joined if it has not yet, or not any more.
     fn announce(&self, announcement: Announcement);

@@ -39,7 +39,9 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
     let node = state.node.view();
     let standing = state.node.standing();
     if !standing.is_ready() {
-        return Err(not_joined(&standing));
+        let fleet = state.fleet.as_ref();
+        let why = fleet.and_then(|map| map.fleet().why_late());
+        return Err(not_joined(&standing, why.as_deref()));
     }
     match node.state {
         NodeState::Live => {}
@@ -70,17 +72,19 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
     }))
 }
 
-/// Why a node among others takes no requests.
-pub(crate) fn not_joined(standing: &Standing) -> ApiError {
+/// Why a node among others takes no requests, with the reason why it is late, if it is known.
+pub(crate) fn not_joined(standing: &Standing, why_late: Option<&str>) -> ApiError {
+    let because = why_late.map_or_else(String::new, |why| format!(": {why}"));
     let detail = match standing {
         Standing::Alone | Standing::Live => "the node begins to serve".to_owned(),
         Standing::Joining { reason } => format!("the node has not joined its fleet: {reason}"),
         Standing::Late => {
-            "the node could not renew its ownership in time, and tries again".to_owned()
+            format!("the node could not renew its ownership in time, and tries again{because}")
         }
-        Standing::Fenced => "the node's ownership has lapsed: everything on it is frozen until it \
-                             is renewed"
-            .to_owned(),
+        Standing::Fenced => format!(
+            "the node's ownership has lapsed, and everything on it is frozen until it is \
+             renewed{because}"
+        ),
     };
     Kind::NOT_READY.because(detail)
 }

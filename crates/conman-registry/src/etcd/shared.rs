@@ -93,7 +93,7 @@ impl Shared {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    fn why_late(&self) -> String {
+    pub(super) fn why_late(&self) -> String {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         trouble.clone().unwrap_or_else(|| {
             "no renewal has failed, so that this machine was too slow or stood still".to_owned()

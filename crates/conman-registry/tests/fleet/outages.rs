@@ -84,6 +84,8 @@ async fn ownership_that_lapses_in_an_outage_comes_back_with_it() {
     let told = log::lines(&etcd.url()).into_iter().map(|line| line.text);
     let told = told.collect::<Vec<_>>().join("\n");
     assert!(told.contains("ownership has lapsed"), "{told}");
+    let why = a.registry.why_late().expect("it is late");
+    assert!(why.contains(&etcd.url()), "{why}");
     let refused = a.claim("t").await.expect_err("it may not");
     assert!(refused.to_string().contains(&etcd.url()), "{refused}");
     a.fence.fire();

@@ -125,6 +125,10 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
         thawed.is_empty(),
         "these run although nobody may: {thawed:?}"
     );
+    let why = fleet.node(0).readiness().await.expect_err("it is fenced");
+    for part in ["ownership has lapsed", "etcd at http://"] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
     fleet.cluster.heal().expect("healed");
     let healed = monotonic_ns();
     none_lost(&mut fleet, &running).await;
