@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -23,6 +23,9 @@ const MOST: u32 = 3;
 /// Long enough for others to take over, and for somebody to look.
 const LEAST_WAIT: Duration = Duration::from_secs(300);
 
+/// What no start takes that will come to its end: adoption of a thousand sessions takes seconds.
+const AMPLE: Duration = Duration::from_secs(60);
+
 /// Between two looks at whether to wait on, and to the service manager.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -33,8 +36,8 @@ const MAX_FILE_BYTES: u64 = 16;
 pub(super) struct FalseStarts {
     file: PathBuf,
     wait: Duration,
-    /// This start counts already.
-    counted: AtomicBool,
+    /// Since when this start counts.
+    counted: OnceLock<Instant>,
 }
 
 impl FalseStarts {
@@ -42,7 +45,7 @@ impl FalseStarts {
         Self {
             file: state_dir.join("failed-starts"),
             wait: LEAST_WAIT.max(takeover * 4),
-            counted: AtomicBool::new(false),
+            counted: OnceLock::new(),
         }
     }
 
@@ -82,15 +85,19 @@ impl FalseStarts {
     /// whatever ends it before that may leave it no time to say so. One that has not come so far has
     /// kept nobody from anything, and may begin again at once.
     pub(super) fn joined(&self) {
-        if self.counted.swap(true, Ordering::Relaxed) {
+        if self.counted.set(Instant::now()).is_err() {
             return;
         }
         self.write(self.count().saturating_add(1));
     }
 
-    /// Somebody ends it before it serves: that is no failure of its.
+    /// Somebody ends it before it serves: that is no failure of its, unless it has had the time to.
+    /// Of a start that hangs it is the service manager who ends it.
     pub(super) fn stopped(&self) {
-        if !self.counted.load(Ordering::Relaxed) {
+        let Some(since) = self.counted.get() else {
+            return;
+        };
+        if since.elapsed() >= AMPLE {
             return;
         }
         match self.count().saturating_sub(1) {
@@ -179,6 +186,18 @@ mod tests {
         // What it says later changes nothing.
         good.joined();
         assert_eq!(waited().await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_that_hangs_until_it_is_ended_has_failed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for failed in 1..=MOST {
+            let hung = starts(dir.path());
+            hung.joined();
+            sleep(AMPLE).await;
+            hung.stopped();
+            assert_eq!(starts(dir.path()).count(), failed);
+        }
     }
 
     #[tokio::test(start_paused = true)]
