@@ -211,7 +211,10 @@ async fn carry_out(
             }
             taken
         }
-        Ok(Ok(_)) => certify(context, turns, key, why.unwrap_or(HAS_ENDED)).await,
+        // What is written there in no way that is understood tells of no life either.
+        Ok(Ok(_) | Err(RegistryError::Unreadable { .. })) => {
+            certify(context, turns, key, why.unwrap_or(HAS_ENDED)).await
+        }
         Ok(Err(error)) => {
             let reason = crate::error_chain(&error);
             tracing::debug!(session = %id, %generation, reason, "its record cannot be read yet");

@@ -609,6 +609,25 @@ fn what_no_record_knows_is_ended_by_order_and_the_registry_is_told() {
 }
 
 #[test]
+fn what_is_ended_by_order_and_has_an_unreadable_record_is_proven_dead_and_released() {
+    let stage = Stage::new();
+    let (daemon, registry) = boot_patient(&stage);
+    let generation = recorded(&daemon, "alice");
+    let key = started_unasked(&stage, &daemon, "alice", generation);
+    registry.be_garbled();
+    daemon
+        .node
+        .condemn(&session("alice"), generation, "it is not known");
+    eventually("the registry to be told", || {
+        registry
+            .was_released(&session("alice"), generation)
+            .then_some(())
+    });
+    let left = daemon.runtime.pids(&key).expect("seen");
+    assert!(left.is_empty(), "told while it runs: {left:?}");
+}
+
+#[test]
 fn a_runtime_that_hangs_holds_up_the_end_of_nothing_but_what_may_be_its_own() {
     let stage = Stage::new();
     let registry = Arc::new(FlakyRegistry::default());

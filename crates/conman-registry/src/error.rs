@@ -82,6 +82,9 @@ pub enum RegistryError {
         #[source]
         source: Arc<serde_json::Error>,
     },
+    /// What stands there is not what a conman of this version writes.
+    #[error("{reason}")]
+    Unreadable { reason: String },
     #[error("session {id} is owned by node `{node}`; ask there")]
     Elsewhere { id: SessionId, node: String },
     /// Nobody can tell or record who owns what just now.
@@ -102,6 +105,7 @@ impl RegistryError {
             Self::Io { .. }
             | Self::Store { .. }
             | Self::Changed { .. }
+            | Self::Unreadable { .. }
             | Self::Unavailable { .. } => true,
             Self::Owned { .. }
             | Self::Superseded { .. }

@@ -68,7 +68,7 @@ use seen::Seen;
 pub use seen::was_in_fleet;
 pub(crate) use seen::{in_fleet, leave_fleet};
 use shared::{Shared, name};
-use store::Store;
+use store::{ReadError, Store};
 
 /// Claims and releases that wait for the driver, which takes them all at once.
 const MAX_COMMANDS: usize = 4_096;
@@ -436,17 +436,32 @@ impl Registry for EtcdRegistry {
         }
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
         self.run(async move {
-            let read = notes::read(&shared, &id).await;
-            let found = read.map_err(|error| notes::unavailable(&error.to_string()))?;
-            Ok(found.map(|mine| mine.told.record))
+            match notes::read(&shared, &id).await {
+                Ok(found) => Ok(found.map(|mine| mine.told.record)),
+                Err(ReadError::Value(error)) => Err(RegistryError::Unreadable {
+                    reason: error.to_string(),
+                }),
+                Err(error) => Err(notes::unavailable(&error.to_string())),
+            }
         })
         .await
     }
 
+    /// What this node owns and no record tells of is left out, and is to be ended by the time that
+    /// this returns: [`Order::Condemned`].
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
-        let shared = Arc::clone(&self.shared);
-        self.run_list(async move { listing::mine(&shared).await })
-            .await
+        let (shared, commands) = (Arc::clone(&self.shared), self.commands.clone());
+        self.run_list(async move {
+            let listed = listing::mine(&shared).await?;
+            for slot in listed.untold {
+                let (reply, answer) = oneshot::channel();
+                let command = Command::EndUntold { slot, reply };
+                commands.send(command).await.map_err(|_| closed())?;
+                answer.await.map_err(|_| closed())??;
+            }
+            Ok(listed.records)
+        })
+        .await
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct FlakyRegistry {
     lose_list: AtomicBool,
     /// No record can be read.
     unreadable: AtomicBool,
+    /// What stands there instead of any record is none.
+    garbled: AtomicBool,
     /// Nobody can tell whose anything is.
     unsure: AtomicBool,
     /// What was claimed is somebody else's by now.
@@ -68,6 +70,10 @@ impl FlakyRegistry {
 
     pub(crate) fn be_unreadable(&self, unreadable: bool) {
         self.unreadable.store(unreadable, Ordering::Relaxed);
+    }
+
+    pub(crate) fn be_garbled(&self) {
+        self.garbled.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn be_unsure(&self, unsure: bool) {
@@ -214,6 +220,10 @@ impl Registry for FlakyRegistry {
         if self.unreadable.load(Ordering::Relaxed) {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(unavailable());
+        }
+        if self.garbled.load(Ordering::Relaxed) {
+            let reason = "it is garbage".to_owned();
+            return Err(RegistryError::Unreadable { reason });
         }
         self.records.get(id).await
     }

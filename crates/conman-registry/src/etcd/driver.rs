@@ -76,6 +76,11 @@ pub(super) enum Command {
     Release {
         releases: Vec<(Release, Reply<()>)>,
     },
+    /// Ends what this node holds and no record tells of.
+    EndUntold {
+        slot: Slot,
+        reply: Reply<()>,
+    },
 }
 
 /// What a future of the driver comes to.
@@ -170,7 +175,7 @@ fn refuse(command: Command, shared: &Shared) {
         Command::Claim { reply, .. } => {
             let _ = reply.send(Err(shared.unavailable()));
         }
-        Command::MayStart { reply, .. } => {
+        Command::MayStart { reply, .. } | Command::EndUntold { reply, .. } => {
             let _ = reply.send(Err(shared.unavailable()));
         }
         Command::Release { releases } => {
@@ -324,6 +329,22 @@ impl<'a> Serving<'a> {
                     self.release(release, reply);
                 }
             }
+            Command::EndUntold { slot, reply } => {
+                self.end_untold(slot);
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    /// Held still, it is what was found to be without a record, and nobody else may claim it before
+    /// it is proven dead. Whatever else the protocol makes of it ends by itself.
+    fn end_untold(&mut self, slot: Slot) {
+        let generation = slot.generation;
+        if self.protocol.stake(&slot.session) == Some(Stake::Held { generation }) {
+            self.inbox.push_back(Event::StopAsked {
+                session: slot.session,
+                delete: false,
+            });
         }
     }
 
@@ -576,7 +597,7 @@ impl<'a> Serving<'a> {
         );
         let why = match lost {
             true => "its ownership was lost: this node was silent for too long",
-            false => "the registry says that it is this node's, and its container is not known",
+            false => "the registry says that it is this node's, and nothing tells of its container",
         };
         self.shared.orders.condemn(slot.clone(), why.to_owned());
         // After the node was told why.

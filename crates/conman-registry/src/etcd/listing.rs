@@ -1,10 +1,11 @@
 //! Reads of many records. They are fetched on the fleet's thread like everything else and parsed on
 //! others: a page takes longer to parse than a renewal may be late.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::ownership::{Key, Value};
+use conman_core::ownership::{Key, OwnedState, Slot, Value};
 use conman_proto::SessionId;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -22,60 +23,120 @@ use crate::{FleetSession, RegistryError, SessionPage, SessionRecord};
 const ENOUGH_TIME: Duration = Duration::from_secs(5);
 const ENOUGH_BYTES: usize = MAX_BULK_BYTES;
 
+/// What there is of this node's.
+pub(super) struct Listed {
+    pub(super) records: Vec<SessionRecord>,
+    /// What it owns without a record that it could go by: what runs of it must not go on unknown.
+    pub(super) untold: Vec<Slot>,
+}
+
 /// All that this node tells of, and what is ours of it from now on. Others' records are not read:
 /// there may be a hundred times as many.
-pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Vec<SessionRecord>, RegistryError> {
-    let keys = &shared.store.keys;
-    let (parent, since) = (keys.owned(), shared.since());
+pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> {
+    let (parent, since) = (shared.store.keys.owned(), shared.since());
     let entries = shared.store.all_below(&parent).await.map_err(failed)?;
     let reads = Arc::clone(shared);
-    let names = elsewhere(move || told_by_me(&reads, &entries)).await?;
-    let parent = keys.all_told();
-    let (mut records, mut rest) = (Vec::new(), &names[..]);
+    let (names, mut owned) = elsewhere(move || told_by_me(&reads, &entries)).await?;
+    let (mut records, mut unreadable, mut rest) = (Vec::new(), Unreadable::new(), &names[..]);
     while !rest.is_empty() {
         let (entries, count) = shared.store.records_at(rest).await.map_err(failed)?;
         rest = &rest[count..];
         let parses = Arc::clone(shared);
-        let (some, unreadable) = elsewhere(move || take_mine(&parses, entries, since)).await?;
-        for (key, unreadable) in unreadable {
-            refuse_mine(shared, &parent, &key, &unreadable).await?;
+        let (some, others) = elsewhere(move || take_mine(&parses, entries, since)).await?;
+        for record in &some {
+            owned.remove(record.id.as_str());
         }
         records.extend(some);
+        unreadable.extend(others);
     }
-    Ok(records)
+    let mut untold = Vec::new();
+    for (session, generation) in owned {
+        if let Some(record) = remembered(shared, &session, generation) {
+            records.push(record);
+            continue;
+        }
+        let slot = Slot {
+            session: session.as_str().into(),
+            generation,
+        };
+        let why = unreadable.remove(&session);
+        tell_untold(shared, &slot, why.as_deref());
+        untold.push(slot);
+    }
+    records.sort_by(|a, b| a.id.cmp(&b.id));
+    Ok(Listed { records, untold })
 }
 
-/// Where the records of the sessions are that this node owns or has owned last; and of those of which
-/// it cannot be read who does.
-fn told_by_me(shared: &Shared, owned: &[Entry]) -> Vec<Vec<u8>> {
+/// Generations by session.
+type Owned = BTreeMap<String, u64>;
+
+/// Where the records of the sessions are that this node owns or has owned last, and of those of which
+/// it cannot be read who does; and which of them it owns.
+fn told_by_me(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
     let keys = &shared.store.keys;
     let (parent, kind) = (keys.owned(), Key::Session("".into()));
-    let may_be_mine =
-        owned
-            .iter()
-            .filter(|(key, bytes, _)| match codec::decode(&kind, key, bytes) {
-                Ok(Value::Session(ownership)) => ownership.owner == shared.me,
-                Ok(_) | Err(_) => true,
-            });
-    let names = may_be_mine.filter_map(|(key, _, _)| Keys::name_in(&parent, key));
-    names.map(|name| keys.told(&name)).collect()
+    let (mut names, mut mine) = (Vec::new(), Owned::new());
+    for (key, bytes, _) in owned {
+        let Some(name) = Keys::name_in(&parent, key) else {
+            continue;
+        };
+        if let Ok(Value::Session(ownership)) = codec::decode(&kind, key, bytes) {
+            if ownership.owner != shared.me {
+                continue;
+            }
+            if ownership.state == OwnedState::Owned {
+                mine.insert(name.clone(), ownership.generation);
+            }
+        }
+        names.push(keys.told(&name));
+    }
+    (names, mine)
 }
 
-/// The keys of what cannot be read, and why.
-type Unreadable = Vec<(Vec<u8>, String)>;
+/// What is known of a session since it was claimed or read, whatever stands there by now.
+fn remembered(shared: &Shared, session: &str, generation: u64) -> Option<SessionRecord> {
+    let record = shared.mine(&session.parse().ok()?)?.told.record;
+    (record.generation.get() == generation).then_some(record)
+}
+
+fn tell_untold(shared: &Shared, slot: &Slot, why: Option<&str>) {
+    let key = shared.store.keys.told(&slot.session);
+    let key = String::from_utf8_lossy(&key);
+    let Slot {
+        session,
+        generation,
+    } = slot;
+    match why {
+        Some(why) => tracing::error!(
+            %session, generation, why,
+            "this node owns a session whose record cannot be read: whatever runs of it here is ended, \
+             and everything else is served. {key} stays as it is: see `etcdctl get {key}`; PUT the \
+             session anew, or `etcdctl del {key}`"
+        ),
+        None => tracing::error!(
+            %session, generation,
+            "this node owns a session of which {key} in etcd tells nothing of this node's: whatever \
+             runs of it here is ended, and everything else is served. PUT the session anew"
+        ),
+    }
+}
+
+/// The sessions whose records cannot be read, and why.
+type Unreadable = BTreeMap<String, String>;
 
 fn take_mine(
     shared: &Shared,
     entries: Vec<Entry>,
     since: Since,
 ) -> (Vec<SessionRecord>, Unreadable) {
-    let (mut records, mut unreadable) = (Vec::new(), Vec::new());
+    let parent = shared.store.keys.all_told();
+    let (mut records, mut unreadable) = (Vec::new(), Unreadable::new());
     for (key, bytes, revision) in entries {
         let told = match told_of(shared, &key, &bytes) {
             Ok(told) if told.node == *shared.me => told,
             Ok(_) => continue,
             Err(why) => {
-                unreadable.push((key, why));
+                unreadable.extend(Keys::name_in(&parent, &key).map(|name| (name, why)));
                 continue;
             }
         };
@@ -184,29 +245,12 @@ fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<Told, String> {
     };
     let key = String::from_utf8_lossy(key).into_owned();
     let unreadable = format!(
-        "the record at {key} in etcd cannot be read, and its session is left out: {why}. PUT the \
-         session anew, or delete the key: who owns it stands elsewhere"
+        "the record at {key} in etcd cannot be read, and its session is left out: {why}. See it by \
+         `etcdctl get {key}`; PUT the session anew, or `etcdctl del {key}`: who owns it stands \
+         elsewhere"
     );
     if shared.is_news(&key) {
         tracing::error!("{unreadable}");
     }
     Err(unreadable)
-}
-
-/// What runs here and cannot be known must not be taken for what does not run.
-async fn refuse_mine(
-    shared: &Shared,
-    parent: &[u8],
-    key: &[u8],
-    unreadable: &str,
-) -> Result<(), RegistryError> {
-    let Some(id) = Keys::name_in(parent, key).and_then(|name| name.parse().ok()) else {
-        return Ok(());
-    };
-    let located = super::locate(shared, &id).await?;
-    let is_mine = located.is_some_and(|owner| owner.node == *shared.me && !owner.released);
-    match is_mine {
-        true => Err(unavailable(unreadable)),
-        false => Ok(()),
-    }
 }

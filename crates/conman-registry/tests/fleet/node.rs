@@ -126,9 +126,10 @@ impl Node {
     }
 
     pub(crate) async fn next_condemned(&self) -> (SessionId, Generation) {
-        match self.registry.orders().next().await {
-            Order::Condemned { id, generation, .. } => (id, generation),
-            ended => panic!("{ended:?}"),
+        let orders = self.registry.orders();
+        match tokio::time::timeout(PATIENCE, orders.next()).await {
+            Ok(Order::Condemned { id, generation, .. }) => (id, generation),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -406,11 +406,84 @@ async fn a_record_that_cannot_be_read_is_left_out_and_named_and_stands_before_no
             "{unreadable:?}"
         );
     }
-    // None of them is b's, and a has to know first whether that one runs.
+    // None of them is b's; and a knows what it has claimed.
     assert_eq!(b.registry.list().await.expect("listed"), []);
-    let refused = a.registry.list().await.expect_err("its own is unreadable");
+    let listed = a.registry.list().await.expect("listed");
+    let listed: Vec<_> = listed.into_iter().map(|record| record.id).collect();
+    assert_eq!(listed, ["s-1", "s-2", "s-3"].map(id));
+}
+
+#[tokio::test]
+async fn what_no_record_tells_of_is_ended_by_itself_and_is_nobody_elses_before() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let mut generations = Vec::new();
+    for name in ["gone", "good", "odd", "theirs"] {
+        generations.push(a.claim(name).await.expect("free"));
+    }
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    let key = |name: &str| format!("/conman/session/{name}");
+    let value = |name: &str| {
+        let value = etcd.ctl(&["get", "--print-value-only", &key(name)]);
+        value.expect("read").trim().to_owned()
+    };
+    etcd.ctl(&["put", &key("odd"), "garbage"]).expect("written");
+    etcd.ctl(&["del", &key("gone")]).expect("deleted");
+    let theirs = value("theirs").replace(r#""node":"a""#, r#""node":"b""#);
+    etcd.ctl(&["put", &key("theirs"), &theirs])
+        .expect("written");
+
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let slots = ["gone", "good", "odd", "theirs"]
+        .into_iter()
+        .zip(&generations);
+    let slots = slots.map(|(name, generation)| running(name, generation.get()));
+    let a = Node::in_dir(dir, slots.collect(), |dir| {
+        options(&etcd.url(), "a", patient(), dir)
+    });
+    a.live().await;
+    assert!(a.fence.killed().is_empty(), "nothing was asked for yet");
+    let listed = a.registry.list().await.expect("the rest can be read");
+    let listed: Vec<_> = listed.into_iter().map(|record| record.id).collect();
+    assert_eq!(listed, [id("good")]);
+    for (name, generation) in [("gone", 0), ("odd", 2), ("theirs", 3)] {
+        let generation = generations[generation];
+        assert_eq!(a.next_condemned().await, (id(name), generation));
+        until("the fence kills it", async || {
+            a.fence.killed().contains(&slot(name, generation.get()))
+        })
+        .await;
+        // Something of it may run.
+        let refused = b.claim(name).await.expect_err("it is a's");
+        assert!(
+            matches!(&refused, RegistryError::Elsewhere { node, .. } if node == "a"),
+            "{refused}"
+        );
+    }
+    let unread = a.registry.get(&id("odd")).await.expect_err("it is garbage");
     assert!(
-        refused.to_string().contains("/conman/session/s-2"),
-        "{refused}"
+        matches!(&unread, RegistryError::Unreadable { reason } if reason.contains(&key("odd"))),
+        "{unread}"
     );
+
+    // Nothing of them is left. There is no record of this node's to write that down in.
+    for (name, generation) in [("gone", 0), ("odd", 2), ("theirs", 3)] {
+        let over = a.release(name, generations[generation]).await;
+        let over = over.expect_err("nothing is recorded");
+        assert!(matches!(over, RegistryError::Superseded { .. }), "{over}");
+        until("it is released", async || {
+            let sighting = b.registry.locate(&id(name), true).await;
+            let located = sighting.expect("located").located;
+            located.is_some_and(|located| located.released)
+        })
+        .await;
+    }
+    assert_eq!(value("odd"), "garbage", "it stays as it was");
+    assert_eq!(value("theirs"), theirs);
+    assert_eq!(value("gone"), "");
+    let next = b.claim("odd").await.expect("free");
+    assert!(next > generations[2]);
+    let good = slot("good", generations[1].get());
+    assert!(a.fence.thawed().contains(&good) && !a.fence.killed().contains(&good));
 }

@@ -1,8 +1,9 @@
 //! What is wrong from the beginning ends in a message that says what to do, never in two containers.
 
 use std::fs;
+use std::sync::Arc;
 
-use conman_cluster::Cluster;
+use conman_cluster::{Authority, Cluster};
 use conman_e2e::{eventually, eventually_some};
 use serde_json::json;
 
@@ -98,18 +99,51 @@ async fn a_newer_registry_is_refused_with_its_format() {
 }
 
 #[tokio::test]
-async fn a_node_that_fails_at_each_start_stays_away_and_another_serves_its_sessions() {
+async fn a_record_that_cannot_be_read_ends_its_own_session_and_no_other() {
     let builder = Cluster::builder().nodes(2).members(1).short();
     let Some(mut fleet) = Fleet::shared(builder).await else {
         return;
     };
     let generation = fleet.ensure_on(0, "w").await.generation.get();
     fleet.goes_on("w", generation).await;
+    let other = fleet.ensure_on(0, "v").await.generation.get();
+    fleet.goes_on("v", other).await;
     fleet.node(0).kill_daemon().expect("killed");
-    // "/conman/session/w" and {, in base64: what it finds out once it has joined.
-    let damaged = json!({"key": "L2Nvbm1hbi9zZXNzaW9uL3c=", "value": "ew=="});
     let member = &fleet.cluster.members()[0];
-    member.post("/v3/kv/put", &damaged).await.expect("written");
+    member.set_value("/conman/session/w", "{").expect("written");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    fleet.goes_on("v", other).await;
+    let log = fleet.node(0).log();
+    for word in [
+        "etcdctl get /conman/session/w",
+        "etcdctl del /conman/session/w",
+    ] {
+        assert!(log.contains(word), "{log}");
+    }
+    // What ran of it is proven dead before anybody may have it again.
+    let next = fleet.ensure_after(1, "w", generation).await;
+    fleet.goes_on("w", next.generation.get()).await;
+    fleet.goes_on("v", other).await;
+    assert_eq!(fleet.lives("v").len(), 1);
+    fleet.judge();
+}
+
+#[tokio::test]
+async fn a_node_that_fails_at_each_start_stays_away_and_another_serves_its_sessions() {
+    // Without a secret of the nodes' own, connect tokens are made by a key in etcd.
+    let ours = Arc::new(Authority::new("ours").expect("an authority"));
+    let builder = Cluster::builder().nodes(2).members(1).short();
+    let Some(mut fleet) = Fleet::shared(builder.certified(&ours)).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
+    fleet.goes_on("w", generation).await;
+    fleet.node(0).kill_daemon().expect("killed");
+    // What it finds out once it has joined.
+    let (member, key) = (&fleet.cluster.members()[0], "/conman/shared-key");
+    let good = member.value(key).expect("read");
+    member.set_value(key, "{").expect("written");
     // As if that had been so before.
     let count = fleet.cluster.layout().state_dir("n1").join("failed-starts");
     fs::write(&count, "2").expect("written");
@@ -130,6 +164,8 @@ async fn a_node_that_fails_at_each_start_stays_away_and_another_serves_its_sessi
     let next = next.generation.get();
     fleet.goes_on("w", next).await;
     assert_eq!(fleet.node(0).ended().expect("looked"), None, "it waits");
+    let member = &fleet.cluster.members()[0];
+    member.set_value(key, good.trim()).expect("written");
     fs::remove_file(&count).expect("it has counted");
     fleet.all_ready().await;
     fleet.goes_on("w", next).await;

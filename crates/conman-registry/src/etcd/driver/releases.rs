@@ -125,6 +125,11 @@ impl Releases {
         } = looked;
         let mine = match found {
             Ok(mine) => mine,
+            // It stays as it is: that the session is released stands elsewhere.
+            Err(ReadError::Value(error)) => {
+                tracing::warn!(%error, "how a session ended is not recorded");
+                None
+            }
             Err(error) => {
                 let _ = reply.send(Err(notes::unavailable(&error.to_string())));
                 return Vec::new();
