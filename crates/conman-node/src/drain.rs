@@ -12,11 +12,14 @@
 //!
 //! A file in the state directory says that the node is draining, so that a daemon that is
 //! restarted in the middle goes on with it; another one says whom it has told to go. A disk that is
-//! full is a reason to drain: what cannot be written down goes on all the same, and is tried again.
+//! full, or does not answer, is a reason to drain: what cannot be written down goes on all the same,
+//! and is tried again.
+
+mod order;
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,23 +32,17 @@ use conman_proto::{
 };
 use conman_runtime::ContainerKey;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+pub use self::order::MAX_PARALLEL;
+use self::order::{Order, OrderFile};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
 use crate::told::{Told, Word};
-
-/// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
-/// to hold up all others, few enough for the other nodes to start them as fast.
-const PARALLEL: u32 = 8;
-
-/// Most that may be asked for.
-pub const MAX_PARALLEL: u32 = 256;
 
 /// Between two looks at whether what is left has ended: sessions that are stuck end by themselves,
 /// if they do.
@@ -64,55 +61,14 @@ const MOVE_PATIENCE: Duration = Duration::from_secs(30);
 /// node that takes long, or none that takes any, holds up no stop until there are so many.
 const MAX_MOVING: usize = 256;
 
-/// Before SIGKILL where the operator names a signal, and neither they nor the session a time.
-const DEFAULT_GRACE_MS: u32 = 10_000;
-
 /// Unreleased sessions that a report names, and moved ones.
 const MAX_NAMED: usize = 1_000;
-
-const DEFAULT_REASON: &str = "the node is being drained";
-
-/// What is written down of a drain. What a newer conman adds is passed over.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Order {
-    reason: String,
-    started_at: Timestamp,
-    parallel: u32,
-    signal: Option<String>,
-    grace_ms: Option<u32>,
-}
-
-impl Order {
-    fn of(request: &DrainRequest) -> Self {
-        let reason = request.reason.clone().filter(|reason| !reason.is_empty());
-        Self {
-            reason: reason.unwrap_or_else(|| DEFAULT_REASON.to_owned()),
-            started_at: Timestamp::now(),
-            parallel: request.parallel.unwrap_or(PARALLEL).clamp(1, MAX_PARALLEL),
-            signal: request.signal.clone(),
-            grace_ms: request.grace_ms,
-        }
-    }
-
-    /// What is sent first to a session's program, and how long before it is killed; without time
-    /// nothing is sent.
-    fn warning(&self, handle: &SessionHandle) -> (Option<String>, u32) {
-        let own = handle.spec.preempt_grace_ms;
-        let grace_ms = match (self.grace_ms, &self.signal) {
-            (Some(grace_ms), _) => grace_ms,
-            (None, Some(_)) if own == 0 => DEFAULT_GRACE_MS,
-            (None, _) => own,
-        };
-        let signal = self.signal.clone().or(handle.spec.preempt_signal.clone());
-        (signal.filter(|_| grace_ms > 0), grace_ms)
-    }
-}
 
 /// The node's drain, if it has one.
 #[derive(Debug)]
 pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
-    file: PathBuf,
+    file: OrderFile,
     pub(crate) told: Told,
     /// Locked while the file and `current` are changed together, which only this does.
     changing: tokio::sync::Mutex<()>,
@@ -133,7 +89,7 @@ impl Drain {
     pub(crate) fn new(state_dir: &Path) -> Self {
         Self {
             current: Mutex::default(),
-            file: state_dir.join("drain.json"),
+            file: OrderFile::new(state_dir.join("drain.json")),
             told: Told::new(state_dir),
             changing: tokio::sync::Mutex::default(),
         }
@@ -154,19 +110,8 @@ impl Drain {
 
 /// Goes on with the drain of an earlier daemon, if there was one.
 pub(crate) async fn resume(context: &Arc<Context>) {
-    let file = context.drain.file.clone();
-    let read = tokio::task::spawn_blocking(move || std::fs::read(file)).await;
-    let order = match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-            tracing::warn!(%error, "what is written of a drain cannot be read; it goes on as usual");
-            Order::of(&DrainRequest::default())
-        }),
-        Err(error) if error.kind() == ErrorKind::NotFound => return,
-        Err(error) => {
-            // Rather full by mistake than admitting on a machine that is about to be taken away.
-            tracing::warn!(%error, "cannot read whether the node is being drained; it is");
-            Order::of(&DrainRequest::default())
-        }
+    let Some(order) = context.drain.file.read().await else {
+        return;
     };
     tracing::info!(reason = order.reason, "the node is still being drained");
     begin(context, order, None);
@@ -195,24 +140,15 @@ pub(crate) async fn drain(
         .live()
         .iter()
         .any(|one| one.leaving.is_told());
-    if nobody_obeys {
-        let cleared = on_disk(move || told.clear()).await;
-        if let Err(error) = cleared {
-            tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
-        }
+    if nobody_obeys && let Err(error) = briefly(move || told.clear()).await {
+        tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
     }
-    let written = write_order(context, &order).await;
+    let written = context.drain.file.write(&order).await;
     let ended = begin(context, order.clone(), written.as_ref().err());
     if written.is_err() {
         tokio::spawn(write_later(Arc::clone(context), order, ended));
     }
     report(context).ok_or(DrainError::NotDraining)
-}
-
-async fn write_order(context: &Context, order: &Order) -> io::Result<()> {
-    let bytes = serde_json::to_vec(order)?;
-    let file = context.drain.file.clone();
-    on_disk(move || replace(&file, &bytes)).await
 }
 
 /// Tries until it is written down, or the drain is taken back.
@@ -229,7 +165,7 @@ async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Rece
         if ended.has_changed().is_err() {
             return;
         }
-        match write_order(&context, &order).await {
+        match context.drain.file.write(&order).await {
             Ok(()) => {
                 tracing::info!("the drain is written down by now: it outlives this daemon");
                 return;
@@ -243,13 +179,9 @@ async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Rece
 /// admitted.
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
-    let file = context.drain.file.clone();
-    let removed = on_disk(move || match std::fs::remove_file(&file) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other.and_then(|()| sync_parent(&file)),
-    });
-    removed.await.map_err(|source| DrainError::NotWritten {
-        path: context.drain.file.clone(),
+    let removed = context.drain.file.remove().await;
+    removed.map_err(|source| DrainError::NotWritten {
+        path: context.drain.file.path().to_owned(),
         source: Arc::new(source),
     })?;
     if context.drain.lock().take().is_some() {
@@ -280,30 +212,11 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
     })
 }
 
-async fn on_disk(change: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    let changed = tokio::task::spawn_blocking(change).await;
-    changed.unwrap_or_else(|error| Err(io::Error::other(error)))
-}
-
-/// The old file or the new one is there, whatever happens in between.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let written = std::fs::File::create(&new).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
-        // On a full disk, a block for somebody else.
-        let _ = std::fs::remove_file(&new);
-        return Err(error);
-    }
-    sync_parent(path)
-}
-
-fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => std::fs::File::open(parent)?.sync_all(),
-        None => Ok(()),
+/// A change that nothing depends on: what the disk holds up may still be made.
+async fn briefly(change: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    match timeout(NOTE_PATIENCE, tokio::task::spawn_blocking(change)).await {
+        Ok(changed) => changed.unwrap_or_else(|error| Err(io::Error::other(error))),
+        Err(_) => Err(ErrorKind::TimedOut.into()),
     }
 }
 
@@ -319,7 +232,7 @@ fn begin(
         let why = format!(
             "a daemon that is restarted would not go on with it: {} cannot be written, which is \
              tried again: {error}",
-            context.drain.file.display()
+            context.drain.file.path().display()
         );
         tracing::warn!("the node is drained, but {why}");
         message = format!("{message}; {why}");
@@ -489,13 +402,8 @@ async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
         generation,
     };
     let told = context.drain.told.clone();
-    let noting = tokio::task::spawn_blocking(move || told.note(&key, word));
-    // What a disk holds up may still be written down: too much, at worst.
-    let noted = match timeout(NOTE_PATIENCE, noting).await {
-        Ok(noted) => noted.unwrap_or_else(|error| Err(io::Error::other(error))),
-        Err(_) => Err(ErrorKind::TimedOut.into()),
-    };
-    if let Err(error) = noted {
+    // Too much is written down, at worst.
+    if let Err(error) = briefly(move || told.note(&key, word)).await {
         tracing::warn!(
             session = %handle.id,
             %error,

@@ -2,6 +2,7 @@
 
 mod stage;
 
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use conman_proto::{
 };
 use conman_registry::RecordState;
 use futures_util::FutureExt as _;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
 use tokio::sync::Semaphore;
 
@@ -452,4 +454,37 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     let daemon = stage.boot();
     let report = daemon.node.drain_report().expect("it goes on");
     assert_eq!(report.reason, "new kernel");
+}
+
+#[test]
+fn a_disk_that_does_not_answer_holds_up_no_drain() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    daemon.start("alice", &idle());
+    // Whoever opens it for writing waits for a reader, for as long as it takes.
+    let obstacle = stage.state.path().join("drain.new");
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, &obstacle, FileType::Fifo, mode, 0).expect("made");
+    daemon
+        .run(daemon.node.drain(&request()))
+        .expect("it begins");
+    assert_eq!(await_drained(&daemon).released, 1);
+    let refused = daemon.run(daemon.node.undrain());
+    let refused = refused.expect_err("what is under way may be written yet");
+    assert!(format!("{refused:?}").contains("TimedOut"), "{refused:?}");
+
+    // It does answer: what was held up ends, and the next ones are made.
+    let read = std::fs::File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(&obstacle)
+        .expect("opened");
+    eventually("the drain to be taken back", || {
+        daemon.run(daemon.node.undrain()).ok()
+    });
+    drop(read);
+    daemon.start("alice", &idle());
+    daemon.vanish();
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.drain_report(), None);
 }
