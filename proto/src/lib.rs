@@ -38,8 +38,8 @@ pub use image::{
 pub use kept_exec::{ExecId, KeptExec, KeptExecList};
 pub use log_line::{LogLine, LogStream};
 pub use node::{
-    HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeStanding, NodeState,
-    PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
+    HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
+    NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
 };
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};

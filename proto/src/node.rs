@@ -31,6 +31,9 @@ pub struct Node {
     pub runtime: RuntimeKind,
     /// Why the runtime cannot start sessions at present; null when it can.
     pub runtime_error: Option<String>,
+    /// All its runtimes, that one included; empty where it has not told them.
+    #[serde(default)]
+    pub runtimes: Vec<NodeRuntime>,
     pub sessions_running: u64,
     pub sessions_starting: u64,
     pub sessions_stuck: u64,
@@ -44,6 +47,14 @@ pub struct Node {
     /// How the other nodes see it: null for a node that is alone.
     #[serde(default)]
     pub fleet: Option<NodeInFleet>,
+}
+
+/// A runtime of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeRuntime {
+    pub runtime: RuntimeKind,
+    /// Why it cannot start sessions at present; null when it can.
+    pub error: Option<String>,
 }
 
 /// A node as a node of its fleet sees it.

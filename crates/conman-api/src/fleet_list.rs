@@ -148,6 +148,7 @@ fn unknown(name: &str) -> conman_proto::Node {
         state: NodeState::Recovering,
         runtime: RuntimeKind::Native,
         runtime_error: None,
+        runtimes: Vec::new(),
         sessions_running: 0,
         sessions_starting: 0,
         sessions_stuck: 0,

@@ -18,7 +18,7 @@
 //!
 //! It decides nothing about ownership: whoever is chosen still has to claim.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use conman_proto::{RuntimeKind, SessionId};
@@ -47,10 +47,12 @@ pub struct NodeView {
     /// Names of its templates.
     pub templates: Vec<String>,
     pub max_sessions: u32,
-    /// The runtime of what names none, where it has told that: of its others it tells nothing.
+    /// The runtime of what names none, where it has told that.
     pub runtime: Option<RuntimeKind>,
-    /// Whether that one could not start sessions when it was last asked, some seconds ago at most.
-    pub runtime_ails: bool,
+    /// All that it has, where it has told that: an earlier version tells of the one above alone.
+    pub runtimes: Option<BTreeSet<RuntimeKind>>,
+    /// Those that could not start sessions when they were last asked, some seconds ago at most.
+    pub ailing: BTreeSet<RuntimeKind>,
     pub load: NodeBusy,
 }
 
@@ -119,11 +121,13 @@ impl Default for PlacementLimits {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// Names of nodes, the best first. Those that only press for processor time are here when
-    /// nothing else is, and those with an ailing runtime, which may be well again, when not even
-    /// such are.
+    /// nothing else is, those with an ailing runtime, which may be well again, when not even such
+    /// are, and those without the runtime last of all: by its own template a node may need another.
     pub candidates: Vec<String>,
     /// The rest of those, for what no candidate has, for example its image.
     pub second: Vec<String>,
+    /// Whether the runtime that is asked for may be had of a node that is neither.
+    pub runtime_elsewhere: bool,
     /// In the order of the nodes.
     pub refused: Vec<Refused>,
 }
@@ -166,6 +170,10 @@ pub enum Unfit {
     },
     Runtime {
         runtime: RuntimeKind,
+    },
+    NoRuntime {
+        runtime: RuntimeKind,
+        has: Vec<RuntimeKind>,
     },
 }
 
@@ -212,6 +220,14 @@ impl fmt::Display for Unfit {
                     "has a runtime, {runtime}, that did not answer as it should"
                 )
             }
+            Self::NoRuntime { runtime, has } => {
+                let has: Vec<String> = has.iter().map(ToString::to_string).collect();
+                write!(
+                    formatter,
+                    "has no {runtime} runtime, only {}",
+                    has.join(" and ")
+                )
+            }
         }
     }
 }
@@ -227,6 +243,7 @@ pub fn place(
 ) -> Placement {
     let mut refused = Vec::new();
     let (mut fit, mut pressed, mut ailing) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut lacking, mut runtime_elsewhere) = (Vec::new(), false);
     for node in nodes {
         match unfit(node, node.name == me, &demand, limits) {
             None => fit.push(node),
@@ -234,19 +251,25 @@ pub fn place(
                 match why {
                     Unfit::Pressure { .. } => pressed.push(node),
                     Unfit::Runtime { .. } => ailing.push(node),
-                    _ => {}
+                    Unfit::NoRuntime { .. } => lacking.push(node),
+                    _ => {
+                        let may_have =
+                            demand.runtime.is_some() && lacks_runtime(node, &demand).is_none();
+                        runtime_elsewhere |= may_have;
+                    }
                 }
                 let node = node.name.clone();
                 refused.push(Refused { node, why });
             }
         }
     }
-    let choices = [fit, pressed, ailing].into_iter();
+    let choices = [fit, pressed, ailing, lacking].into_iter();
     let choices = choices.filter(|nodes| !nodes.is_empty());
     let mut choices = choices.map(|nodes| in_order(me, nodes, demand.session));
     Placement {
         candidates: choices.next().unwrap_or_default(),
         second: choices.flatten().collect(),
+        runtime_elsewhere,
         refused,
     }
 }
@@ -302,12 +325,24 @@ fn unfit(
         let available_bytes = load.memory_available_bytes;
         return Some(Unfit::Memory { available_bytes });
     }
-    let ailing = node.runtime.filter(|_| node.runtime_ails);
-    if let Some(runtime) = ailing.filter(|ailing| demand.runtime.is_none_or(|it| it == *ailing)) {
+    if let Some(lacks) = lacks_runtime(node, demand) {
+        return Some(lacks);
+    }
+    let needed = demand.runtime.or(node.runtime);
+    if let Some(runtime) = needed.filter(|needed| node.ailing.contains(needed)) {
         return Some(Unfit::Runtime { runtime });
     }
     let percent = load.cpu_pressure_percent;
     (percent >= limits.max_cpu_pressure_percent).then_some(Unfit::Pressure { percent })
+}
+
+/// That a node has not the runtime that is asked for, as it has told.
+fn lacks_runtime(node: &NodeView, demand: &Demand<'_>) -> Option<Unfit> {
+    let (runtime, has) = (demand.runtime?, node.runtimes.as_ref()?);
+    (!has.contains(&runtime)).then(|| Unfit::NoRuntime {
+        runtime,
+        has: has.iter().copied().collect(),
+    })
 }
 
 fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String> {

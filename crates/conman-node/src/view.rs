@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use conman_proto::{NodeState, Session, SessionState};
+use conman_proto::{NodeRuntime, NodeState, Session, SessionState};
 use conman_registry::{Ending, Phases, RecordState, SessionRecord};
 use jiff::Timestamp;
 
@@ -135,6 +135,14 @@ pub(crate) fn node(
         },
         runtime,
         runtime_error: health.error(runtime),
+        runtimes: context
+            .runtimes
+            .keys()
+            .map(|runtime| NodeRuntime {
+                runtime: *runtime,
+                error: health.error(*runtime),
+            })
+            .collect(),
         sessions_running: count(SessionState::Running),
         sessions_starting: count(SessionState::Starting),
         sessions_stuck: count(SessionState::Stuck),

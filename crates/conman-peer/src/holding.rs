@@ -118,6 +118,7 @@ mod tests {
             state,
             runtime: RuntimeKind::Native,
             runtime_error: None,
+            runtimes: Vec::new(),
             sessions_running: 0,
             sessions_starting: 0,
             sessions_stuck: 0,

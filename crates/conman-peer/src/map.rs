@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -321,7 +321,8 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
         templates: told.templates,
         max_sessions: told.max_sessions,
         runtime: view.map(|view| view.runtime),
-        runtime_ails: view.is_some_and(|view| view.runtime_error.is_some()),
+        runtimes: view.and_then(runtimes),
+        ailing: view.map(ailing).unwrap_or_default(),
         load: NodeBusy {
             sessions: told.load.sessions,
             starting: told.load.starting,
@@ -330,6 +331,18 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
             memory_total_bytes: told.load.memory_total_bytes,
         },
     }
+}
+
+/// All that a node has, where it tells them.
+fn runtimes(view: &conman_proto::Node) -> Option<BTreeSet<RuntimeKind>> {
+    let told = view.runtimes.iter().map(|told| told.runtime);
+    Some(told.collect()).filter(|told: &BTreeSet<_>| !told.is_empty())
+}
+
+fn ailing(view: &conman_proto::Node) -> BTreeSet<RuntimeKind> {
+    let ailing = view.runtimes.iter().filter(|told| told.error.is_some());
+    let default = view.runtime_error.as_ref().map(|_| view.runtime);
+    ailing.map(|told| told.runtime).chain(default).collect()
 }
 
 fn way_to(name: &str, peer: Option<&Peer>) -> Node {

@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_core::no_template;
+use conman_core::placement::{Placement, Unfit};
 use conman_node::StopError;
 use conman_peer::{Node, Waiting, Whereabouts};
 use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
@@ -17,7 +18,7 @@ use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 use tokio::time::Instant;
 
-use super::another::{Hope, lacks_image, wants_another};
+use super::another::{Hope, lacks, wants_another};
 use super::send::{About, Parcel, Unsent};
 use super::{BodyLimit, Hop, X_CONMAN_TURNED, unanswered, unreachable, wish};
 use crate::node_errors::chain;
@@ -35,7 +36,7 @@ const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Nodes that are asked to start one session, beside those that lack its image.
+/// Nodes that are asked to start one session, beside those that lack its image or runtime.
 const MAX_CANDIDATES: usize = 4;
 
 /// A request for a session that has no life on this node, or that shall have one somewhere.
@@ -426,7 +427,7 @@ impl Visit {
         let first = placement.candidates.len();
         let nodes = placement.candidates.iter().chain(&placement.second);
         for (number, name) in nodes.enumerate() {
-            // Those of second choice are for want of the image alone.
+            // Those of second choice are for want of the image or the runtime alone.
             if number >= first && last.as_ref().is_some_and(|(hope, _)| *hope > Hope::Image) {
                 break;
             }
@@ -439,18 +440,18 @@ impl Visit {
             let (step, hope) = match step {
                 Step::Moved => return Ok(Step::Moved),
                 Step::Answer(response) => {
-                    let (response, lacks_image) = lacks_image(response).await?;
-                    match lacks_image {
-                        true => (Step::Answer(response), Hope::Image),
-                        false if wants_another(&response) => (Step::Answer(response), Hope::Room),
-                        false => return Ok(Step::Answer(response)),
+                    let (response, lacks) = lacks(response).await?;
+                    match lacks {
+                        Some(hope) => (Step::Answer(response), hope),
+                        None if wants_another(&response) => (Step::Answer(response), Hope::Room),
+                        None => return Ok(Step::Answer(response)),
                     }
                 }
                 step @ Step::Refused(_) => (step, Hope::Repair),
                 step => (step, Hope::Room),
             };
             tracing::debug!(session = %self.id, node = name, "did not start it");
-            // One that only lacks the image says so at once.
+            // One that only lacks these says so at once.
             asked += usize::from(hope > Hope::Image);
             if last.as_ref().is_none_or(|(former, _)| hope >= *former) {
                 last = Some((hope, step));
@@ -459,25 +460,28 @@ impl Visit {
                 break;
             }
         }
-        if let Some((_, step)) = last {
-            return Ok(step);
+        match last {
+            // It may be started once a node that has the runtime takes sessions.
+            Some((Hope::Runtime, _)) if placement.runtime_elsewhere => {}
+            Some((Hope::Runtime, step)) => return without_runtime(step, &placement),
+            Some((_, step)) => return Ok(step),
+            None => self.require_template(wish.template.as_deref())?,
         }
-        self.require_template(wish.template.as_deref())?;
-        let reasons: Vec<String> = placement
-            .refused
-            .iter()
-            .map(|refused| format!("node `{}` {}", refused.node, refused.why))
-            .collect();
-        Err(Kind::NO_NODE.because(format!(
+        Err(self.no_node(&placement))
+    }
+
+    fn no_node(&self, placement: &Placement) -> ApiError {
+        let reasons = reasons(placement, |_| true);
+        Kind::NO_NODE.because(format!(
             "no node takes session `{}`: {}. Wait, add a node, or undrain one; `conman nodes` \
              shows them",
             self.id,
             if reasons.is_empty() {
-                "none is known".to_owned()
+                "none is known"
             } else {
-                reasons.join("; ")
+                &reasons
             }
-        )))
+        ))
     }
 
     /// Refuses a template that no node has, dead ones included: no wait brings it.
@@ -517,6 +521,27 @@ fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError
         Err(Unsent::Unanswered(why)) => Err(unanswered(&why)),
         Err(Unsent::Broken(error)) => Err(error),
     }
+}
+
+/// Why nodes are not asked, or only for want of another.
+fn reasons(placement: &Placement, which: fn(&Unfit) -> bool) -> String {
+    let refused = placement.refused.iter();
+    let told = refused.filter(|refused| which(&refused.why));
+    let reasons: Vec<String> = told
+        .map(|refused| format!("node `{}` {}", refused.node, refused.why))
+        .collect();
+    reasons.join("; ")
+}
+
+/// What the last node has answered, or what all of them have told.
+fn without_runtime(step: Step, placement: &Placement) -> Result<Step, ApiError> {
+    let reasons = reasons(placement, |why| matches!(why, Unfit::NoRuntime { .. }));
+    if reasons.is_empty() {
+        return Ok(step);
+    }
+    Err(Kind::NO_SUCH_RUNTIME.because(format!(
+        "{reasons}. Use a template of another runtime, or name this one in a node's configuration"
+    )))
 }
 
 fn crowded(node: &Unreached) -> ApiError {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use conman_auth::Scope;
-use conman_proto::{EnsureResponse, Generation, Session, SessionState, StopReport};
+use conman_proto::{
+    EnsureResponse, Generation, NodeRuntime, RuntimeKind, Session, SessionState, StopReport,
+};
 use conman_registry::PeerStanding;
 use conman_runtime::{Fault, Operation};
 use futures_util::StreamExt as _;
@@ -272,6 +274,67 @@ async fn a_node_whose_runtime_does_not_answer_is_not_preferred_for_having_nothin
     ails("a", None);
     ails("b", None);
     assert_eq!(a.ensure("bob").await.session.node, "b");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_put_is_started_by_whichever_node_has_its_runtime() {
+    let world = World::new();
+    let native = RuntimeKind::Native;
+    let a = Node::join_naming(&world, "a", native).await;
+    let b = Node::join_naming(&world, "b", native).await;
+    // As an earlier version, which tells of its default runtime alone.
+    let tell = |name: &str, runtimes: &[NodeRuntime]| {
+        world.announced(name, |told| {
+            let view = told.view.as_mut().expect("it shows itself");
+            view.runtimes = runtimes.to_vec();
+        });
+    };
+    let process = NodeRuntime {
+        runtime: RuntimeKind::Process,
+        error: None,
+    };
+    assert_eq!(a.api.node.view().runtimes, std::slice::from_ref(&process));
+    for told in [&[][..], &[process]] {
+        tell("a", told);
+        tell("b", told);
+        let answer = a.put("alice").await;
+        let problem = answer.problem();
+        assert_eq!(
+            (problem.slug(), problem.status),
+            ("no-such-runtime", 422),
+            "{problem:?}"
+        );
+        assert!(problem.detail.contains("native"), "{}", problem.detail);
+    }
+    let detail = a.put("alice").await.problem().detail;
+    for node in ["a", "b"] {
+        let has = format!("node `{node}` has no native runtime, only process");
+        assert!(detail.contains(&has), "{detail}");
+    }
+    let c = Node::join(&world, "c").await;
+    world.announced("c", |told| {
+        let view = told.view.as_mut().expect("it shows itself");
+        view.runtimes[0].runtime = native;
+    });
+    // A node that is drained may be the one that has it.
+    world.announced("c", |c| c.draining = true);
+    let problem = a.put("alice").await.problem();
+    assert_eq!(problem.slug(), "no-node", "{problem:?}");
+    assert!(problem.retryable, "{problem:?}");
+    world.announced("c", |c| c.draining = false);
+    for (number, told) in [true, false].into_iter().enumerate() {
+        if !told {
+            for name in ["a", "b", "c"] {
+                tell(name, &[]);
+            }
+        }
+        for node in [&a, &b] {
+            let name = format!("{number}-{}", node.api.node.name());
+            let started = node.ensure(&format!("s{name}")).await.session;
+            assert_eq!(started.node, "c");
+        }
+    }
+    drop(c);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

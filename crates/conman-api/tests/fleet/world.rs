@@ -10,8 +10,9 @@ use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, PeerGuard};
 use conman_core::placement::PlacementLimits;
+use conman_node::NodeOptions;
 use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
-use conman_proto::{EnsureResponse, Generation, Session, SessionId};
+use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
 };
@@ -105,12 +106,32 @@ impl Node {
         Self::join_by(world, name, (secret, places), |registry| registry).await
     }
 
+    /// With a template that names a runtime, whether it has that or not.
+    pub(crate) async fn join_naming(world: &Arc<World>, name: &str, runtime: RuntimeKind) -> Self {
+        let secret = (&world.secret, 100);
+        let names = move |options: &mut NodeOptions| {
+            let idle = options.policy.templates.get_mut("idle");
+            idle.expect("it has the template").runtime = Some(runtime);
+        };
+        Self::join_as(world, name, secret, |registry| registry, names).await
+    }
+
     /// Reading the records in a way of its own.
     pub(crate) async fn join_by(
         world: &Arc<World>,
         name: &str,
+        secret: (&Arc<ClusterSecret>, usize),
+        reads: impl FnOnce(Arc<dyn Registry>) -> Arc<dyn Registry>,
+    ) -> Self {
+        Self::join_as(world, name, secret, reads, |_| {}).await
+    }
+
+    async fn join_as(
+        world: &Arc<World>,
+        name: &str,
         (secret, places): (&Arc<ClusterSecret>, usize),
         reads: impl FnOnce(Arc<dyn Registry>) -> Arc<dyn Registry>,
+        change: impl FnOnce(&mut NodeOptions),
     ) -> Self {
         let stage = Stage::new();
         let (registry, seen) = world.fleet.join(name);
@@ -128,6 +149,7 @@ impl Node {
             .boot_among(registry, Some(map), |options| {
                 options.name = name.to_owned();
                 options.standing = seen.standing();
+                change(options);
             })
             .await;
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -90,6 +90,20 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
                 printable(error)
             ));
         }
+        for other in &node.runtimes {
+            if let Some(error) = other
+                .error
+                .as_ref()
+                .filter(|_| other.runtime != node.runtime)
+            {
+                output.warning(&format!(
+                    "{} cannot start sessions of its {} runtime: {}",
+                    printable(&node.name),
+                    other.runtime,
+                    printable(error)
+                ));
+            }
+        }
     }
     Ok(Exit::Done)
 }

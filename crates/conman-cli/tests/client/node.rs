@@ -80,7 +80,13 @@ async fn nodes_of_a_fleet_are_listed_with_how_they_stand_and_what_they_have_to_d
 async fn nodes_are_listed_and_one_that_cannot_start_sessions_is_pointed_out() {
     let daemon = with_nodes(with(
         node(),
-        json!({ "runtime_error": "docker does not answer" }),
+        json!({
+            "runtime_error": "docker does not answer",
+            "runtimes": [
+                { "runtime": "docker", "error": "docker does not answer" },
+                { "runtime": "native", "error": "no user namespaces" },
+            ],
+        }),
     ));
     let outcome = daemon.run(&["nodes"]).await;
     assert_eq!(outcome.code, 0);
@@ -93,6 +99,9 @@ async fn nodes_are_listed_and_one_that_cannot_start_sessions_is_pointed_out() {
         outcome.stderr.contains("docker does not answer"),
         "{outcome:?}"
     );
+    let other = "sessions of its native runtime: no user namespaces";
+    assert!(outcome.stderr.contains(other), "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 2, "{outcome:?}");
     let json = daemon.run(&["nodes", "--json"]).await;
     assert_eq!(
         (

@@ -13,7 +13,8 @@ fn node(name: &str) -> NodeView {
         templates: vec!["python".to_owned()],
         max_sessions: 100,
         runtime: Some(RuntimeKind::Native),
-        runtime_ails: false,
+        runtimes: Some([RuntimeKind::Native, RuntimeKind::Docker].into()),
+        ailing: BTreeSet::new(),
         load: NodeBusy {
             sessions: 10,
             starting: 0,
@@ -64,7 +65,7 @@ fn every_reason_against_a_node_is_told_in_words() {
         change("bare", &|node| node.templates.clear()),
         change("tight", &|node| node.load.memory_available_bytes = 5 << 30),
         change("busy", &|node| node.load.cpu_pressure_percent = 95.0),
-        change("broken", &|node| node.runtime_ails = true),
+        change("broken", &|node| node.ailing = [RuntimeKind::Native].into()),
         change("good", &|_| {}),
     ];
     let placement = placed("other", &nodes, "alice");
@@ -96,7 +97,7 @@ fn every_reason_against_a_node_is_told_in_words() {
 #[test]
 fn a_node_whose_runtime_ails_is_asked_for_what_needs_that_one_when_no_other_is_left() {
     let mut broken = node("broken");
-    broken.runtime_ails = true;
+    broken.ailing = [RuntimeKind::Native].into();
     broken.load.sessions = 0;
     let mut pressed = node("pressed");
     pressed.load.cpu_pressure_percent = 95.0;
@@ -116,6 +117,54 @@ fn a_node_whose_runtime_ails_is_asked_for_what_needs_that_one_when_no_other_is_l
         assert_eq!(asked(&both[..1], runtime), ["broken"]);
     }
     assert_eq!(asked(&both, Some(RuntimeKind::Docker)), ["broken"]);
+}
+
+#[test]
+fn a_node_without_the_runtime_is_asked_only_when_no_other_is_left() {
+    let mut without = node("without");
+    without.runtimes = Some([RuntimeKind::Docker].into());
+    without.load.sessions = 0;
+    let mut full = node("full");
+    full.load.sessions = 100;
+    let mut older = node("older");
+    older.runtimes = None;
+    older.load.sessions = 50;
+    let mut ailing = node("ailing");
+    ailing.ailing = [RuntimeKind::Native].into();
+    let asked = |nodes: &[&NodeView], runtime| {
+        let demand = Demand {
+            session: &id("alice"),
+            template: None,
+            runtime,
+            labels: &BTreeMap::new(),
+            memory_bytes: 0,
+        };
+        let nodes: Vec<NodeView> = nodes.iter().map(|node| (*node).clone()).collect();
+        place("without", &nodes, demand, &PlacementLimits::default())
+    };
+    let native = Some(RuntimeKind::Native);
+    // Of one that does not tell it, it is not known.
+    let placement = asked(&[&without, &older], native);
+    assert_eq!(placement.candidates, ["older"]);
+    assert_eq!(placement.second, ["without"]);
+    let placement = asked(&[&without, &ailing, &full], native);
+    assert_eq!(placement.candidates, ["ailing"]);
+    // Whether a wait may bring it.
+    for (others, elsewhere) in [(&[&without, &full][..], true), (&[&without], false)] {
+        let placement = asked(others, native);
+        assert_eq!(placement.candidates, ["without"]);
+        assert_eq!(placement.runtime_elsewhere, elsewhere);
+        assert_eq!(
+            placement.refused[0].why.to_string(),
+            "has no native runtime, only docker"
+        );
+    }
+    full.runtimes = Some([RuntimeKind::Docker].into());
+    assert!(!asked(&[&without, &full], native).runtime_elsewhere);
+    for runtime in [None, Some(RuntimeKind::Docker)] {
+        let placement = asked(&[&without, &older], runtime);
+        assert_eq!(placement.candidates, ["without", "older"]);
+    }
 }
 
 #[test]
@@ -276,7 +325,7 @@ prop_compose! {
         runtime_ails in prop::bool::weighted(0.2),
     ) -> NodeView {
         NodeView {
-            runtime_ails,
+            ailing: runtime_ails.then_some(RuntimeKind::Native).into_iter().collect(),
             standing,
             draining,
             told_ago_ms,

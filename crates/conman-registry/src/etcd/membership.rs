@@ -667,6 +667,7 @@ mod tests {
             state: conman_proto::NodeState::Live,
             runtime: conman_proto::RuntimeKind::Native,
             runtime_error: None,
+            runtimes: Vec::new(),
             sessions_running: 0,
             sessions_starting: 0,
             sessions_stuck: 0,

@@ -42,8 +42,9 @@ const MAX_CANDIDATES: usize = 4;
 const MAX_READS: u32 = 8;
 /// What a node says whose clients take all the places of a session that is not ready.
 const TOO_MANY_WAITING: &str = "too-many-waiting";
-/// What a node says that lacks the session's image: another one may have it.
+/// What a node says that lacks what the session needs: another one may have it.
 const NO_SUCH_IMAGE: &str = "no-such-image";
+const NO_SUCH_RUNTIME: &str = "no-such-runtime";
 /// Between two tries, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -400,7 +401,7 @@ impl Seeker {
 
     /// Has some node start the session by its record.
     async fn start(&self, id: &SessionId, may_start: bool, was: &Was) -> Result<(), Refusal> {
-        let mut without_image = WithoutImage::default();
+        let mut lacking = Lacking::default();
         for times in 1.. {
             let record = match self.node.record(id).await {
                 Ok(Some(record)) => record,
@@ -414,9 +415,9 @@ impl Seeker {
             };
             let placement = self.map.place(id, &wish_of(&record.spec));
             let (mut trouble, mut refusals) = (None, Vec::new());
-            let mut candidates = without_image.others(&placement.candidates);
+            let mut candidates = lacking.others(&placement.candidates);
             if candidates.is_empty() {
-                candidates = without_image.others(&placement.second);
+                candidates = lacking.others(&placement.second);
             }
             for name in &candidates {
                 let said = if *name == self.map.me() {
@@ -427,8 +428,8 @@ impl Seeker {
                 };
                 match said {
                     Said::Ready | Said::Elsewhere => return Ok(()),
-                    Said::Problem(problem) if problem.slug() == NO_SUCH_IMAGE => {
-                        without_image.add(name, problem);
+                    Said::Problem(problem) if is_for_want_of_something(&problem) => {
+                        lacking.add(name, problem);
                     }
                     // Another node has no better chance.
                     Said::Problem(problem) if !problem.retryable => {
@@ -442,7 +443,11 @@ impl Seeker {
             if placement.candidates.is_empty() {
                 return Err(no_node(id, &placement.refused));
             }
-            if let Some(why) = without_image.all_of([&placement.candidates, &placement.second]) {
+            if let Some(why) = lacking.all_of([&placement.candidates, &placement.second]) {
+                // It may be started once a node that has the runtime takes sessions.
+                if placement.runtime_elsewhere && why.slug() == NO_SUCH_RUNTIME {
+                    return Err(no_node(id, &placement.refused));
+                }
                 return Err(Refusal::from(why));
             }
             if let Some(last) = refusals
@@ -678,17 +683,24 @@ impl Seeker {
     }
 }
 
-/// The nodes that a quest has found to lack its session's image.
+/// The nodes that a quest has found to lack its session's image, or its runtime.
 #[derive(Debug, Default)]
-struct WithoutImage {
+struct Lacking {
     nodes: BTreeSet<String>,
     why: Option<Problem>,
 }
 
-impl WithoutImage {
+impl Lacking {
     fn add(&mut self, node: &str, why: Problem) {
         self.nodes.insert(node.to_owned());
-        self.why = Some(why);
+        // That an image is missing is nearer to a start than that a runtime is.
+        let nearer = self
+            .why
+            .as_ref()
+            .is_some_and(|why| why.slug() == NO_SUCH_IMAGE);
+        if !nearer || why.slug() == NO_SUCH_IMAGE {
+            self.why = Some(why);
+        }
     }
 
     /// The first of the others.
@@ -698,7 +710,7 @@ impl WithoutImage {
         others.take(MAX_CANDIDATES).collect()
     }
 
-    /// What the last one said, where no other is left.
+    /// What the last one said that had the most of it, where no other is left.
     fn all_of(&mut self, nodes: [&[String]; 2]) -> Option<Problem> {
         let lack = nodes.iter().all(|nodes| self.others(nodes).is_empty());
         lack.then(|| self.why.take()).flatten()
@@ -739,6 +751,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn pause(times: u32) -> Duration {
     (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
+}
+
+fn is_for_want_of_something(problem: &Problem) -> bool {
+    [NO_SUCH_IMAGE, NO_SUCH_RUNTIME].contains(&problem.slug())
 }
 
 /// Whether another node was first.

@@ -21,7 +21,9 @@ use conman_proto::{
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
 use conman_registry::{Announcement, Fleet, Journal, ModelFleet, ModelNode};
-use conman_runtime::{Faults, ProcessOptions, ProcessRuntime};
+use conman_runtime::{
+    DockerOptions, DockerRuntime, Faults, ProcessOptions, ProcessRuntime, Runtime,
+};
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tempfile::TempDir;
@@ -90,19 +92,48 @@ impl Member {
         secret: &Arc<ClusterSecret>,
         retention: Retention,
     ) -> Self {
+        Self::join_with(fleet, name, secret, retention, true).await
+    }
+
+    /// Without the runtime that sessions are of here, and as an earlier version, which does not
+    /// tell that.
+    pub(super) async fn join_without_runtime(
+        fleet: &Arc<ModelFleet>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+    ) -> Self {
+        Self::join_with(fleet, name, secret, Retention::default(), false).await
+    }
+
+    async fn join_with(
+        fleet: &Arc<ModelFleet>,
+        name: &str,
+        secret: &Arc<ClusterSecret>,
+        retention: Retention,
+        has_runtime: bool,
+    ) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let mut random = [0; 4];
         getrandom::fill(&mut random).expect("random bytes");
         let instance = Instance::new(random);
         let (registry, seen) = fleet.join(name);
-        let runtime = runtime(&instance, &state);
-        let faults = runtime.faults().clone();
+        let process = runtime(&instance, &state);
+        let faults = process.faults().clone();
+        let runtimes: Vec<Arc<dyn Runtime>> = match has_runtime {
+            true => vec![process],
+            // Nobody listens there: of it, only its kind is of interest.
+            false => {
+                let socket = state.path().join("docker.sock");
+                let docker = DockerRuntime::connect(DockerOptions::new(socket, instance.clone()));
+                vec![Arc::new(docker.expect("the host has cgroups"))]
+            }
+        };
         let path = state.path().to_owned();
         let mut options = NodeOptions::new(name.to_owned(), instance.clone(), path, policy());
         options.standing = seen.standing();
         let journal = Journal::open(&state.path().join("journal"), name, 10_000);
         let journal = Arc::new(journal.expect("a journal"));
-        let node = Node::start(options, registry, journal, vec![runtime])
+        let node = Node::start(options, registry, journal, runtimes)
             .await
             .expect("the node starts");
         let credentials = Credentials {

@@ -132,3 +132,37 @@ async fn what_all_that_fit_lack_the_image_of_is_started_by_one_that_may_not_be_w
     assert!(is_served(&answer, &id), "{answer}");
     assert!(c.node.is_live(&id));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_node_lacks_the_runtime_of_is_started_by_another() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join_without_runtime(&fleet, "a", &secret).await;
+    let b = Member::join(&fleet, "b", &secret).await;
+    let ids = [id("alice"), id("bob"), id("carl")];
+    for id in &ids {
+        b.start(id).await;
+    }
+    gone(&fleet, &b).await;
+    // What has it may take sessions again.
+    let answer = a.fetch(&ids[0]).await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.contains("node `b` is draining"), "{answer}");
+    let tell = |name: &str| {
+        let view = a.node.view();
+        fleet.announced(name, |told| told.view = Some(view));
+    };
+    tell("b");
+    let answer = a.fetch(&ids[0]).await;
+    assert!(answer.starts_with("HTTP/1.1 422"), "{answer}");
+    assert!(answer.contains("no process runtime"), "{answer}");
+    let c = Member::join(&fleet, "c", &secret).await;
+    // Whichever of the two comes first for each of them, and where it is known which has it.
+    for id in &ids {
+        if *id == ids[2] {
+            tell("a");
+        }
+        let answer = a.fetch(id).await;
+        assert!(is_served(&answer, id), "{answer}");
+        assert!(c.node.is_live(id));
+    }
+}
