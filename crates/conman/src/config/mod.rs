@@ -11,7 +11,7 @@ mod reader;
 mod registry;
 mod templates;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,6 +33,8 @@ pub(crate) use registry::SharedRegistry;
 pub(crate) struct Config {
     /// `node.name`: the host's name when absent.
     pub(crate) name: String,
+    /// Whether the configuration names it.
+    pub(crate) name_is_given: bool,
     /// `node.state_dir`.
     pub(crate) state_dir: PathBuf,
     /// `node.runtime`.

@@ -14,7 +14,7 @@ fn mistakes(text: &str) -> String {
     }
 }
 
-fn accepted(text: &str) -> Config {
+pub(crate) fn accepted(text: &str) -> Config {
     parse(text, None).unwrap_or_else(|error| panic!("{error}"))
 }
 

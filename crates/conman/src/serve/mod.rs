@@ -17,6 +17,7 @@ mod gate;
 mod host_room;
 mod images;
 mod listeners;
+mod name;
 mod peers;
 mod renewal;
 mod restarter;
@@ -118,10 +119,14 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 fn start(
     arguments: &ServeArgs,
-    config: Config,
+    mut config: Config,
     tokens: Option<Arc<TokenFile>>,
     credentials: Credentials,
 ) -> Result<()> {
+    if config.shared.is_some() {
+        crate::state_dir::prepare(&config.state_dir)?;
+        name::keep(&mut config)?;
+    }
     // What this process was given is not for the shim, which outlives it.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;

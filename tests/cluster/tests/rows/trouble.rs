@@ -65,6 +65,22 @@ async fn two_nodes_with_one_name_are_told_apart_and_only_the_first_is_served() {
     let text = fs::read_to_string(&config).expect("readable");
     let text = text.replace("name = \"n2\"", "name = \"n1\"");
     fs::write(&config, text).expect("written");
+    // What has a name keeps it, since all that it runs is recorded so.
+    fleet.node(1).start().expect("started");
+    eventually("the second one gives up", PATIENCE, async || {
+        fleet.node(1).ended().expect("asked").is_some()
+    })
+    .await;
+    let log = fleet.node(1).log();
+    assert!(log.contains("Set `node.name = \"n2\"`"), "{log}");
+    fleet.node(1).kill_daemon().expect("it has ended");
+    // Now as if it had none yet.
+    let known = fleet
+        .cluster
+        .layout()
+        .state_dir("n2")
+        .join("node-name.json");
+    fs::remove_file(known).expect("removed");
     fleet.node(1).start().expect("started");
     says(&fleet, 1, &["`n1`", "node.name"]).await;
     starts_nothing(&fleet, 1).await;
