@@ -39,6 +39,7 @@ mod driver;
 mod fence_orders;
 mod figures;
 mod forgetting;
+mod from_alone;
 mod joining;
 mod listing;
 mod membership;
@@ -175,6 +176,7 @@ impl EtcdRegistry {
         }
         let lock = StateLock::acquire(&options.state_dir)?;
         let forget = options.accept_above.is_some();
+        let floor = from_alone::floor(&options.state_dir, &lock, options.accept_above)?;
         let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
             let path = options.state_dir.clone();
             EtcdStartError::Seen { path, source }
@@ -204,7 +206,7 @@ impl EtcdRegistry {
                 instance: options.instance,
                 boot_id: options.boot_id,
             },
-            accept_above: options.accept_above,
+            floor,
             next_attempt: first_attempt(),
             commands: receiver,
             observed,

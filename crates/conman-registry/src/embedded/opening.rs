@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use conman_proto::SessionId;
 use redb::Database;
 
 use super::schema::{self, Content, Counters, Records, SchemaError};
@@ -132,6 +133,49 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         high_water,
         registry_path,
         generations_path,
+    })
+}
+
+/// What a node that was alone has left in the directory of one that is of a fleet.
+#[derive(Debug, Default)]
+pub(crate) struct LeftAlone {
+    /// Every generation up to this one may have been used.
+    pub(crate) through: u64,
+    /// The sessions that had not ended.
+    pub(crate) going: Vec<SessionId>,
+}
+
+/// Reads it, and changes nothing but its format. Either file suffices, as for [`open`]; of sessions
+/// the registry file alone tells.
+pub(crate) fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
+    let path = dir.join(GENERATIONS_FILE);
+    let found = HighWater::inspect(&path).map_err(|source| RegistryError::Io {
+        action: "read",
+        path: path.clone(),
+        source: Arc::new(source),
+    })?;
+    if let Found::TooNew(found) = found {
+        let known = crate::high_water::VERSION;
+        return Err(RegistryError::TooNew { path, found, known });
+    }
+    let content = match open_database(&dir.join(REGISTRY_FILE)) {
+        Ok((_, content)) => Some(content),
+        Err(DatabaseFailure::Missing) => None,
+        Err(failure) => {
+            tracing::warn!(
+                ?failure,
+                "the registry file of the time in which this node was alone cannot be read"
+            );
+            None
+        }
+    };
+    let through = known_floor(lock, &found, content.as_ref());
+    let through = through.ok_or(RegistryError::FloorUnknown { path })?;
+    let records = content.into_iter().flat_map(|content| content.records);
+    let going = records.filter(|(_, record)| !record.state.is_ended());
+    Ok(LeftAlone {
+        through: through.min(GREATEST_GENERATION.get()),
+        going: going.map(|(id, _)| id).collect(),
     })
 }
 

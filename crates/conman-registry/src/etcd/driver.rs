@@ -121,7 +121,8 @@ pub(super) struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) link: Arc<dyn FenceLink>,
     pub(super) holder: Holder,
-    pub(super) accept_above: Option<Generation>,
+    /// No session may start at or below it.
+    pub(super) floor: Option<Generation>,
     pub(super) next_attempt: u64,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) observed: watch::Receiver<Vec<NodeName>>,
@@ -157,7 +158,7 @@ impl Driver {
 
     /// `None` when nobody asks any more.
     async fn join(&mut self) -> Option<Joined> {
-        let joining = joining::join(&self.shared, &self.link, &self.holder, self.accept_above);
+        let joining = joining::join(&self.shared, &self.link, &self.holder, self.floor);
         let mut joining = std::pin::pin!(joining);
         loop {
             tokio::select! {

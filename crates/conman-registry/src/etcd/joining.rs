@@ -36,10 +36,10 @@ pub(super) async fn join(
     shared: &Shared,
     link: &Arc<dyn FenceLink>,
     me: &Holder,
-    accept_above: Option<Generation>,
+    floor: Option<Generation>,
 ) -> Joined {
     loop {
-        match attempt(shared, link, me, accept_above).await {
+        match attempt(shared, link, me, floor).await {
             Ok(joined) => return joined,
             Err(reason) => {
                 shared.stands(Standing::Joining { reason });
@@ -53,12 +53,12 @@ async fn attempt(
     shared: &Shared,
     link: &Arc<dyn FenceLink>,
     me: &Holder,
-    accept_above: Option<Generation>,
+    floor: Option<Generation>,
 ) -> Result<Joined, String> {
     schema::check(&shared.store)
         .await
         .map_err(|error| error.to_string())?;
-    if let Some(floor) = accept_above {
+    if let Some(floor) = floor {
         raise_floor(shared, floor).await?;
     }
     // Not before the floor is raised: whoever knows this etcd takes it without one.
@@ -96,7 +96,7 @@ async fn keep_seen(shared: &Shared) -> Result<(), String> {
     kept.await.map_err(|error| error.to_string())?
 }
 
-/// No session starts at or below what an operator says was used.
+/// No session starts at or below what was used, here or as an operator says.
 async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
     let read = shared
         .store

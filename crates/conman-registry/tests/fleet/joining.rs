@@ -1,14 +1,18 @@
 //! What keeps a node from joining, and what it says then.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::ownership::{Slot, SlotView};
+use conman_proto::Generation;
 use conman_registry::{
-    Announcement, EtcdAccess, EtcdCredentials, Fleet as _, Registry, RegistryError, Standing,
+    Announcement, EmbeddedOptions, EmbeddedRegistry, EtcdAccess, EtcdCredentials, EtcdOptions,
+    EtcdRegistry, EtcdStartError, Fleet as _, MemoryFence, Registry, RegistryError, Standing,
 };
 
 use crate::etcd::Etcd;
-use crate::node::{Node, options, patient, short, until};
+use crate::node::{Node, id, options, patient, short, spec, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_nodes_have_one_key_whoever_asks_for_it_first() {
@@ -237,4 +241,99 @@ async fn a_node_whose_record_leaves_no_incarnation_says_so_until_it_is_mended() 
     assert!(before.registry.standing().borrow().is_ready());
     put(7);
     a.live().await;
+}
+
+/// Claims a session in the directory of a node that is alone.
+async fn claimed_alone(dir: &Path, name: &str, floor: Option<Generation>) -> Generation {
+    let options = EmbeddedOptions {
+        generation_floor: floor,
+    };
+    let alone = EmbeddedRegistry::open(dir, options).expect("opened");
+    let claimed = alone.claim(&id(name), &spec()).await;
+    claimed.expect("free").generation
+}
+
+#[tokio::test]
+async fn a_node_that_was_alone_joins_above_the_generations_that_it_has_used() {
+    let Some(etcd) = Etcd::start() else { return };
+    let b = Node::join(&etcd.url(), "b", patient()).await;
+    let low = b.claim("alice").await.expect("free");
+    b.release("alice", low).await.expect("released");
+    let dir = tempfile::tempdir().expect("a directory");
+    let floor = Generation::new(7_000);
+    let alone = claimed_alone(dir.path(), "alice", floor).await;
+    assert!(alone.get() > 7_000);
+    let left = SlotView {
+        slot: Slot {
+            session: "alice".into(),
+            generation: alone.get(),
+        },
+        present: true,
+        frozen: false,
+        certified: false,
+    };
+    let join =
+        |dir, slots| Node::in_dir(dir, slots, |dir| options(&etcd.url(), "a", patient(), dir));
+    let a = join(dir, vec![left.clone()]);
+    a.live().await;
+    // The fleet's session by that name is another one, so what runs here is ended first.
+    assert_eq!(a.next_condemned().await, (id("alice"), alone));
+    until("the fence kills it", async || {
+        a.fence.killed().contains(&left.slot)
+    })
+    .await;
+    assert!(a.claim("alice").await.is_err(), "it may run still");
+    let over = a.release("alice", alone).await;
+    over.expect_err("nothing of it is recorded");
+    let mut claimed = None;
+    until("it is free", async || {
+        claimed = a.claim("alice").await.ok();
+        claimed.is_some()
+    })
+    .await;
+    assert!(claimed > Some(alone), "{claimed:?} after {alone}");
+    let elsewhere = b.claim("bob").await.expect("free");
+    assert!(elsewhere > alone, "wherever it starts");
+
+    // Alone again, and of the fleet again.
+    let Node { registry, dir, .. } = a;
+    drop(registry);
+    let again = claimed_alone(dir.path(), "bob", Generation::new(50_000)).await;
+    assert!(again.get() > 50_000);
+    let a = join(dir, Vec::new());
+    a.live().await;
+    assert!(a.claim("carol").await.expect("free") > again);
+}
+
+#[tokio::test]
+async fn a_node_of_which_nobody_knows_what_it_used_alone_joins_above_what_an_operator_says() {
+    let Some(etcd) = Etcd::start() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    claimed_alone(dir.path(), "alice", None).await;
+    for file in ["generations", "registry.redb"] {
+        std::fs::write(dir.path().join(file), "damaged").expect("written");
+    }
+    let fence = Arc::new(MemoryFence::default());
+    let start = options(&etcd.url(), "a", patient(), dir.path());
+    let refused = EtcdRegistry::start(start, fence).expect_err("nobody knows");
+    assert!(
+        matches!(
+            refused,
+            EtcdStartError::State(RegistryError::FloorUnknown { .. })
+        ),
+        "{refused}"
+    );
+    let told = Node::in_dir(dir, Vec::new(), |dir| EtcdOptions {
+        accept_above: Generation::new(9_000),
+        ..options(&etcd.url(), "a", patient(), dir)
+    });
+    told.live().await;
+    assert!(told.claim("alice").await.expect("free").get() > 9_000);
+    let Node { registry, dir, .. } = told;
+    drop(registry);
+    // It has joined since.
+    let later = Node::in_dir(dir, Vec::new(), |dir| {
+        options(&etcd.url(), "a", patient(), dir)
+    });
+    later.live().await;
 }
