@@ -191,8 +191,8 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Whether it answers, and what it says of itself.
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// That it lacks an image, where it knows by itself, with nobody asked; `None` also where it
-    /// does not.
+    /// That it lacks an image, where it knows that at once, before a container is made; `None` also
+    /// where it does not.
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
         None
     }

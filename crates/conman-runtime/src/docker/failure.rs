@@ -174,22 +174,17 @@ impl Failure {
         }
     }
 
+    /// Whether the daemon says that it has no such image.
+    pub(super) fn is_no_such_image(&self) -> bool {
+        matches!(self, Self::Answered { status: NOT_FOUND, message }
+            if message.to_ascii_lowercase().contains("no such image"))
+    }
+
     /// The meaning for the creation of a container.
     pub(super) fn of_create(self, key: &ContainerKey, image: &str) -> RuntimeError {
         let subject = key.to_string();
         match &self {
-            Self::Answered {
-                status: NOT_FOUND,
-                message,
-            } if message.to_ascii_lowercase().contains("no such image") => {
-                RuntimeError::NoSuchImage {
-                    image: image.to_owned(),
-                    remedy: format!(
-                        "conman never pulls by itself: run `docker pull {image}`, or \
-                         `docker load` or `docker build` it on this node"
-                    ),
-                }
-            }
+            failure if failure.is_no_such_image() => no_image(image),
             Self::Answered {
                 status: CONFLICT,
                 message,
@@ -215,6 +210,16 @@ impl Failure {
             }
             failure => failure.about("start", &subject),
         }
+    }
+}
+
+pub(super) fn no_image(image: &str) -> RuntimeError {
+    RuntimeError::NoSuchImage {
+        image: image.to_owned(),
+        remedy: format!(
+            "conman never pulls by itself: run `docker pull {image}`, or `docker load` or \
+             `docker build` it on this node"
+        ),
     }
 }
 

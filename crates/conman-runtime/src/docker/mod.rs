@@ -16,6 +16,7 @@ mod fence;
 mod first_moments;
 mod frames;
 mod hijack;
+mod images;
 mod logs;
 mod options;
 mod removal;
@@ -50,6 +51,7 @@ use described::Listed;
 use failure::Failure;
 use fence::Fence;
 use first_moments::Beginning;
+use images::Present;
 
 /// Which of them dockerd uses is its own affair and may be unknown while it does not answer, so
 /// containers are looked for where either places them.
@@ -76,6 +78,7 @@ struct Shared {
     /// Where the files are of what this daemon has created and not removed yet; a container that
     /// dockerd knows says it by a label, too.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
+    present: Present,
 }
 
 impl DockerRuntime {
@@ -94,6 +97,7 @@ impl DockerRuntime {
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
             files: Mutex::default(),
+            present: Present::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -133,6 +137,10 @@ impl Runtime for DockerRuntime {
             warnings,
             version: info.server_version.unwrap_or_else(|| "unknown".to_owned()),
         })
+    }
+
+    async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
+        self.shared.lacks_image(image).await
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
@@ -271,6 +279,9 @@ impl Shared {
             Err(failure) => {
                 let never_asked = matches!(failure, Failure::Unreachable { .. });
                 let error = failure.of_create(&plan.key, &plan.spec.image);
+                if matches!(error, RuntimeError::NoSuchImage { .. }) {
+                    self.present.forget(&plan.spec.image);
+                }
                 let refused =
                     !error.is_ambiguous() && !matches!(error, RuntimeError::Exists { .. });
                 // Those of a container that exists, or that may yet come to exist, are in use.

@@ -198,3 +198,19 @@ async fn a_container_that_only_has_the_name_is_neither_found_nor_removed() {
     );
     still_there.expect("left alone");
 }
+
+#[tokio::test]
+async fn whether_an_image_is_there_is_told_before_a_container_is_made_of_it() {
+    let Some(stage) = stage() else { return };
+    let runtime = stage.runtime();
+    const MISSING: &str = "conman-test:no-such-tag";
+    let lacks = runtime.lacks_image(MISSING).await;
+    let lacks = lacks.expect("it is not there");
+    let mut plan = stage.plan("alice", &["sleep", "1000"]);
+    plan.spec.image = MISSING.to_owned();
+    let refused = runtime.create(&plan).await.expect_err("not there");
+    assert_eq!(lacks.to_string(), refused.to_string());
+    for _ in 0..2 {
+        assert!(runtime.lacks_image(IMAGE).await.is_none());
+    }
+}

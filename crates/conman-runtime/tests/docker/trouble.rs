@@ -201,3 +201,55 @@ async fn a_create_whose_answer_is_lost_keeps_its_files_and_is_removed_with_them(
     assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
     assert!(!plan.files_dir.exists());
 }
+
+#[tokio::test]
+async fn what_a_daemon_in_trouble_says_of_an_image_counts_as_nothing() {
+    let Some(stage) = stage() else { return };
+    for treatment in [
+        Treatment::Swallow,
+        Treatment::Answer(500, "no such image, or something like that"),
+        Treatment::Answer(404, "page not found"),
+    ] {
+        let relay = Relay::start(move |request| match request.contains("/images/") {
+            true => treatment.clone(),
+            false => Treatment::Pass,
+        });
+        let runtime = connect(relay.socket(), stage.instance(), short());
+        let lacks = runtime.lacks_image("conman-test:no-such-tag").await;
+        assert!(lacks.is_none(), "{lacks:?}");
+    }
+    let runtime = connect("/nowhere/docker.sock".into(), stage.instance(), short());
+    assert!(
+        runtime
+            .lacks_image("conman-test:no-such-tag")
+            .await
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn an_image_that_was_there_is_asked_for_anew_once_its_creation_has_failed() {
+    let Some(stage) = stage() else { return };
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let relay = Relay::start(move |request| {
+        if request.contains("/images/") {
+            counter.fetch_add(1, Ordering::SeqCst);
+            return Treatment::Pass;
+        }
+        match request.contains("/containers/create") {
+            true => Treatment::Answer(404, "No such image: as if it had just gone"),
+            false => Treatment::Pass,
+        }
+    });
+    let runtime = connect(relay.socket(), stage.instance(), DockerTimeouts::default());
+    let looks = async || {
+        assert!(runtime.lacks_image(IMAGE).await.is_none());
+        asked.load(Ordering::SeqCst)
+    };
+    assert_eq!((looks().await, looks().await), (1, 1));
+    let plan = stage.plan("alice", &["true"]);
+    let error = runtime.create(&plan).await.expect_err("refused");
+    assert!(matches!(error, RuntimeError::NoSuchImage { .. }), "{error}");
+    assert_eq!((looks().await, looks().await), (2, 2));
+}
