@@ -43,7 +43,11 @@ pub(super) async fn change(
         let record = mine.as_ref().map(|mine| &mine.told.record);
         let record = match rules::apply(id, generation, record, change)? {
             Effect::Put(record) => *record,
-            Effect::Keep | Effect::Remove => return Ok(()),
+            Effect::Keep | Effect::Remove => {
+                // Perhaps by a write whose answer was lost, and which what is known has missed.
+                mine.into_iter().for_each(|mine| shared.note_changed(mine));
+                return Ok(());
+            }
         };
         let Some(mine) = mine else {
             continue;
@@ -71,9 +75,10 @@ pub(super) async fn change(
                 told,
                 mod_revision: Some(written.revision),
             };
-            match was_known {
-                true => shared.note_changed(mine),
-                false => shared.note_read(mine, since),
+            if was_known {
+                shared.note_changed(mine);
+            } else {
+                shared.note_read(mine, since);
             }
             return Ok(());
         }

@@ -1,6 +1,11 @@
 //! The records of which this node is the owner, as they were last read or written. Whoever asks for
 //! one is answered from here, and a release is written over what is known here: nothing that an
 //! answer tells late may undo what is known by then.
+//!
+//! Answers overtake each other, and what is known may be taken out while a write is under way. So of
+//! what is taken out two things are remembered: when that was, as a read that was sent before may tell
+//! of what has ended since; and the latest revision that anybody has heard of, as a read that was sent
+//! after it may have missed a write that was under way.
 
 use std::collections::HashMap;
 
@@ -20,12 +25,13 @@ pub(super) struct Mine {
     pub(super) mod_revision: Option<i64>,
 }
 
+/// Generations follow each other, and so do the revisions that write one; what is of no known
+/// revision is a claim, the first of its generation.
+type Age = (Generation, Option<i64>);
+
 impl Mine {
-    /// Generations follow each other, and so do the revisions that write one; what is of no known
-    /// revision is a claim, the first of its generation.
-    fn is_later_than(&self, other: &Self) -> bool {
-        let age = |mine: &Self| (mine.told.record.generation, mine.mod_revision);
-        age(self) > age(other)
+    fn age(&self) -> Age {
+        (self.told.record.generation, self.mod_revision)
     }
 }
 
@@ -33,13 +39,21 @@ impl Mine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Since(u64);
 
+/// What is remembered of a session that is not known.
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    since: Since,
+    /// Nothing older is the record any more.
+    latest: Option<Age>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Records {
     known: HashMap<SessionId, Mine>,
     now: Since,
-    taken_out: HashMap<SessionId, Since>,
-    /// Of all others.
-    all_taken_out: Since,
+    gone: HashMap<SessionId, Gone>,
+    /// Since when all others may be gone.
+    all_gone: Since,
 }
 
 impl Records {
@@ -54,53 +68,86 @@ impl Records {
 
     /// What this node has just become the owner of.
     pub(super) fn note(&mut self, mine: Mine) {
-        self.known.insert(mine.told.record.id.clone(), mine);
+        let id = &mine.told.record.id;
+        let known = self.known.get(id).map(Mine::age);
+        if known.max(self.gone(id).latest) <= Some(mine.age()) {
+            self.known.insert(id.clone(), mine);
+        }
     }
 
     /// What was known when it was changed, unless it has ended meanwhile or been changed again: both
     /// may be known earlier than what was sent before them.
     pub(super) fn note_changed(&mut self, mine: Mine) {
-        if let Some(known) = self.known.get_mut(&mine.told.record.id)
-            && known.told.record.generation == mine.told.record.generation
-            && mine.is_later_than(known)
-        {
-            *known = mine;
+        let id = &mine.told.record.id;
+        match self.known.get_mut(id) {
+            Some(known) if known.told.record.generation != mine.told.record.generation => {}
+            Some(known) if known.age() < mine.age() => *known = mine,
+            Some(_) => {}
+            None => self.outdate(id, mine.age()),
         }
     }
 
-    /// What was not known before it was read. What was taken out since may have ended, and is read
-    /// again when it is asked for.
-    pub(super) fn note_read(&mut self, mine: Mine, since: Since) {
+    /// What was not known before it was read: whether that, or what is known by now, is the record as
+    /// far as anybody has heard. What was taken out since may have ended, and is read again when it is
+    /// asked for, as is what is older than what was written meanwhile.
+    pub(super) fn note_read(&mut self, mine: Mine, since: Since) -> bool {
         let id = &mine.told.record.id;
-        let taken_out = *self.taken_out.get(id).unwrap_or(&self.all_taken_out);
+        let gone = self.gone(id);
         match self.known.get_mut(id) {
-            Some(known) if mine.is_later_than(known) => *known = mine,
+            Some(known) if known.age() < mine.age() => *known = mine,
             Some(_) => {}
-            None if taken_out <= since => self.note(mine),
-            None => {}
+            None if gone.since <= since && gone.latest <= Some(mine.age()) => self.note(mine),
+            None => {
+                self.outdate(id, mine.age());
+                return false;
+            }
         }
+        true
     }
 
     /// Unless it is of another generation by now.
     pub(super) fn take_out(&mut self, id: &SessionId, generation: Generation) {
         // What of it is on its way here, whether it was known or not, is not to be noted either.
         self.now.0 += 1;
-        if self.taken_out.len() >= MAX_TAKEN_OUT {
-            self.taken_out.clear();
-            self.all_taken_out = self.now;
-        }
-        self.taken_out.insert(id.clone(), self.now);
         let is = |mine: &Mine| mine.told.record.generation == generation;
+        let known = self.known.get(id).map(Mine::age);
         if self.known.get(id).is_some_and(is) {
             self.known.remove(id);
         }
+        let latest = self.gone(id).latest.max(known);
+        let since = self.now;
+        self.remember(id, Gone { since, latest });
     }
 
     pub(super) fn clear(&mut self) {
         self.now.0 += 1;
-        self.all_taken_out = self.now;
-        self.taken_out.clear();
+        self.all_gone = self.now;
+        self.gone.clear();
         self.known.clear();
+    }
+
+    fn gone(&self, id: &SessionId) -> Gone {
+        let other = Gone {
+            since: self.all_gone,
+            latest: None,
+        };
+        self.gone.get(id).copied().unwrap_or(other)
+    }
+
+    /// What is not known was written since it was.
+    fn outdate(&mut self, id: &SessionId, age: Age) {
+        let gone = self.gone(id);
+        let latest = gone.latest.max(Some(age));
+        self.remember(id, Gone { latest, ..gone });
+    }
+
+    fn remember(&mut self, id: &SessionId, gone: Gone) {
+        if self.gone.len() >= MAX_TAKEN_OUT && !self.gone.contains_key(id) {
+            self.now.0 += 1;
+            self.all_gone = self.now;
+            self.gone.clear();
+        }
+        self.gone.insert(id.clone(), gone);
     }
 }
 
@@ -226,5 +273,83 @@ mod tests {
         assert_eq!(known(&records), None);
         records.note_read(mine(2, 10), records.since());
         assert_eq!(known(&records), Some((2, Some(10))));
+    }
+
+    #[test]
+    fn what_is_noted_never_takes_the_place_of_what_is_later() {
+        let mut records = claimed();
+        records.note_changed(mine(1, 7));
+        records.note(mine(1, 6));
+        assert_eq!(known(&records), Some((1, Some(7))));
+        records.take_out(&alice(), generation(1));
+        records.note(mine(1, 6));
+        assert_eq!(known(&records), None);
+        records.note(mine(2, None));
+        records.note(mine(1, 8));
+        assert_eq!(known(&records), Some((2, None)));
+    }
+
+    /// A change is on its way when another one finds no answer and has the record taken out.
+    #[test]
+    fn what_was_read_before_a_change_is_not_noted_once_that_was_answered() {
+        let mut records = claimed();
+        records.take_out(&alice(), generation(1));
+        let since = records.since();
+        // Read before the change took effect, and answered after it.
+        records.note_changed(mine(1, 7));
+        assert_eq!(known(&records), None, "it may have ended");
+        assert!(!records.note_read(mine(1, 5), since));
+        assert_eq!(known(&records), None);
+        assert!(records.note_read(mine(1, 7), since));
+        assert_eq!(known(&records), Some((1, Some(7))));
+
+        // By whoever had read it himself, before it was taken out.
+        let mut records = Records::default();
+        let before = records.since();
+        records.take_out(&alice(), generation(1));
+        let since = records.since();
+        assert!(!records.note_read(mine(1, 7), before));
+        assert!(!records.note_read(mine(1, 5), since));
+        assert!(records.note_read(mine(1, 7), since));
+
+        // The other way round.
+        let mut records = claimed();
+        records.take_out(&alice(), generation(1));
+        assert!(records.note_read(mine(1, 5), records.since()));
+        records.note_changed(mine(1, 7));
+        assert_eq!(known(&records), Some((1, Some(7))));
+    }
+
+    #[test]
+    fn what_is_taken_out_is_not_known_as_it_was_earlier() {
+        let mut records = claimed();
+        records.note_changed(mine(1, 7));
+        records.take_out(&alice(), generation(1));
+        assert!(!records.note_read(mine(1, 6), records.since()));
+        assert_eq!(known(&records), None);
+        records.take_out(&alice(), generation(1));
+        assert!(!records.note_read(mine(1, 6), records.since()), "it stays");
+        assert!(records.note_read(mine(1, 7), records.since()));
+        // Whatever it was, it is another one's time.
+        records.clear();
+        assert!(records.note_read(mine(1, 6), records.since()));
+    }
+
+    #[test]
+    fn what_many_changes_have_written_is_remembered_of_so_many_and_read_anew_of_the_rest() {
+        let mut records = Records::default();
+        let before = records.since();
+        records.note_changed(mine(1, 7));
+        let named = |number: usize| {
+            let mut other = mine(1, 7);
+            other.told.record.id = format!("s{number}").parse().expect("an id");
+            other
+        };
+        for number in 0..MAX_TAKEN_OUT {
+            records.note_changed(named(number));
+        }
+        assert!(records.gone.len() <= MAX_TAKEN_OUT);
+        assert!(!records.note_read(mine(1, 5), before), "as it may be older");
+        assert!(records.note_read(mine(1, 7), records.since()));
     }
 }

@@ -134,8 +134,12 @@ impl Shared {
         self.records().note_changed(mine);
     }
 
-    pub(super) fn note_read(&self, mine: Mine, since: Since) {
-        self.records().note_read(mine, since);
+    /// The record as far as anybody has heard of it; `None` where what was read is out of date.
+    pub(super) fn note_read(&self, mine: Mine, since: Since) -> Option<Mine> {
+        let mut records = self.records();
+        let id = mine.told.record.id.clone();
+        let is_present = records.note_read(mine, since);
+        is_present.then(|| records.of(&id).cloned()).flatten()
     }
 
     /// Unless it is of another generation by now.

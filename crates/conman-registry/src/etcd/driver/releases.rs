@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use super::super::codec::Told;
 use super::super::notes;
-use super::super::records::Mine;
+use super::super::records::{Mine, Since};
 use super::super::shared::{Shared, boot_time, name};
 use super::super::store::{Answered, ReadError};
 use super::Reply;
@@ -47,6 +47,7 @@ pub(super) struct Looked {
     reply: Reply<()>,
     /// Nothing has been tried yet.
     first: bool,
+    since: Since,
     found: Result<Option<Mine>, ReadError>,
 }
 
@@ -58,11 +59,13 @@ pub(super) fn look(
     first: bool,
 ) -> BoxFuture<'static, Looked> {
     Box::pin(async move {
+        let since = shared.since();
         let found = notes::read(&shared, &release.id).await;
         Looked {
             release,
             reply,
             first,
+            since,
             found,
         }
     })
@@ -121,6 +124,7 @@ impl Releases {
             release,
             reply,
             first,
+            since,
             found,
         } = looked;
         let mine = match found {
@@ -149,9 +153,15 @@ impl Releases {
         };
         match (judged, mine) {
             (Ok(Effect::Put(_)), Some(mine)) if first && protocol.is_live() => {
-                let told = mine.told.clone();
-                shared.note_mine(mine);
-                let Some(slot) = self.begin(told, release, reply) else {
+                // Over what was written meanwhile nothing older is written: it is asked for again.
+                let present = shared.note_read(mine, since);
+                let generation = release.generation;
+                let Some(mine) = present.filter(|now| now.told.record.generation == generation)
+                else {
+                    let _ = reply.send(Err(shared.unavailable()));
+                    return Vec::new();
+                };
+                let Some(slot) = self.begin(mine.told, release, reply) else {
                     return Vec::new();
                 };
                 // Ours by the registry; a protocol that does not know it has to look first.
