@@ -185,7 +185,11 @@ pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
         source: Arc::new(source),
     })?;
     if context.drain.lock().take().is_some() {
-        let message = "the drain was taken back; sessions are admitted again".to_owned();
+        let now = match context.table.closed() {
+            Some(_) => "the node is still preempted",
+            None => "sessions are admitted again",
+        };
+        let message = format!("the drain was taken back; {now}");
         tracing::info!("{message}");
         context.note(node_event(EventKind::NodeUndrained, message));
     }

@@ -66,7 +66,7 @@ mod view;
 
 pub use attached::{Attached, Presence};
 pub use drain::MAX_PARALLEL as MAX_DRAIN_PARALLEL;
-pub use emergency::{EmergencyHandle, PendingReport};
+pub use emergency::{EmergencyHandle, PendingReport, SIGNAL};
 pub use error::{
     AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
     RestartError, RouteError, StopError, Waiting,

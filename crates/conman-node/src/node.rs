@@ -87,6 +87,8 @@ impl Node {
             journal: Arc::clone(&journal),
             budget_ms: options.preempt_budget_ms,
             instance: options.instance.clone(),
+            memory: emergency::Memory::start(&options.state_dir)
+                .map_err(thread("start the thread that writes down preemptions"))?,
         };
         let emergency = emergency::start(means).map_err(thread("start the emergency thread"))?;
         let context = Arc::new(Context {
@@ -119,6 +121,7 @@ impl Node {
         context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
         tracing::info!(instance = %context.options.instance, "{adopted}");
         drain::resume(&context).await;
+        resume_preemption(&context, &emergency).await;
         if let Some(endpoint) = endpoint {
             emergency::watch_gce(&emergency, &endpoint);
         }
@@ -573,6 +576,29 @@ impl Drop for Node {
         for task in self.take_background() {
             task.abort();
         }
+    }
+}
+
+/// Goes on with what an earlier daemon was told: the machine is going. What that left is killed.
+async fn resume_preemption(context: &Arc<Context>, emergency: &EmergencyHandle) {
+    let state_dir = context.options.state_dir.clone();
+    let recalled = tokio::task::spawn_blocking(move || emergency::recall(&state_dir)).await;
+    let Some(reason) = recalled.ok().flatten() else {
+        return;
+    };
+    tracing::warn!(
+        reason,
+        "the node was preempted under an earlier daemon, and stays so; `conman readmit` takes that back"
+    );
+    // At once: nobody may be told that sessions are admitted.
+    context.table.close(reason.clone());
+    let request = PreemptRequest {
+        reason: Some(reason),
+        ..PreemptRequest::default()
+    };
+    // Its report goes to the journal; nobody here waits for it.
+    if let Err(error) = emergency.preempt(&request, "restart") {
+        tracing::error!(%error, "what an earlier daemon left cannot be preempted");
     }
 }
 

@@ -430,3 +430,41 @@ fn a_start_that_never_appears_is_reported_and_never_released_as_dead() {
     );
     assert!(!daemon.record("alice").state.is_ended());
 }
+
+#[test]
+fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
+    let stage = Stage::new();
+    let written = stage.state.path().join("preempted.json");
+    let daemon = stage.boot();
+    daemon.start("alice", &idle());
+    let preempted = daemon.run(daemon.node.preempt(&request(), "api"));
+    preempted.expect("a report");
+    eventually("it to be written down", || written.exists().then_some(()));
+    daemon.vanish();
+
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.view().state, NodeState::Preempted);
+    let refused = daemon.run(daemon.node.ensure(&session("late"), &idle(), true));
+    let Err(EnsureError::Preempted { reason, .. }) = refused else {
+        panic!("admitted: {refused:?}")
+    };
+    assert!(reason.contains("a test"), "{reason}");
+    daemon.run(daemon.node.readmit()).expect("it stays");
+    eventually("it to be forgotten", || (!written.exists()).then_some(()));
+    daemon.vanish();
+    let daemon = stage.boot();
+    daemon.start("alice", &idle());
+    daemon.vanish();
+
+    // Of an earlier boot.
+    std::fs::write(&written, r#"{"reason":"a test","boot_id":"another"}"#).expect("written");
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.view().state, NodeState::Live);
+    daemon
+        .run(daemon.node.preempt(&request(), "signal"))
+        .expect("a report");
+    daemon.vanish();
+    // A signal is for the daemon.
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.view().state, NodeState::Live);
+}

@@ -16,6 +16,7 @@ mod metadata;
 mod precedence;
 mod preemption;
 mod releases;
+mod remembered;
 mod target;
 
 use std::future::Future;
@@ -42,10 +43,14 @@ use crate::plan;
 
 pub(crate) use self::gce::watch as watch_gce;
 pub(crate) use self::metadata::{BadEndpoint, Endpoint};
+pub(crate) use self::remembered::{Memory, recall};
 
 /// Commands that wait for the loop, which handles each in microseconds. A person, a signal
 /// handler and two watchers give them.
 const COMMANDS: usize = 64;
+
+/// Source of a notice that ends the daemon, and tells nothing of the machine.
+pub const SIGNAL: &str = "signal";
 
 /// Longest reason of a notice that is kept, in bytes.
 const MAX_REASON_BYTES: usize = 500;
@@ -58,6 +63,7 @@ pub(crate) struct Means {
     pub(crate) journal: Arc<Journal>,
     pub(crate) budget_ms: u32,
     pub(crate) instance: Instance,
+    pub(crate) memory: Memory,
 }
 
 /// Gives orders to the emergency thread, from any thread and any runtime.
@@ -105,7 +111,9 @@ impl EmergencyHandle {
     /// Gives notice that the machine is going. Returns as soon as the notice is given; notices
     /// after the first one get its report.
     ///
-    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`.
+    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`, or `restart` where an earlier
+    /// daemon had it. The next daemon has it, too, but for a signal, which ends this one alone, and the
+    /// metadata server, which tells it again.
     pub fn preempt(
         &self,
         request: &PreemptRequest,
@@ -291,11 +299,14 @@ fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
 
 fn reopen(means: &Means, log: &Log) {
     means.table.reopen();
-    let message = "sessions are admitted again".to_owned();
+    means.memory.forget();
+    let message = "the preemption was taken back; unless the node is being drained, sessions are \
+                   admitted again"
+        .to_owned();
     means
         .journal
-        .append(vec![node_event(EventKind::NodeReadmitted, message)]);
-    log.info("sessions are admitted again".to_owned());
+        .append(vec![node_event(EventKind::NodeReadmitted, message.clone())]);
+    log.info(message);
 }
 
 fn finish(
@@ -306,6 +317,7 @@ fn finish(
     waiting: Vec<oneshot::Sender<PreemptReport>>,
 ) {
     let preemption::Outcome { report, events } = outcome;
+    let outlives = report.source != SIGNAL;
     // Only now: the journal and the registry share a disk.
     means.journal.append(events);
     for reply in waiting {
@@ -315,5 +327,10 @@ fn finish(
     log.report(report.clone());
     if desk.on_finished(report) {
         reopen(means, log);
+    } else if outlives
+        && desk.is_by_operator()
+        && let Some(closed) = means.table.closed()
+    {
+        means.memory.keep(closed.reason);
     }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_auth::TokenFile;
-use conman_node::{EmergencyHandle, Node};
+use conman_node::{EmergencyHandle, Node, SIGNAL};
 use conman_proto::PreemptRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -109,7 +109,7 @@ async fn stop_on_signal(
         reason: Some(name.to_owned()),
         ..PreemptRequest::default()
     };
-    match emergency.preempt(&request, "signal") {
+    match emergency.preempt(&request, SIGNAL) {
         Ok(report) => {
             if let Err(error) = report.wait().await {
                 tracing::error!(%error, "the preemption on {name} has no report");
