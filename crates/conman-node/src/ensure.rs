@@ -41,7 +41,9 @@ pub(crate) async fn ensure_by(
 ) -> Result<Ensured, EnsureError> {
     let deadline = Instant::now() + context.options.bounds.ending;
     let ensured = loop {
-        if let Some(why) = lacks_image(context, id, spec).await {
+        if is_to_look_for_image(context, id, spec)
+            && let Some(why) = lacks_image(context, spec).await
+        {
             let id = id.clone();
             return Err(EnsureError::NoSuchImage { id, why });
         }
@@ -82,16 +84,19 @@ pub(crate) async fn ensure_by(
     }
 }
 
-/// That a start would fail for want of the image, as far as its runtime knows that: in a fleet another
-/// node may have it, and nothing is to be recorded of this one. A node that is alone tries, and has
-/// the attempt to show, as has a restart that nobody asked for: those are counted, so that they end.
-async fn lacks_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> Option<String> {
+/// Whether a start that would fail for want of the image is not even to begin: in a fleet another node
+/// may have it, and nothing is to be recorded of this one. A node that is alone tries, and has the
+/// attempt to show, as has a restart that nobody asked for, unless whoever orders it has another node
+/// to ask: those are counted, so that they end.
+fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> bool {
     let alone = *context.options.standing.borrow() == Standing::Alone;
     let counts = spec.restarted.as_ref().is_some_and(|one| one.count > 0);
     let current = context.sessions.current(id);
-    if alone || counts || current.is_some_and(|handle| !handle.is_ended()) {
-        return None;
-    }
+    !(alone || counts || current.is_some_and(|handle| !handle.is_ended()))
+}
+
+/// That a start would fail for want of the image, as far as its runtime knows that.
+pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Option<String> {
     let runtime = context.runtime(spec.runtime)?;
     let asked = timeout(
         context.options.bounds.prepare,

@@ -74,7 +74,7 @@ pub use error::{
 pub use host_limits::HostLimit;
 pub use node::Node;
 pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
-pub use revival::{Former, Relocate, end_of};
+pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
 
 /// An error and everything that caused it, as one line for a person.

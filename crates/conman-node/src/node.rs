@@ -38,7 +38,7 @@ use crate::hold::Seats;
 use crate::host_limits::{HostLimit, HostLimits};
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
-use crate::revival::{self, Former, Relocate};
+use crate::revival::{self, Former, Relocate, WithoutImage};
 use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
 use crate::session::View;
@@ -339,8 +339,9 @@ impl Node {
         id: &SessionId,
         generation: Generation,
         from: &str,
+        without_image: WithoutImage,
     ) -> Result<Generation, RestartError> {
-        revival::restart(&self.context, id, generation, from).await
+        revival::restart(&self.context, id, generation, (from, without_image)).await
     }
 
     /// From now on, sessions that a drain releases and that want it are started on other nodes.

@@ -114,12 +114,22 @@ fn ended(id: &SessionId, state: &RecordState) -> RouteError {
     }
 }
 
+/// What a node does with a restart that would fail for want of the image, as far as its runtime
+/// knows that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithoutImage {
+    /// Begins nothing, so that nothing is counted: another node may have it.
+    Refuse,
+    /// Has the attempt to show, which is counted, so that they end.
+    Try,
+}
+
 /// See [`crate::Node::restart`].
 pub(crate) async fn restart(
     context: &Arc<Context>,
     id: &SessionId,
     generation: Generation,
-    from: &str,
+    (from, without_image): (&str, WithoutImage),
 ) -> Result<Generation, RestartError> {
     let not_wanted = || RestartError::NotWanted {
         id: id.clone(),
@@ -145,6 +155,12 @@ pub(crate) async fn restart(
         restarted: Some(restarted),
         ..record.spec.clone()
     };
+    if without_image == WithoutImage::Refuse
+        && let Some(why) = ensure::lacks_image(context, &spec).await
+    {
+        let id = id.clone();
+        return Err(not_started(EnsureError::NoSuchImage { id, why }));
+    }
     let ensured = ensure::ensure_by(context, id, &spec, Some(record), true).await;
     let ensured = ensured.map_err(|error| match &error {
         // Somebody deleted it meanwhile, or another node was first.

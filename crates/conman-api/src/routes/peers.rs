@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
-use conman_node::Former;
+use conman_node::{Former, WithoutImage};
 use conman_proto::{Generation, SessionId, Timeline};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -103,6 +103,10 @@ pub(crate) struct Lost {
     from: String,
     /// The generation that was there.
     generation: Generation,
+    /// Whether it may go to another node where this one lacks its image. An older conman does not
+    /// ask for that, and has it tried.
+    #[serde(default)]
+    elsewhere: bool,
 }
 
 /// Starts a session anew that lost its node, if its record still says so, and answers once it runs.
@@ -111,7 +115,14 @@ pub(crate) async fn restart(
     SessionPath(id): SessionPath,
     AxumQuery(lost): AxumQuery<Lost>,
 ) -> Result<Json<Ready>, ApiError> {
-    let generation = state.node.restart(&id, lost.generation, &lost.from).await?;
+    let without_image = match lost.elsewhere {
+        true => WithoutImage::Refuse,
+        false => WithoutImage::Try,
+    };
+    let restarted = state
+        .node
+        .restart(&id, lost.generation, &lost.from, without_image);
+    let generation = restarted.await?;
     Ok(Json(Ready { generation }))
 }
 

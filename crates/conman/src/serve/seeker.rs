@@ -7,12 +7,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::{Future as _, poll_fn};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_node::{EnsureError, Former, Node, RestartError, RouteError, SessionRoute};
+use conman_node::{
+    EnsureError, Former, Node, RestartError, RouteError, SessionRoute, WithoutImage,
+};
 use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{
     AskError, Dialer, FleetMap, NoAddress, Owner, PeerAddress, RefusedBy, ToNode, Whereabouts, Wish,
@@ -463,39 +466,79 @@ impl Seeker {
     }
 
     /// Has some node restart a session that lost its node, each asked once: the node that it runs
-    /// on then, or why it runs on none.
+    /// on then, or why it runs on none. One that lacks its image or its runtime is passed over, and
+    /// only where all do, one of them tries, which is counted.
     pub(super) async fn restart(&self, lost: &LostSession) -> Result<String, String> {
-        let id = &lost.id;
-        let placement = self.map.place(id, &wish_of(&lost.spec));
-        let mut candidates = placement.candidates;
-        candidates.truncate(MAX_CANDIDATES);
-        if !candidates.is_empty() {
-            // What failed on one node may succeed on the next.
-            let failed = usize::try_from(lost.count.saturating_sub(1)).unwrap_or_default();
-            let first = failed % candidates.len();
-            candidates.rotate_left(first);
-        }
+        let placement = self.map.place(&lost.id, &wish_of(&lost.spec));
+        let first = placement.candidates.len();
+        let order = in_turn(placement.candidates, lost.count);
         let mut trouble = reasons(&placement.refused);
-        for name in candidates {
-            let said = if name == self.map.me() {
-                self.restart_here(lost).await
-            } else {
-                let address = &self.map.node(&name).address;
-                let from = utf8_percent_encode(&lost.from, NON_ALPHANUMERIC);
-                let generation = lost.generation;
-                let target =
-                    format!("/peer/sessions/{id}/restart?from={from}&generation={generation}");
-                self.post(id, address, target).await
-            };
-            match said {
-                Said::Ready => return Ok(name),
-                Said::Elsewhere => return self.whose(id).await,
-                Said::Problem(problem) => trouble = format!("node `{name}`: {}", problem.detail),
-                Said::Refused(by) => trouble = by.to_string(),
-                Said::Nothing => trouble = format!("node `{name}` did not answer"),
+        let (mut asked, mut lacks_image) = (0, None);
+        for (number, name) in order.iter().chain(&placement.second).enumerate() {
+            // Those of second choice are for want of the image or the runtime alone.
+            if asked >= MAX_CANDIDATES || number >= first && asked > 0 {
+                break;
+            }
+            match self.restart_on(lost, name, WithoutImage::Refuse).await {
+                Said::Problem(problem) if is_for_want_of_something(&problem) => {
+                    trouble = told_by(name, &problem);
+                    if problem.slug() == NO_SUCH_IMAGE {
+                        lacks_image.get_or_insert(name);
+                    }
+                }
+                said => match self.restarted(lost, name, said).await {
+                    ControlFlow::Break(outcome) => return outcome,
+                    ControlFlow::Continue(why) => {
+                        asked += 1;
+                        trouble = why;
+                    }
+                },
             }
         }
+        // So that it ends: nothing would be counted otherwise.
+        if let Some(name) = lacks_image.filter(|_| asked == 0) {
+            let said = self.restart_on(lost, name, WithoutImage::Try).await;
+            return match self.restarted(lost, name, said).await {
+                ControlFlow::Break(outcome) => outcome.map_err(|_| trouble),
+                ControlFlow::Continue(why) => Err(why),
+            };
+        }
         Err(trouble)
+    }
+
+    async fn restart_on(
+        &self,
+        lost: &LostSession,
+        name: &str,
+        without_image: WithoutImage,
+    ) -> Said {
+        if name == self.map.me() {
+            return self.restart_here(lost, without_image).await;
+        }
+        let (id, generation) = (&lost.id, lost.generation);
+        let address = &self.map.node(name).address;
+        let from = utf8_percent_encode(&lost.from, NON_ALPHANUMERIC);
+        let elsewhere = without_image == WithoutImage::Refuse;
+        let target = format!(
+            "/peer/sessions/{id}/restart?from={from}&generation={generation}&elsewhere={elsewhere}"
+        );
+        self.post(id, address, target).await
+    }
+
+    /// What a restart has come to by what a node said, or why the next is to be asked.
+    async fn restarted(
+        &self,
+        lost: &LostSession,
+        name: &str,
+        said: Said,
+    ) -> ControlFlow<Result<String, String>, String> {
+        match said {
+            Said::Ready => ControlFlow::Break(Ok(name.to_owned())),
+            Said::Elsewhere => ControlFlow::Break(self.whose(&lost.id).await),
+            Said::Problem(problem) => ControlFlow::Continue(told_by(name, &problem)),
+            Said::Refused(by) => ControlFlow::Continue(by.to_string()),
+            Said::Nothing => ControlFlow::Continue(format!("node `{name}` did not answer")),
+        }
     }
 
     /// The node that owns a session by now.
@@ -508,8 +551,9 @@ impl Seeker {
         }
     }
 
-    async fn restart_here(&self, lost: &LostSession) -> Said {
-        let begun = self.node.restart(&lost.id, lost.generation, &lost.from);
+    async fn restart_here(&self, lost: &LostSession, without_image: WithoutImage) -> Said {
+        let (id, generation) = (&lost.id, lost.generation);
+        let begun = self.node.restart(id, generation, &lost.from, without_image);
         match begun.await {
             Ok(_) => Said::Ready,
             Err(RestartError::NotWanted { .. }) => Said::Elsewhere,
@@ -518,12 +562,20 @@ impl Seeker {
             }
             Err(error) => {
                 let detail = super::chain(&error);
-                Said::Problem(Problem::new(
-                    "not-restarted",
-                    "It was not restarted",
-                    503,
-                    detail,
-                ))
+                let slug = match &error {
+                    RestartError::NotStarted {
+                        source: EnsureError::NoSuchImage { .. },
+                        ..
+                    } => NO_SUCH_IMAGE,
+                    RestartError::NotStarted {
+                        source: EnsureError::NoSuchRuntime { .. },
+                        ..
+                    } => NO_SUCH_RUNTIME,
+                    RestartError::NotStarted { .. } | RestartError::NotWanted { .. } => {
+                        "not-restarted"
+                    }
+                };
+                Said::Problem(Problem::new(slug, "It was not restarted", 503, detail))
             }
         }
     }
@@ -817,6 +869,20 @@ fn wish_of(spec: &ResolvedSpec) -> Wish {
         labels: spec.node_labels.clone(),
         memory_bytes: spec.memory_bytes.unwrap_or_default(),
     }
+}
+
+/// The nodes that are asked to restart a session: what failed on one may succeed on the next.
+fn in_turn(mut candidates: Vec<String>, count: u32) -> Vec<String> {
+    let first = candidates.len().min(MAX_CANDIDATES);
+    if first > 0 {
+        let failed = usize::try_from(count.saturating_sub(1)).unwrap_or_default();
+        candidates[..first].rotate_left(failed % first);
+    }
+    candidates
+}
+
+fn told_by(node: &str, problem: &Problem) -> String {
+    format!("node `{node}`: {}", problem.detail)
 }
 
 /// Why no node may take a session.

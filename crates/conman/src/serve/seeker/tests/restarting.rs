@@ -143,3 +143,67 @@ async fn a_drain_with_nowhere_to_go_ends_and_its_sessions_come_back_when_there_i
     fleet.announced("a", |a| a.draining = false);
     a.runs(&back).await;
 }
+
+/// As it knows before it begins.
+fn lacks_image(node: &Member) {
+    let lacks = || Fault::LackImage("web:1".to_owned());
+    node.faults.always(Operation::LookForImage, lacks());
+    node.faults.always(Operation::Create, lacks());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_lacks_the_image_uses_up_no_restart_while_another_may_have_it() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    // More than are asked where each of them fails.
+    let mut without = Vec::new();
+    for name in ["a", "d", "e", "f", "g"] {
+        without.push(Member::join(&fleet, name, &secret).await);
+    }
+    without.iter().for_each(lacks_image);
+    let c = Member::join(&fleet, "c", &secret).await;
+    let ids = [id("alice"), id("bob"), id("carl"), id("dora")];
+    for id in &ids {
+        b.start_with(id, OnNodeLoss::Restart).await;
+    }
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    for id in &ids {
+        let session = c.runs(id).await;
+        let restarted = session.spec.restarted.expect("it says so");
+        assert_eq!((restarted.from.as_str(), restarted.count), ("b", 1));
+    }
+    for node in &without {
+        assert_eq!(node.faults.calls(Operation::Create), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_every_node_lacks_the_image_of_is_counted_and_says_so() {
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let a = Member::join(&fleet, "a", &secret).await;
+    let _without = Member::join_without_runtime(&fleet, "c", &secret).await;
+    lacks_image(&a);
+    let id = id("back");
+    b.start_with(&id, OnNodeLoss::Restart).await;
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let tried = async {
+        loop {
+            match a.node.get(&id).filter(|session| session.state.is_ended()) {
+                Some(session) => return session,
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let tried = tokio::time::timeout(PATIENCE, tried).await;
+    let tried = tried.expect("it is tried in time");
+    a.faults.clear();
+    let reason = tried.reason.expect("it says why");
+    assert!(reason.contains("web:1"), "{reason}");
+    let restarted = tried.spec.restarted.expect("it says so");
+    assert_eq!(restarted.from, "b");
+    let again = a.runs(&id).await.spec.restarted.expect("it says so");
+    assert!(again.count > restarted.count, "{again:?}");
+}
