@@ -64,7 +64,7 @@ pub use orders::{Order, Orders};
 use client::Client;
 use codec::{Holder, Keys};
 use driver::{Command, Driver};
-use membership::Membership;
+use membership::{Membership, hints};
 use seen::Seen;
 pub use seen::was_in_fleet;
 pub(crate) use seen::{in_fleet, leave_fleet};
@@ -232,10 +232,10 @@ impl EtcdRegistry {
                         pulse,
                     );
                     tokio::spawn(essential(MEMBERSHIP, looking));
-                    tokio::spawn(membership::watch(Arc::clone(&helpers), nodes, |_, _| true));
+                    tokio::spawn(hints::watch(Arc::clone(&helpers), nodes, |_, _| true));
                     let parent = peers.clone();
                     let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
-                    tokio::spawn(membership::watch(Arc::clone(&helpers), peers, news));
+                    tokio::spawn(hints::watch(Arc::clone(&helpers), peers, news));
                     tokio::spawn(keep_seen(Arc::clone(&helpers)));
                     if let Some(every) = options.compact_every {
                         tokio::spawn(compaction::run(Arc::clone(&helpers), compacts, every));

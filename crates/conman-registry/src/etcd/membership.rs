@@ -8,24 +8,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Sparing;
-use conman_core::ownership::{BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Value};
+use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState};
 use conman_vitals::Pulse;
-use futures_util::{Stream, StreamExt as _};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tonic::Status;
 
 use super::codec::{self, Keys, PeerText};
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
-use super::store::{Entry, ReadError};
-use super::wire::{self, TxnRequest, WatchResponse};
 use super::{figures, forgetting};
 use crate::{Announcement, NodeLoad, Peer, PeerStanding};
 
-/// What has not changed is announced again after this long, and so is what changes all the time and
-/// matters little. Others count on a node's word for three times as long.
-const ANNOUNCE_AGAIN_MS: u64 = 5_000;
+pub(super) mod hints;
+mod look;
+mod tell;
+
+use look::{OneRead, Read, look};
+use tell::tell;
 
 /// Announcements that follow each other, and looks at the others, are at least this far apart.
 const HURRY_PAUSE: Duration = Duration::from_millis(100);
@@ -42,9 +41,6 @@ const FORGET_INTERVAL: Duration = Duration::from_hours(1);
 
 /// Between two warnings of the same thing in the registry.
 const SAY_AGAIN_MS: u64 = 600_000;
-
-/// Before a watch that broke is begun anew.
-const REWATCH_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 struct Known {
@@ -266,25 +262,6 @@ fn is_news(before: &Announcement, after: &Announcement) -> bool {
     settled(before) != settled(after)
 }
 
-/// Whether they differ in more than what flutters on any machine: memory, pressure, connections, and
-/// how close the host is to its limits. etcd keeps each text that is written until it is compacted.
-fn is_worth_telling(before: &PeerText, after: &PeerText) -> bool {
-    let settled = |one: &PeerText| {
-        let mut settled = one.clone();
-        let told = &mut settled.announcement;
-        told.load = NodeLoad {
-            sessions: told.load.sessions,
-            starting: told.load.starting,
-            ..NodeLoad::default()
-        };
-        if let Some(view) = &mut told.view {
-            (view.connections, view.host_limit) = (0, None);
-        }
-        settled
-    };
-    settled(before) != settled(after)
-}
-
 fn has_passed(now: BootTime, since: BootTime, time: Duration) -> bool {
     u128::from(now.since(since)) >= time.as_millis()
 }
@@ -294,34 +271,6 @@ fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
         NodeState::Fenced => PeerStanding::Fenced,
         NodeState::Live if now.since(known.heartbeat_at) > fence_ms => PeerStanding::Silent,
         NodeState::Live => PeerStanding::Live,
-    }
-}
-
-type Read = HashMap<String, OneRead>;
-
-/// What one look finds of a node.
-#[derive(Debug)]
-struct OneRead {
-    record: NodeRecord,
-    heartbeat: Option<Heartbeat>,
-    /// Whether there is a text, which need not be readable.
-    is_told_of: bool,
-    /// And the revision that wrote it.
-    text: Option<(PeerText, i64)>,
-    odd: bool,
-    patience_ms: u64,
-}
-
-impl OneRead {
-    fn of(record: NodeRecord) -> Self {
-        Self {
-            record,
-            heartbeat: None,
-            is_told_of: false,
-            text: None,
-            odd: false,
-            patience_ms: 0,
-        }
     }
 }
 
@@ -386,296 +335,14 @@ pub(super) async fn run(
     }
 }
 
-/// Also what is odd, by key: one value that cannot be read must not hide all the others.
-async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadError> {
-    let keys = &shared.store.keys;
-    let parents = [
-        keys.nodes(),
-        keys.heartbeats(),
-        keys.peers(),
-        keys.silences(),
-    ];
-    let entries = shared.store.get_below(&parents).await?;
-    let [nodes, heartbeats, peers, silences] =
-        <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
-    let mut read = Read::new();
-    let (mut oddities, mut longer) = (Vec::new(), Vec::new());
-    let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
-        let decoded = codec::decode(kind, key, bytes);
-        decoded
-            .map_err(|error| {
-                let what = format!("{error} Nobody takes over from that node until it is mended");
-                oddities.push((error.key, what));
-            })
-            .ok()
-    };
-    for (key, bytes, _) in nodes {
-        if let Some(name) = Keys::name_in(&parents[0], &key)
-            && let Some(Value::Node(record)) = decode(&Key::Node("".into()), &key, &bytes)
-        {
-            read.insert(name, OneRead::of(record));
-        }
-    }
-    for (key, bytes, _) in heartbeats {
-        if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name)) {
-            match decode(&Key::Heartbeat("".into()), &key, &bytes) {
-                Some(Value::Heartbeat(heartbeat)) => one.heartbeat = Some(heartbeat),
-                _ => one.odd = true,
-            }
-        }
-    }
-    for (key, bytes, revision) in peers {
-        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
-            one.is_told_of = true;
-            // Another version may say more than is understood here; what cannot be read is no hint.
-            let text = codec::parse::<PeerText>(&key, &bytes).ok();
-            one.text = text.map(|text| (text, revision));
-        }
-    }
-    for (key, bytes, _) in silences {
-        let Some(name) = Keys::name_in(&parents[3], &key) else {
-            continue;
-        };
-        let Some(one) = read.get_mut(&name) else {
-            continue;
-        };
-        let Some(Value::Silence(silence_ms)) = decode(&Key::Silence("".into()), &key, &bytes)
-        else {
-            one.odd = true;
-            continue;
-        };
-        let patience_ms = shared.timing.patience_ms(Some(silence_ms));
-        one.patience_ms = patience_ms;
-        if patience_ms > shared.timing.takeover_ms {
-            longer.push((name, patience_ms));
-        }
-    }
-    let longer = longer.into_iter().map(|(name, patience_ms)| {
-        let what = format!(
-            "node `{name}` has a longer `fleet.takeover_ms` than this one: should it vanish, its \
-             sessions are taken over after {patience_ms} ms, not {} ms; give all nodes the same",
-            shared.timing.takeover_ms
-        );
-        (name, what)
-    });
-    oddities.extend(longer);
-    Ok((read, oddities))
-}
-
-async fn tell(
-    shared: &Shared,
-    membership: &Membership,
-    announced: &mut Option<(BootTime, PeerText)>,
-) {
-    let incarnation = *shared.incarnation.borrow();
-    if incarnation == 0 {
-        return;
-    }
-    let key = shared.store.keys.peer(&shared.me);
-    let Some(announcement) = membership.told() else {
-        // What an earlier life has said is not so any more.
-        if membership.is_told_of(&shared.me) {
-            let request = TxnRequest {
-                compare: Vec::new(),
-                success: vec![wire::delete(key)],
-            };
-            if let Some(trouble) = shared.store.transact(request).await.trouble {
-                tracing::debug!(trouble, "what was told of this node before stays");
-            }
-        }
-        return;
-    };
-    let text = PeerText {
-        incarnation,
-        announcement,
-    };
-    let now = boot_time();
-    let known = announced.as_ref().is_some_and(|(at, before)| {
-        now.since(*at) < ANNOUNCE_AGAIN_MS && !is_worth_telling(before, &text)
-    });
-    if known {
-        return;
-    }
-    let request = TxnRequest {
-        compare: Vec::new(),
-        success: vec![wire::put(key, codec::text(&text))],
-    };
-    match shared.store.transact(request).await.trouble {
-        None => *announced = Some((now, text)),
-        Some(trouble) => tracing::debug!(trouble, "the others are not told of this node"),
-    }
-}
-
-/// Causes an earlier look whenever something changes below a key that is news, by its key and value.
-pub(super) async fn watch(
-    shared: Arc<Shared>,
-    parent: Vec<u8>,
-    is_news: impl Fn(&[u8], &[u8]) -> bool,
-) {
-    loop {
-        let end = wire::behind(&parent);
-        match shared.store.client.watch(parent.clone(), end).await {
-            Ok(hints) => follow(hints, &is_news, &shared.hurry).await,
-            Err(error) => tracing::debug!(%error, "no watch"),
-        }
-        sleep(REWATCH_PAUSE).await;
-    }
-}
-
-/// Until the watch ends: compacted away, or the line is gone. A look tells what it does not any more.
-async fn follow(
-    mut hints: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
-    is_news: impl Fn(&[u8], &[u8]) -> bool,
-    hurry: &Notify,
-) {
-    while let Some(Ok(hint)) = hints.next().await
-        && !hint.canceled
-    {
-        let mut changed = hint.events.iter().filter_map(|event| event.kv.as_ref());
-        if changed.any(|kv| is_news(&kv.key, &kv.value)) {
-            hurry.notify_one();
-        }
-    }
-    hurry.notify_one();
-}
-
 #[cfg(test)]
 mod tests {
-    use futures_util::{FutureExt as _, stream};
-
-    use super::super::wire::{KeyValue, WatchEvent};
     use super::*;
-
-    fn hint(value: Option<&str>) -> WatchResponse {
-        let event = |value: &str| WatchEvent {
-            kv: Some(KeyValue {
-                value: value.into(),
-                ..KeyValue::default()
-            }),
-        };
-        WatchResponse {
-            events: value.map(event).into_iter().collect(),
-            ..WatchResponse::default()
-        }
-    }
-
-    /// Whether a look is asked for by a watch that has told this, and whether the watch goes on.
-    fn told_by(hint: Result<WatchResponse, Status>) -> (bool, bool) {
-        let hurry = Notify::new();
-        // More would come.
-        let hints = stream::iter([hint]).chain(stream::pending());
-        let is_news = |_: &[u8], value: &[u8]| value == b"news";
-        let ended = follow(hints, is_news, &hurry).now_or_never();
-        let asked = hurry.notified().now_or_never();
-        (asked.is_some(), ended.is_none())
-    }
-
-    #[test]
-    fn what_a_watch_does_not_tell_any_more_is_looked_at() {
-        let canceled = WatchResponse {
-            canceled: true,
-            compact_revision: 7,
-            ..WatchResponse::default()
-        };
-        assert_eq!(told_by(Ok(canceled)), (true, false), "compacted away");
-        let gone = Err(Status::unavailable("the line is gone"));
-        assert_eq!(told_by(gone), (true, false), "the line is gone");
-        assert_eq!(told_by(Ok(hint(Some("news")))), (true, true));
-        assert_eq!(told_by(Ok(hint(Some("else")))), (false, true));
-        assert_eq!(told_by(Ok(hint(None))), (false, true));
-    }
 
     fn told(label: &str) -> Announcement {
         Announcement {
             templates: vec![label.to_owned()],
             ..Announcement::default()
-        }
-    }
-
-    #[test]
-    fn what_flutters_is_told_with_the_rest_only() {
-        let before = PeerText {
-            incarnation: 1,
-            announcement: Announcement {
-                view: Some(shown()),
-                ..told("one")
-            },
-        };
-        let differs = |change: &dyn Fn(&mut PeerText)| {
-            let mut after = before.clone();
-            change(&mut after);
-            assert_ne!(after, before);
-            is_worth_telling(&before, &after)
-        };
-        let view = |text: &mut PeerText, change: &dyn Fn(&mut conman_proto::Node)| {
-            change(text.announcement.view.as_mut().expect("it is shown"));
-        };
-        assert!(!differs(&|text| text
-            .announcement
-            .load
-            .memory_available_bytes = 1));
-        assert!(!differs(&|text| text
-            .announcement
-            .load
-            .cpu_pressure_percent = 0.5));
-        assert!(!differs(&|text| view(text, &|view| view.connections = 1)));
-        assert!(differs(&|text| text.incarnation = 2));
-        assert!(differs(&|text| text.announcement.load.sessions = 1));
-        assert!(differs(&|text| text.announcement.load.starting = 1));
-        assert!(differs(&|text| text.announcement.max_sessions = 1));
-        assert!(differs(&|text| text.announcement.draining = true));
-        assert!(differs(
-            &|text| text.announcement.peer_url = Some("http://a".to_owned())
-        ));
-        let preempted = conman_proto::NodeState::Preempted;
-        assert!(differs(&|text| view(text, &|view| view.state = preempted)));
-    }
-
-    #[test]
-    fn a_node_of_another_version_is_reached_though_its_view_is_not_understood() {
-        let text = PeerText {
-            incarnation: 7,
-            announcement: Announcement {
-                peer_url: Some("http://10.0.0.1:7702".to_owned()),
-                view: Some(shown()),
-                ..told("one")
-            },
-        };
-        let written = codec::text(&text);
-        let read = |bytes: &[u8]| codec::parse::<PeerText>(b"peer/a", bytes).expect("readable");
-        assert_eq!(read(&written), text);
-        let mut later: serde_json::Value = serde_json::from_slice(&written).expect("JSON");
-        later["announcement"]["view"]["state"] = "hibernating".into();
-        later["announcement"]["hibernates"] = true.into();
-        let understood = PeerText {
-            announcement: Announcement {
-                view: None,
-                ..text.announcement
-            },
-            ..text
-        };
-        assert_eq!(read(&codec::text(&later)), understood);
-        later["announcement"]["view"] = serde_json::Value::Null;
-        assert_eq!(read(&codec::text(&later)), understood);
-    }
-
-    fn shown() -> conman_proto::Node {
-        conman_proto::Node {
-            name: "a".to_owned(),
-            instance: String::new(),
-            version: String::new(),
-            state: conman_proto::NodeState::Live,
-            runtime: conman_proto::RuntimeKind::Native,
-            runtime_error: None,
-            runtimes: Vec::new(),
-            sessions_running: 0,
-            sessions_starting: 0,
-            sessions_stuck: 0,
-            max_sessions: 0,
-            host_limit: None,
-            connections: 0,
-            started_at: jiff::Timestamp::UNIX_EPOCH,
-            fleet: None,
         }
     }
 

@@ -1,0 +1,95 @@
+//! Watches, which cause nothing but an earlier look.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tonic::Status;
+
+use super::super::shared::Shared;
+use super::super::wire::{self, WatchResponse};
+
+/// Before a watch that broke is begun anew.
+const REWATCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Causes an earlier look whenever something changes below a key that is news, by its key and value.
+pub(crate) async fn watch(
+    shared: Arc<Shared>,
+    parent: Vec<u8>,
+    is_news: impl Fn(&[u8], &[u8]) -> bool,
+) {
+    loop {
+        let end = wire::behind(&parent);
+        match shared.store.client.watch(parent.clone(), end).await {
+            Ok(hints) => follow(hints, &is_news, &shared.hurry).await,
+            Err(error) => tracing::debug!(%error, "no watch"),
+        }
+        sleep(REWATCH_PAUSE).await;
+    }
+}
+
+/// Until the watch ends: compacted away, or the line is gone. A look tells what it does not any more.
+async fn follow(
+    mut hints: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
+    is_news: impl Fn(&[u8], &[u8]) -> bool,
+    hurry: &Notify,
+) {
+    while let Some(Ok(hint)) = hints.next().await
+        && !hint.canceled
+    {
+        let mut changed = hint.events.iter().filter_map(|event| event.kv.as_ref());
+        if changed.any(|kv| is_news(&kv.key, &kv.value)) {
+            hurry.notify_one();
+        }
+    }
+    hurry.notify_one();
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, stream};
+
+    use super::super::super::wire::{KeyValue, WatchEvent};
+    use super::*;
+
+    fn hint(value: Option<&str>) -> WatchResponse {
+        let event = |value: &str| WatchEvent {
+            kv: Some(KeyValue {
+                value: value.into(),
+                ..KeyValue::default()
+            }),
+        };
+        WatchResponse {
+            events: value.map(event).into_iter().collect(),
+            ..WatchResponse::default()
+        }
+    }
+
+    /// Whether a look is asked for by a watch that has told this, and whether the watch goes on.
+    fn told_by(hint: Result<WatchResponse, Status>) -> (bool, bool) {
+        let hurry = Notify::new();
+        // More would come.
+        let hints = stream::iter([hint]).chain(stream::pending());
+        let is_news = |_: &[u8], value: &[u8]| value == b"news";
+        let ended = follow(hints, is_news, &hurry).now_or_never();
+        let asked = hurry.notified().now_or_never();
+        (asked.is_some(), ended.is_none())
+    }
+
+    #[test]
+    fn what_a_watch_does_not_tell_any_more_is_looked_at() {
+        let canceled = WatchResponse {
+            canceled: true,
+            compact_revision: 7,
+            ..WatchResponse::default()
+        };
+        assert_eq!(told_by(Ok(canceled)), (true, false), "compacted away");
+        let gone = Err(Status::unavailable("the line is gone"));
+        assert_eq!(told_by(gone), (true, false), "the line is gone");
+        assert_eq!(told_by(Ok(hint(Some("news")))), (true, true));
+        assert_eq!(told_by(Ok(hint(Some("else")))), (false, true));
+        assert_eq!(told_by(Ok(hint(None))), (false, true));
+    }
+}

@@ -1,0 +1,113 @@
+//! One look at all nodes, as etcd knows them.
+
+use std::collections::HashMap;
+
+use conman_core::ownership::{Heartbeat, Key, NodeRecord, Value};
+
+use super::super::codec::{self, Keys, PeerText};
+use super::super::shared::Shared;
+use super::super::store::{Entry, ReadError};
+
+pub(super) type Read = HashMap<String, OneRead>;
+
+/// What one look finds of a node.
+#[derive(Debug)]
+pub(super) struct OneRead {
+    pub(super) record: NodeRecord,
+    pub(super) heartbeat: Option<Heartbeat>,
+    /// Whether there is a text, which need not be readable.
+    pub(super) is_told_of: bool,
+    /// And the revision that wrote it.
+    pub(super) text: Option<(PeerText, i64)>,
+    pub(super) odd: bool,
+    pub(super) patience_ms: u64,
+}
+
+impl OneRead {
+    pub(super) fn of(record: NodeRecord) -> Self {
+        Self {
+            record,
+            heartbeat: None,
+            is_told_of: false,
+            text: None,
+            odd: false,
+            patience_ms: 0,
+        }
+    }
+}
+
+/// Also what is odd, by key: one value that cannot be read must not hide all the others.
+pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadError> {
+    let keys = &shared.store.keys;
+    let parents = [
+        keys.nodes(),
+        keys.heartbeats(),
+        keys.peers(),
+        keys.silences(),
+    ];
+    let entries = shared.store.get_below(&parents).await?;
+    let [nodes, heartbeats, peers, silences] =
+        <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
+    let mut read = Read::new();
+    let (mut oddities, mut longer) = (Vec::new(), Vec::new());
+    let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
+        let decoded = codec::decode(kind, key, bytes);
+        decoded
+            .map_err(|error| {
+                let what = format!("{error} Nobody takes over from that node until it is mended");
+                oddities.push((error.key, what));
+            })
+            .ok()
+    };
+    for (key, bytes, _) in nodes {
+        if let Some(name) = Keys::name_in(&parents[0], &key)
+            && let Some(Value::Node(record)) = decode(&Key::Node("".into()), &key, &bytes)
+        {
+            read.insert(name, OneRead::of(record));
+        }
+    }
+    for (key, bytes, _) in heartbeats {
+        if let Some(one) = Keys::name_in(&parents[1], &key).and_then(|name| read.get_mut(&name)) {
+            match decode(&Key::Heartbeat("".into()), &key, &bytes) {
+                Some(Value::Heartbeat(heartbeat)) => one.heartbeat = Some(heartbeat),
+                _ => one.odd = true,
+            }
+        }
+    }
+    for (key, bytes, revision) in peers {
+        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
+            one.is_told_of = true;
+            // Another version may say more than is understood here; what cannot be read is no hint.
+            let text = codec::parse::<PeerText>(&key, &bytes).ok();
+            one.text = text.map(|text| (text, revision));
+        }
+    }
+    for (key, bytes, _) in silences {
+        let Some(name) = Keys::name_in(&parents[3], &key) else {
+            continue;
+        };
+        let Some(one) = read.get_mut(&name) else {
+            continue;
+        };
+        let Some(Value::Silence(silence_ms)) = decode(&Key::Silence("".into()), &key, &bytes)
+        else {
+            one.odd = true;
+            continue;
+        };
+        let patience_ms = shared.timing.patience_ms(Some(silence_ms));
+        one.patience_ms = patience_ms;
+        if patience_ms > shared.timing.takeover_ms {
+            longer.push((name, patience_ms));
+        }
+    }
+    let longer = longer.into_iter().map(|(name, patience_ms)| {
+        let what = format!(
+            "node `{name}` has a longer `fleet.takeover_ms` than this one: should it vanish, its \
+             sessions are taken over after {patience_ms} ms, not {} ms; give all nodes the same",
+            shared.timing.takeover_ms
+        );
+        (name, what)
+    });
+    oddities.extend(longer);
+    Ok((read, oddities))
+}
