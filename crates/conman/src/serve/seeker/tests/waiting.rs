@@ -7,7 +7,9 @@ use conman_proto::SessionState;
 use conman_registry::{PeerStanding, Standing};
 use conman_runtime::{Fault, Operation};
 
-use super::super::{MAX_WAITING, PAUSE, Quest, TOO_MANY_WAITING};
+use super::super::PAUSE;
+use super::super::quests::{MAX_WAITING, Quest};
+use super::super::refusals::TOO_MANY_WAITING;
 use super::member::{PATIENCE, id, is_served, two, web};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

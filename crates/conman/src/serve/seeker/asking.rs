@@ -1,0 +1,92 @@
+//! Asks another node for something, and reads what it says.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use conman_peer::{AskError, NoAddress, PeerAddress, RefusedBy};
+use conman_proto::{Problem, SessionId};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::{Seeker, Was};
+use crate::serve::chain;
+
+/// Bytes of a problem that another node answers with.
+const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// Time for it, once its head is there: by then nobody looks whether the node still answers.
+const PROBLEM_PATIENCE: Duration = Duration::from_secs(5);
+/// Who asks for a session to be ready, as the other node's log has it.
+const CALLER: HeaderValue = HeaderValue::from_static("frontend sessions");
+
+/// What another node said.
+pub(super) enum Said {
+    Ready,
+    /// The session is elsewhere by now.
+    Elsewhere,
+    Problem(Problem),
+    /// It takes nothing of this one's.
+    Refused(RefusedBy),
+    Nothing,
+}
+
+impl Seeker {
+    /// Asks a node to have the session ready.
+    pub(super) async fn ask(
+        &self,
+        id: &SessionId,
+        address: &Result<PeerAddress, NoAddress>,
+        may_start: bool,
+        was: &Was,
+    ) -> Said {
+        let from = utf8_percent_encode(&was.node, NON_ALPHANUMERIC);
+        let lost = was.is_lost;
+        let target = format!("/peer/sessions/{id}/ready?start={may_start}&lost={lost}&from={from}");
+        self.post(id, address, target).await
+    }
+
+    pub(super) async fn post(
+        &self,
+        id: &SessionId,
+        address: &Result<PeerAddress, NoAddress>,
+        target: String,
+    ) -> Said {
+        let Ok(address) = address else {
+            return Said::Nothing;
+        };
+        let request = Request::post(target)
+            .header("x-conman-caller", CALLER)
+            .body(Empty::<Bytes>::new());
+        let Ok(request) = request else {
+            return Said::Nothing;
+        };
+        let response = match self.map.client().ask(address, request).await {
+            Ok(response) => response,
+            Err(AskError::Refused(refused)) => return Said::Refused(refused),
+            Err(
+                error @ (AskError::Dial(_)
+                | AskError::Stopped(_)
+                | AskError::Silent(_)
+                | AskError::Request { .. }
+                | AskError::NoRoom { .. }
+                | AskError::Unanswered { .. }),
+            ) => {
+                tracing::debug!(session = %id, error = chain(&error), "a node did not answer");
+                return Said::Nothing;
+            }
+        };
+        if response.headers().contains_key("x-conman-turned") {
+            return Said::Elsewhere;
+        }
+        if response.status() == StatusCode::OK {
+            return Said::Ready;
+        }
+        let body = Limited::new(response.into_body(), MAX_PROBLEM_BYTES).collect();
+        let body = tokio::time::timeout(PROBLEM_PATIENCE, body).await;
+        let problem = body
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|body| serde_json::from_slice(&body.to_bytes()).ok());
+        problem.map_or(Said::Nothing, Said::Problem)
+    }
+}

@@ -1,0 +1,158 @@
+//! What all who wait for one session wait for together.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use conman_proto::{Problem, SessionId};
+use conman_proxy::Refusal;
+use tokio::sync::watch;
+
+use super::refusals::{TOO_MANY_WAITING, passing};
+use super::{Need, Seeker};
+
+/// Sessions that are waited for at a time.
+const MAX_QUESTS: usize = 10_000;
+/// Those who wait for one session: a quarter of what may wait at one listener, so that the clients of
+/// one session do not keep all others' from waiting.
+pub(super) const MAX_WAITING: usize = 1_024;
+
+/// Something that all who wait for one session wait for. `None` until it is over.
+#[derive(Debug, Default)]
+pub(super) struct Quest(watch::Sender<Option<Result<(), Refusal>>>);
+
+impl Quest {
+    /// Waits with the others, while there is a place.
+    pub(super) fn join(
+        &self,
+        id: &SessionId,
+    ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Box<Refusal>> {
+        if self.0.receiver_count() < MAX_WAITING {
+            return Ok(self.0.subscribe());
+        }
+        Err(Box::new(passing(Problem::new(
+            TOO_MANY_WAITING,
+            "Too many connections wait for the session",
+            503,
+            format!(
+                "{MAX_WAITING} connections wait for session `{id}` already; try again in a moment"
+            ),
+        ))))
+    }
+}
+
+impl Seeker {
+    /// Waits for what is needed, with all who wait for the session.
+    pub(super) async fn wait_for(
+        self: &Arc<Self>,
+        id: &SessionId,
+        need: Need,
+    ) -> Result<(), Refusal> {
+        let mut over = {
+            let mut quests = lock(&self.quests);
+            match quests.get(id) {
+                Some(quest) => quest.join(id).map_err(|refusal| *refusal)?,
+                None if quests.len() >= MAX_QUESTS => {
+                    return Err(passing(Problem::new(
+                        TOO_MANY_WAITING,
+                        "Too many sessions are waited for",
+                        503,
+                        format!(
+                            "connections wait for {MAX_QUESTS} sessions already; try again in a \
+                             moment"
+                        ),
+                    )));
+                }
+                None => {
+                    let quest = Arc::<Quest>::default();
+                    let over = quest.0.subscribe();
+                    quests.insert(id.clone(), Arc::clone(&quest));
+                    let (seeker, id) = (Arc::clone(self), id.clone());
+                    self.main
+                        .spawn(async move { seeker.run(&id, need, &quest).await });
+                    over
+                }
+            }
+        };
+        metrics::gauge!("conman_hop_quests").set(lock(&self.quests).len() as f64);
+        let ended = match over.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone(),
+            // Its task panicked: look anew.
+            Err(_) => None,
+        };
+        ended.unwrap_or(Ok(()))
+    }
+
+    async fn run(&self, id: &SessionId, need: Need, quest: &Arc<Quest>) {
+        // Also when the quest panics: those who wait must not wait for ever.
+        let _entry = Entry {
+            seeker: self,
+            id,
+            quest,
+        };
+        let mut work = std::pin::pin!(self.quest(id, &need));
+        loop {
+            tokio::select! {
+                outcome = &mut work => {
+                    // First, so that nobody joins what is over: they may need something else.
+                    lock(&self.quests).remove(id);
+                    quest.0.send_replace(Some(outcome));
+                    return;
+                }
+                // Looked at anew below, where nobody can join meanwhile.
+                () = quest.0.closed() => {
+                    let mut quests = lock(&self.quests);
+                    if quest.0.receiver_count() == 0 {
+                        quests.remove(id);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
+        match need {
+            Need::Start { may_start, was } => self.start(id, *may_start, was).await,
+            // Cancel safe: what is asked of the node is asked anew, and a look is only a look.
+            Need::Ready { node, may_start } => tokio::select! {
+                outcome = self.ready(id, node, *may_start) => outcome,
+                () = self.lost(id, node) => Ok(()),
+            },
+            Need::Reach { node } => {
+                self.reach(id, node).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A quest's place in the table, until its task ends.
+struct Entry<'run> {
+    seeker: &'run Seeker,
+    id: &'run SessionId,
+    quest: &'run Arc<Quest>,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        let mut quests = lock(&self.seeker.quests);
+        if quests
+            .get(self.id)
+            .is_some_and(|present| Arc::ptr_eq(present, self.quest))
+        {
+            quests.remove(self.id);
+        }
+        // For those whose quest has panicked.
+        self.quest.0.send_if_modified(|outcome| {
+            let without = outcome.is_none();
+            if without {
+                *outcome = Some(Ok(()));
+            }
+            without
+        });
+    }
+}
+
+/// The maps are sound after every single step.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
