@@ -109,6 +109,7 @@ fn show_node(node: &Node, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
     } else {
         match peer.standing {
             PeerStanding::Live if told.is_none() => NodeStanding::Joining,
+            PeerStanding::Live if peer.is_late => NodeStanding::Late,
             PeerStanding::Live => NodeStanding::Live,
             PeerStanding::Silent => NodeStanding::Silent,
             PeerStanding::Fenced => NodeStanding::Fenced,

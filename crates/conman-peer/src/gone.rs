@@ -116,6 +116,7 @@ mod tests {
             name: "n1".to_owned(),
             incarnation,
             standing,
+            is_late: false,
             announcement: None,
             announced_ago_ms: 0,
             seen_ago_ms,

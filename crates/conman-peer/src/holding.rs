@@ -132,6 +132,7 @@ mod tests {
             name: "n1".to_owned(),
             incarnation: 1,
             standing,
+            is_late: false,
             announcement: Some(Announcement {
                 view: state.map(view),
                 ..Announcement::default()

@@ -306,6 +306,7 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
     let standing = match (own, peer.standing) {
         (Some(own), _) => own,
         (None, PeerStanding::Live) if peer.announcement.is_none() => NodeStanding::Joining,
+        (None, PeerStanding::Live) if peer.is_late => NodeStanding::Late,
         (None, PeerStanding::Live) => NodeStanding::Live,
         (None, PeerStanding::Silent) => NodeStanding::Silent,
         (None, PeerStanding::Fenced) => NodeStanding::Fenced,

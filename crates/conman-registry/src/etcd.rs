@@ -476,7 +476,7 @@ impl Fleet for EtcdRegistry {
     fn peers(&self) -> Arc<[Peer]> {
         let incarnation = *self.shared.incarnation.borrow();
         let me = (&*self.shared.me, incarnation);
-        self.membership.peers(me, self.shared.timing.fence_ms)
+        self.membership.peers(me, &self.shared.timing)
     }
 
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {

@@ -110,6 +110,8 @@ pub struct Peer {
     pub name: String,
     pub incarnation: u64,
     pub standing: PeerStanding,
+    /// It is live, and its heartbeat has not changed for so long that new sessions go elsewhere.
+    pub is_late: bool,
     /// `None` before its first announcement since it began.
     pub announcement: Option<Announcement>,
     /// Since its latest announcement arrived here.

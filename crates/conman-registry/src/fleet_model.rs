@@ -84,6 +84,7 @@ impl ModelFleet {
                 name: name.to_owned(),
                 incarnation: 0,
                 standing: PeerStanding::Live,
+                is_late: false,
                 announcement: None,
                 announced_ago_ms: 0,
                 seen_ago_ms: 0,

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::body::Body;
 use conman_auth::Scope;
 use conman_proto::{
-    EnsureResponse, Generation, NodeRuntime, RuntimeKind, Session, SessionState, StopReport,
+    EnsureResponse, Generation, NodeList, NodeRuntime, NodeStanding, RuntimeKind, Session,
+    SessionState, StopReport,
 };
 use conman_registry::PeerStanding;
 use conman_runtime::{Fault, Operation};
@@ -122,6 +123,14 @@ async fn a_session_that_no_node_takes_is_refused_with_every_nodes_reason() {
         b.max_sessions = 10;
         b.labels.insert("pool".to_owned(), "gpu".to_owned());
     });
+    world.change("b", |b| b.is_late = true);
+    let detail = a.put("alice").await.problem().detail;
+    assert!(detail.contains("node `b` is late to renew"), "{detail}");
+    let nodes: NodeList = a.api.get("/v1/nodes").await.json();
+    let b = nodes.nodes.iter().find(|node| node.name == "b");
+    let b = b.and_then(|b| b.fleet.as_ref()).expect("of the fleet");
+    assert_eq!(b.standing, NodeStanding::Late);
+    world.change("b", |b| b.is_late = false);
     world.announced("a", |a| a.draining = false);
     let uri = format!("{}?node_label=pool%3Dgpu", session("alice"));
     let answer = a

@@ -20,7 +20,7 @@ use crate::{Announcement, SessionRecord};
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the value of {key} in etcd is not one that this conman writes ({reason}); is the prefix used \
-     by something else, or by another version?"
+     by something else, or by another version? The same conman on every node understands it."
 )]
 pub(super) struct BadValue {
     pub(super) key: String,

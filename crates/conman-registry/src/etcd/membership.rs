@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Sparing;
-use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState};
+use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
 use conman_vitals::Pulse;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -71,8 +71,9 @@ pub(super) struct Membership {
 impl Membership {
     /// The nodes as they are known, and `me` as it is: that it has joined and what it says of itself
     /// need not have gone to etcd and come back.
-    pub(super) fn peers(&self, me: (&str, u64), fence_ms: u64) -> Arc<[Peer]> {
+    pub(super) fn peers(&self, me: (&str, u64), timing: &Timing) -> Arc<[Peer]> {
         let now = boot_time();
+        let fence_ms = timing.fence_ms;
         let mut peers: Vec<Peer> = self
             .known()
             .iter()
@@ -80,6 +81,7 @@ impl Membership {
                 name: name.clone(),
                 incarnation: known.record.incarnation,
                 standing: standing(known, now, fence_ms),
+                is_late: is_late(known, now, timing),
                 announcement: known.text.as_ref().map(|text| text.announcement.clone()),
                 announced_ago_ms: now.since(known.text_at),
                 seen_ago_ms: now.since(known.seen_at),
@@ -95,6 +97,7 @@ impl Membership {
                     name: me.to_owned(),
                     incarnation,
                     standing: PeerStanding::Live,
+                    is_late: false,
                     announcement: None,
                     announced_ago_ms: 0,
                     seen_ago_ms: 0,
@@ -102,6 +105,7 @@ impl Membership {
             };
             // What else is there is an earlier life's.
             own.announcement = told;
+            own.is_late = false;
             own.announced_ago_ms = 0;
             peers.push(own);
         }
@@ -274,6 +278,14 @@ fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
     }
 }
 
+/// As such a node takes itself for late: half of its fence's time has passed. It is looked at once in
+/// each renewal interval.
+fn is_late(known: &Known, now: BootTime, timing: &Timing) -> bool {
+    let age_ms = now.since(known.heartbeat_at);
+    standing(known, now, timing.fence_ms) == PeerStanding::Live
+        && age_ms > timing.fence_ms / 2 + timing.renew_ms
+}
+
 /// Looks at the others and tells them of this node, until the runtime ends.
 pub(super) async fn run(
     shared: Arc<Shared>,
@@ -303,7 +315,7 @@ pub(super) async fn run(
                 // Each time: the recorder may be installed after this has begun.
                 figures::describe();
                 let me = (&*shared.me, *shared.incarnation.borrow());
-                figures::peers(&membership.peers(me, fence_ms));
+                figures::peers(&membership.peers(me, &shared.timing));
                 let gone = membership.long_gone(now, forget_after);
                 if !gone.is_empty() && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
                 {
@@ -368,6 +380,31 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_late_before_it_is_silent() {
+        let membership = Membership::default();
+        let record = NodeRecord {
+            incarnation: 1,
+            state: NodeState::Live,
+        };
+        let read = [("a".to_owned(), OneRead::of(record))].into();
+        membership.take(BootTime(0), BootTime(0), read);
+        let timing = Timing::default();
+        let known = membership.known();
+        let at = |ms| {
+            let (one, now) = (&known["a"], BootTime(ms));
+            (
+                is_late(one, now, &timing),
+                standing(one, now, timing.fence_ms),
+            )
+        };
+        let due = timing.fence_ms / 2 + timing.renew_ms;
+        assert_eq!(at(due), (false, PeerStanding::Live));
+        assert_eq!(at(due + 1), (true, PeerStanding::Live));
+        assert_eq!(at(timing.fence_ms), (true, PeerStanding::Live));
+        assert_eq!(at(timing.fence_ms + 1), (false, PeerStanding::Silent));
+    }
+
+    #[test]
     fn the_first_is_of_the_least_name_of_those_that_are_heard_of() {
         let membership = Membership::default();
         assert!(!membership.is_first("a", 5_000), "nothing is known yet");
@@ -427,8 +464,8 @@ mod tests {
     #[test]
     fn a_node_knows_of_itself_what_it_has_just_said() {
         let membership = Membership::default();
-        assert!(membership.peers(("b", 0), 5_000).is_empty());
-        let joined = &membership.peers(("b", 7), 5_000)[0];
+        assert!(membership.peers(("b", 0), &Timing::default()).is_empty());
+        let joined = &membership.peers(("b", 7), &Timing::default())[0];
         assert_eq!((joined.name.as_str(), joined.incarnation), ("b", 7));
         assert_eq!(joined.announcement, None);
         assert!(membership.announce(told("one")));
@@ -436,7 +473,7 @@ mod tests {
         let names = |peers: &[Peer]| -> Vec<String> {
             peers.iter().map(|peer| peer.name.clone()).collect()
         };
-        let peers = membership.peers(("b", 7), 5_000);
+        let peers = membership.peers(("b", 7), &Timing::default());
         assert_eq!(names(&peers), ["b"]);
         assert_eq!(
             (peers[0].incarnation, peers[0].standing),
@@ -465,7 +502,7 @@ mod tests {
         });
         membership.take(boot_time(), boot_time(), read.into());
         membership.announce(told("two"));
-        let peers = membership.peers(("b", 8), 5_000);
+        let peers = membership.peers(("b", 8), &Timing::default());
         assert_eq!(names(&peers), ["a", "b", "c"]);
         let labels: Vec<_> = peers.iter().map(|peer| peer.announcement.clone()).collect();
         assert_eq!(

@@ -49,7 +49,7 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     let [nodes, heartbeats, peers, silences] =
         <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
-    let (mut oddities, mut longer) = (Vec::new(), Vec::new());
+    let (mut oddities, mut longer, mut untold) = (Vec::new(), Vec::new(), Vec::new());
     let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
         let decoded = codec::decode(kind, key, bytes);
         decoded
@@ -77,9 +77,14 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     for (key, bytes, revision) in peers {
         if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
             one.is_told_of = true;
-            // Another version may say more than is understood here; what cannot be read is no hint.
-            let text = codec::parse::<PeerText>(&key, &bytes).ok();
-            one.text = text.map(|text| (text, revision));
+            // Another version may say more than is understood here.
+            match codec::parse::<PeerText>(&key, &bytes) {
+                Ok(text) => one.text = Some((text, revision)),
+                Err(error) => {
+                    let what = format!("{error} That node is not reached until it is mended");
+                    untold.push((error.key, what));
+                }
+            }
         }
     }
     for (key, bytes, _) in silences {
@@ -109,5 +114,6 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         (name, what)
     });
     oddities.extend(longer);
+    oddities.extend(untold);
     Ok((read, oddities))
 }
