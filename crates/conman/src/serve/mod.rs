@@ -245,7 +245,13 @@ async fn serve(
     });
     let seeker = map.as_ref().map(|map| {
         let dialer = credentials.dialer(&config.name);
-        Seeker::new(Arc::clone(&node), Arc::clone(map), dialer, closing.clone())
+        Seeker::new(
+            Arc::clone(&node),
+            Arc::clone(map),
+            dialer,
+            config.limits.node.max_held,
+            closing.clone(),
+        )
     });
     if let Some(seeker) = &seeker {
         let retention = Retention::default();

@@ -49,6 +49,8 @@ pub(super) struct Seeker {
     dialer: Dialer,
     main: Handle,
     quests: Mutex<HashMap<SessionId, Arc<Quest>>>,
+    /// For one session.
+    most_waiting: usize,
 }
 
 /// The node that a session was on.
@@ -74,6 +76,7 @@ impl Seeker {
         node: Arc<Node>,
         map: Arc<FleetMap>,
         dialer: Dialer,
+        max_held: usize,
         closing: CancellationToken,
     ) -> Arc<Self> {
         holding::describe();
@@ -83,6 +86,7 @@ impl Seeker {
             dialer,
             main: Handle::current(),
             quests: Mutex::default(),
+            most_waiting: quests::share_of_one(max_held),
         });
         let watching = Arc::clone(&seeker);
         tokio::spawn(async move {

@@ -11,9 +11,12 @@ use super::{Need, Seeker};
 
 /// Sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
-/// Those who wait for one session: a quarter of what may wait at one listener, so that the clients of
-/// one session do not keep all others' from waiting.
-pub(super) const MAX_WAITING: usize = 1_024;
+
+/// Those who may wait for one session, of all who may wait at a listener: a quarter, so that the
+/// clients of one do not keep all others' from waiting.
+pub(super) const fn share_of_one(max_held: usize) -> usize {
+    if max_held < 4 { 1 } else { max_held / 4 }
+}
 
 /// Something that all who wait for one session wait for. `None` until it is over.
 #[derive(Debug, Default)]
@@ -24,8 +27,9 @@ impl Quest {
     pub(super) fn join(
         &self,
         id: &SessionId,
+        most: usize,
     ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Box<Refusal>> {
-        if self.0.receiver_count() < MAX_WAITING {
+        if self.0.receiver_count() < most {
             return Ok(self.0.subscribe());
         }
         Err(Box::new(passing(Problem::new(
@@ -33,7 +37,8 @@ impl Quest {
             "Too many connections wait for the session",
             503,
             format!(
-                "{MAX_WAITING} connections wait for session `{id}` already; try again in a moment"
+                "{most} connections wait for session `{id}` already, a quarter of `limits.max_held`; \
+                 try again in a moment"
             ),
         ))))
     }
@@ -49,7 +54,9 @@ impl Seeker {
         let mut over = {
             let mut quests = lock(&self.quests);
             match quests.get(id) {
-                Some(quest) => quest.join(id).map_err(|refusal| *refusal)?,
+                Some(quest) => quest
+                    .join(id, self.most_waiting)
+                    .map_err(|refusal| *refusal)?,
                 None if quests.len() >= MAX_QUESTS => {
                     return Err(passing(Problem::new(
                         TOO_MANY_WAITING,

@@ -144,7 +144,13 @@ impl Member {
         let client = PeerClient::new(dialer.clone());
         let map = Arc::new(FleetMap::new(seen.clone(), client, limits()));
         let closing = CancellationToken::new();
-        let seeker = Seeker::new(Arc::clone(&node), Arc::clone(&map), dialer, closing.clone());
+        let seeker = Seeker::new(
+            Arc::clone(&node),
+            Arc::clone(&map),
+            dialer,
+            4_096,
+            closing.clone(),
+        );
         let known: Arc<dyn Fleet> = seen.clone();
         let vitals = conman_vitals::Vitals::default();
         restarter::run(&node, &known, &seeker, &vitals, retention, closing.clone());

@@ -8,7 +8,7 @@ use conman_registry::{PeerStanding, Standing};
 use conman_runtime::{Fault, Operation};
 
 use super::super::PAUSE;
-use super::super::quests::{MAX_WAITING, Quest};
+use super::super::quests::{Quest, share_of_one};
 use super::super::refusals::TOO_MANY_WAITING;
 use super::member::{PATIENCE, id, is_served, two, web};
 
@@ -168,10 +168,15 @@ async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() 
 #[test]
 fn those_who_wait_for_one_session_leave_places_to_others() {
     let quest = Quest::default();
-    let all: Vec<_> = (0..MAX_WAITING).map(|_| quest.join(&id("ann"))).collect();
+    let most = share_of_one(80);
+    let all: Vec<_> = (0..20).map(|_| quest.join(&id("ann"), most)).collect();
     assert!(all.iter().all(Result::is_ok));
-    let refused = quest.join(&id("ann")).expect_err("no place is left");
+    let refused = quest.join(&id("ann"), most);
+    let refused = refused.expect_err("no place is left");
     assert_eq!(refused.problem.slug(), TOO_MANY_WAITING, "{refused:?}");
     drop(all);
-    quest.join(&id("ann")).expect("there are places again");
+    quest
+        .join(&id("ann"), most)
+        .expect("there are places again");
+    assert_eq!(share_of_one(0), 1, "somebody is served");
 }
