@@ -1,7 +1,9 @@
 //! Nodes of two versions in one fleet, each in the place of the other.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use conman_cluster::{Builder, Cluster};
 use conman_e2e::{EventStream, eventually, eventually_some};
@@ -15,14 +17,21 @@ use crate::fleet::{Fleet, PATIENCE};
 /// both are this one, and what is tried is only that nothing depends on which of two nodes it is.
 fn builder() -> Builder {
     let builder = Cluster::builder().nodes(2).short();
-    if let Some(previous) = std::env::var_os("CONMAN_PREVIOUS_BINARY") {
+    if let Some(previous) = previous() {
         return builder.binary_on("n2", OsStr::as_ref(&previous));
     }
-    let _ = writeln!(
-        std::io::stderr(),
-        "skipped: versions that differ; CONMAN_PREVIOUS_BINARY names no earlier release"
-    );
     builder
+}
+
+fn previous() -> Option<OsString> {
+    let previous = std::env::var_os("CONMAN_PREVIOUS_BINARY");
+    if previous.is_none() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: versions that differ; CONMAN_PREVIOUS_BINARY names no earlier release"
+        );
+    }
+    previous
 }
 
 const BOTH_WAYS: [(usize, usize); 2] = [(0, 1), (1, 0)];
@@ -184,5 +193,48 @@ async fn row_34_a_record_with_unknown_fields_is_read_and_ends_by_either_version(
         fleet.goes_on(&id, new).await;
         fleet.judge();
     }
+    fleet.leaves_nothing().await;
+}
+
+/// As a package manager does it: the file is replaced beneath what runs.
+fn put(binary: &Path, program: &Path) {
+    let new = program.with_extension("new");
+    fs::copy(binary, &new).expect("copied");
+    fs::rename(&new, program).expect("renamed");
+}
+
+#[tokio::test]
+async fn row_34_a_node_is_upgraded_in_place_and_its_sessions_run_on() {
+    let place = tempfile::tempdir().expect("a directory");
+    let program = place.path().join("conman");
+    let own = conman_e2e::binary();
+    put(
+        &previous().map_or_else(|| own.to_owned(), PathBuf::from),
+        &program,
+    );
+    let builder = Cluster::builder().nodes(2).short();
+    let Some(mut fleet) = Fleet::shared(builder.binary_on("n2", &program)).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(1, "s").await.generation.get();
+    fleet.goes_on("s", generation).await;
+
+    put(own, &program);
+    fleet.node(1).end_daemon().await.expect("ended");
+    fleet.node(1).replace_shim().expect("replaced");
+    fleet.node(1).start().expect("started");
+    fleet.all_ready().await;
+    fleet.goes_on("s", generation).await;
+    fleet.is_one(0, "s", generation).await;
+    let more = fleet.ensure_on(1, "more").await.generation.get();
+    fleet.goes_on("more", more).await;
+
+    // What is of the daemon before is ended and released as what is of this one.
+    fleet.stop(0, "s").await;
+    let next = fleet.ensure_after(0, "s", generation).await;
+    fleet.goes_on("s", next.generation.get()).await;
+    fleet.node(1).lose().expect("lost");
+    let next = fleet.ensure_after(0, "more", more).await;
+    fleet.goes_on("more", next.generation.get()).await;
     fleet.leaves_nothing().await;
 }
