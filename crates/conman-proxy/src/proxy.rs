@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::Duration;
 
+use conman_vitals::essential;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
@@ -107,7 +108,7 @@ impl Proxy {
                 format!("conman-{}-{number}", front.thread()),
                 alive.clone(),
                 move |runtime| {
-                    runtime.block_on(worker::run(context, accepted));
+                    runtime.block_on(essential("proxy", worker::run(context, accepted)));
                 },
             )?;
             workers.push(WorkerQueue {
@@ -117,7 +118,7 @@ impl Proxy {
         }
         let acceptor_meters = Arc::clone(&meters);
         run_thread("conman-accept".to_owned(), alive, move |runtime| {
-            runtime.block_on(async move {
+            runtime.block_on(essential("acceptor", async move {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
                         Acceptor::new(listener, workers, &options, &front, acceptor_meters)
@@ -126,7 +127,7 @@ impl Proxy {
                     }
                     Err(error) => tracing::error!(%error, "the sessions listener is unusable"),
                 }
-            });
+            }));
         })?;
         Ok(Self {
             local_addr,

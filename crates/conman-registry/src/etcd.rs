@@ -232,13 +232,17 @@ impl EtcdRegistry {
                         pulse,
                     );
                     tokio::spawn(essential(MEMBERSHIP, looking));
-                    tokio::spawn(hints::watch(Arc::clone(&helpers), nodes, |_, _| true));
+                    let watching = hints::watch(Arc::clone(&helpers), nodes, |_, _| true);
+                    tokio::spawn(essential("watch of nodes", watching));
                     let parent = peers.clone();
                     let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
-                    tokio::spawn(hints::watch(Arc::clone(&helpers), peers, news));
-                    tokio::spawn(keep_seen(Arc::clone(&helpers)));
+                    let watching = hints::watch(Arc::clone(&helpers), peers, news);
+                    tokio::spawn(essential("watch of announcements", watching));
+                    let keeping = keep_seen(Arc::clone(&helpers));
+                    tokio::spawn(essential("memory of etcd", keeping));
                     if let Some(every) = options.compact_every {
-                        tokio::spawn(compaction::run(Arc::clone(&helpers), compacts, every));
+                        let compacting = compaction::run(Arc::clone(&helpers), compacts, every);
+                        tokio::spawn(essential("compaction", compacting));
                     }
                     essential(driver::NAME, Box::pin(driver.run())).await;
                 });

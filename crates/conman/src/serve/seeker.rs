@@ -23,6 +23,7 @@ use conman_peer::holding::{self, Cause, Held};
 use conman_peer::{Dialer, FleetMap, NoAddress, Owner, PeerAddress, ToNode, Whereabouts, Wish};
 use conman_proto::{Problem, ResolvedSpec, SessionId};
 use conman_proxy::{Refusal, Route, Turned, Way};
+use conman_vitals::essential;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -89,13 +90,13 @@ impl Seeker {
             most_waiting: quests::share_of_one(max_held),
         });
         let watching = Arc::clone(&seeker);
-        tokio::spawn(async move {
+        tokio::spawn(essential("look for gone nodes", async move {
             let pause = || tokio::time::sleep(LOOK_EVERY);
             // A look that is not taken any more tells nobody anything.
             while closing.run_until_cancelled(pause()).await.is_some() {
                 watching.map.tell_of_gone_nodes();
             }
-        });
+        }));
         seeker
     }
 
