@@ -36,6 +36,7 @@ pub mod proc_scan;
 mod proc_stat;
 mod process_facts;
 mod realtime;
+mod replaced_file;
 mod session_cgroup;
 mod signal_name;
 mod spread;
@@ -67,6 +68,7 @@ pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,
 };
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
+pub use replaced_file::{replace_file, sync_parent};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};

@@ -1,9 +1,10 @@
 //! What is asked of a drain, and the file that has it outlive its daemon.
 
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use conman_linux::{replace_file, sync_parent};
 use conman_proto::DrainRequest;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -104,7 +105,7 @@ impl OrderFile {
 
     pub(super) async fn write(&self, order: &Order) -> io::Result<()> {
         let bytes = serde_json::to_vec(order)?;
-        self.change(move |path| replace(path, &bytes)).await
+        self.change(move |path| replace_file(path, &bytes)).await
     }
 
     pub(super) async fn remove(&self) -> io::Result<()> {
@@ -131,27 +132,5 @@ impl OrderFile {
         let changed = timeout_at(deadline, made).await.map_err(slow)?;
         *late = None;
         changed.unwrap_or_else(|error| Err(io::Error::other(error)))
-    }
-}
-
-/// The old file or the new one is there, whatever happens in between.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let written = std::fs::File::create(&new).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
-        // On a full disk, a block for somebody else.
-        let _ = std::fs::remove_file(&new);
-        return Err(error);
-    }
-    sync_parent(path)
-}
-
-fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => std::fs::File::open(parent)?.sync_all(),
-        None => Ok(()),
     }
 }

@@ -6,11 +6,12 @@
 //! [`Memory`] ──words, bounded, dropped when full──> the thread, which ends with the last [`Memory`].
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind, Read as _};
+use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
+use conman_linux::replace_file;
 use serde::{Deserialize, Serialize};
 
 /// File in the state directory.
@@ -101,7 +102,7 @@ fn read(path: &Path) -> io::Result<Option<Known>> {
     Ok(Some(serde_json::from_slice(&bytes)?))
 }
 
-fn change(path: &PathBuf, word: Word) -> io::Result<()> {
+fn change(path: &Path, word: Word) -> io::Result<()> {
     let Word::Keep(reason) = word else {
         return match fs::remove_file(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -109,9 +110,5 @@ fn change(path: &PathBuf, word: Word) -> io::Result<()> {
         };
     };
     let boot_id = conman_linux::boot_id()?;
-    let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(&Known { reason, boot_id })?)?;
-    file.sync_all()?;
-    fs::rename(&new, path)
+    replace_file(path, &serde_json::to_vec(&Known { reason, boot_id })?)
 }

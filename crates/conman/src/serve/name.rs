@@ -6,11 +6,11 @@
 //! machine.
 
 use std::fs;
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use conman_linux::replace_file;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -91,15 +91,8 @@ fn read(path: &Path) -> io::Result<Option<Known>> {
     Ok(Some(serde_json::from_slice(&bytes)?))
 }
 
-/// The old file or the new one is there, whatever happens in between.
 fn write(path: &Path, known: &Known) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut options = fs::File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&new)?;
-    file.write_all(&serde_json::to_vec(known)?)?;
-    file.sync_all()?;
-    fs::rename(&new, path)
+    replace_file(path, &serde_json::to_vec(known)?)
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! Small files that are there whole, whatever happens while they change.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// Has a file hold these bytes, durably: the old file or the new one is there, whatever happens in
+/// between. Nobody else may read it. What is beside it with the extension `new` is overwritten.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(&new).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    if let Err(error) = written.and_then(|()| fs::rename(&new, path)) {
+        // On a full disk, a block for somebody else.
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    sync_parent(path)
+}
+
+/// Makes it last that a file is there by its name, or is not there any more.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_or_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("state.json");
+        replace_file(&path, b"one and more").expect("made");
+        replace_file(&path, b"two").expect("replaced");
+        assert_eq!(fs::read(&path).expect("read"), b"two");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // Where it cannot be written, nothing changes.
+        fs::create_dir(path.with_extension("new")).expect("made");
+        replace_file(&path, b"three").expect_err("there is a directory");
+        assert_eq!(fs::read(&path).expect("read"), b"two");
+    }
+}
