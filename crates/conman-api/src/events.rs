@@ -14,6 +14,7 @@
 mod cursor;
 mod local;
 mod merge;
+mod notes;
 mod places;
 mod remote;
 

@@ -43,6 +43,8 @@ const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-genera
 const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 /// On answers to nodes: the request belongs elsewhere, and nothing was done.
 pub(crate) const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+/// On what a node tells of itself for as long as another reads: its name. An older one does not say.
+pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
 
 /// The field by which another node knows on whose behalf it is asked.

@@ -1,19 +1,20 @@
 //! The frames of several nodes as one stream of events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use conman_auth::Caller;
 use conman_peer::FleetMap;
-use conman_proto::{Event, EventKind, SessionId};
-use conman_registry::{Journal, JournalError};
+use conman_proto::{Event, SessionId};
+use conman_registry::{Journal, JournalError, Peer, PeerStanding};
 use futures_util::future::poll_fn;
 use futures_util::stream::{BoxStream, StreamExt as _};
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
+use super::notes::{back, is_recorded, unreachable};
 use super::places::{StreamPlace, StreamPlaces};
 use super::remote::{self, Asked, Told};
 use super::{Cursor, Frame, From, Position, local};
@@ -50,9 +51,11 @@ pub(crate) struct Merged {
     resumes: bool,
     cursor: Cursor,
     sources: BTreeMap<String, Source>,
+    /// Those let go of after it was told that their events are missing.
+    missing: BTreeSet<String>,
     look_at: Instant,
     truncated: bool,
-    _place: StreamPlace,
+    place: StreamPlace,
 }
 
 /// A node whose events are told.
@@ -63,6 +66,8 @@ struct Source {
     begun: bool,
     /// Whether it has told what was stored, or cannot.
     live: bool,
+    /// Whether it was told that its events are missing.
+    missing: bool,
     heard_at: Instant,
 }
 
@@ -114,9 +119,10 @@ impl Merged {
             resumes: position.is_some(),
             cursor,
             sources: BTreeMap::new(),
+            missing: BTreeSet::new(),
             look_at: now,
             truncated: false,
-            _place: place,
+            place,
         };
         merged.open_own(journal).await?;
         merged.look();
@@ -144,7 +150,8 @@ impl Merged {
         }
         // This node's own events are the last to be left out.
         let peers = self.map.fleet().peers();
-        let present = peers.iter().map(|peer| peer.name.as_str());
+        let there = peers.iter().filter(|peer| !is_gone(peer));
+        let present = there.map(|peer| peer.name.as_str());
         self.cursor.has_room(&me, 0, present);
         let from = self.from(&me);
         let frames = local::frames(journal, from, self.asked.session.clone()).await?;
@@ -229,29 +236,44 @@ impl Merged {
     fn look(&mut self) {
         let peers = self.map.fleet().peers();
         let me = self.map.me().to_owned();
-        self.sources
+        let find = |name: &str| peers.iter().find(|peer| peer.name == name);
+        // One that is asked for by its name is told of whatever became of it.
+        let is_named = self.only != OnlyOf::All;
+        let left = self.sources.extract_if(.., |name, source| {
+            let stays = match find(name) {
+                // It may be reached yet, whatever the registry says.
+                Some(peer) => !is_gone(peer) || !source.missing || is_named,
+                None => false,
+            };
             // What it has told already is told on, before it is let go of.
-            .retain(|name, source| {
-                *name == me || source.head.is_some() || peers.iter().any(|peer| peer.name == *name)
-            });
+            *name != me && source.head.is_none() && !stays
+        });
+        let missing = left.filter(|(_, source)| source.missing);
+        self.missing.extend(missing.map(|(name, _)| name));
+        self.missing.retain(|name| find(name).is_some());
         for peer in peers.iter() {
             let name = peer.name.as_str();
             if name == me || !self.includes(name) || self.sources.contains_key(name) {
                 continue;
             }
+            if is_gone(peer) && !is_named {
+                continue;
+            }
             // Those that have not told theirs yet will have a position, too.
             let begun = self.sources.keys();
             let pending = begun.filter(|name| self.cursor.seq(name).is_none()).count();
-            let present = peers.iter().map(|peer| peer.name.as_str());
+            let there = |peer: &&Peer| !is_gone(peer) || self.sources.contains_key(&peer.name);
+            let present = peers.iter().filter(there).map(|peer| peer.name.as_str());
             if !self.cursor.has_room(name, pending, present) {
-                tracing::warn!(node = name, "a stream of events has no room for this node");
+                self.place.has_no_room_for(name);
                 continue;
             }
             let asked = Asked {
                 from: self.from(name),
                 ..self.asked.clone()
             };
-            let told = remote::frames(Arc::clone(&self.map), name, asked);
+            let missing = self.missing.remove(name);
+            let told = remote::frames(Arc::clone(&self.map), name, asked, missing);
             self.sources.insert(name.to_owned(), Source::new(told));
         }
     }
@@ -311,10 +333,13 @@ impl Merged {
                         self.cursor.set(name, seq);
                     }
                     Told::Unreachable(why) => {
-                        source.live = true;
+                        (source.live, source.missing) = (true, true);
                         source.head = Some(unreachable(name, self.cursor.seq(name), &why));
                     }
-                    Told::Back => source.head = Some(back(name, self.cursor.seq(name))),
+                    Told::Back => {
+                        source.missing = false;
+                        source.head = Some(back(name, self.cursor.seq(name)));
+                    }
                 }
             }
         }
@@ -340,6 +365,7 @@ impl Source {
             head: None,
             begun: false,
             live: false,
+            missing: false,
             heard_at: Instant::now(),
         }
     }
@@ -349,34 +375,7 @@ impl Source {
     }
 }
 
-/// Whether an event of this kind is in a journal, which its position is one of.
-fn is_recorded(kind: EventKind) -> bool {
-    !matches!(kind, EventKind::NodeUnreachable | EventKind::NodeReached)
-}
-
-fn unreachable(node: &str, seq: Option<u64>, why: &str) -> Event {
-    let message = format!(
-        "the events of node {node} are missing from here on, and follow when it can be asked \
-         again: {why}"
-    );
-    note(EventKind::NodeUnreachable, node, seq, message)
-}
-
-fn back(node: &str, seq: Option<u64>) -> Event {
-    let message = format!("node {node} can be asked again; what it did meanwhile follows");
-    note(EventKind::NodeReached, node, seq, message)
-}
-
-fn note(kind: EventKind, node: &str, seq: Option<u64>, message: String) -> Event {
-    Event {
-        seq: seq.unwrap_or(0),
-        at: Timestamp::now(),
-        kind,
-        node: node.to_owned(),
-        session: None,
-        generation: None,
-        phase: None,
-        duration_ms: None,
-        message,
-    }
+/// Whether it was declared dead: its name may stay known for a day, and its address be another's.
+fn is_gone(peer: &Peer) -> bool {
+    peer.standing == PeerStanding::Fenced
 }

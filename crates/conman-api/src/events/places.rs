@@ -1,8 +1,10 @@
 //! How many streams merge other nodes' events at a time, in all and for one caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use conman_auth::Caller;
+use conman_core::Sparing;
 
 use crate::problem::{ApiError, Kind};
 
@@ -12,9 +14,30 @@ const MOST: usize = 100;
 /// No caller keeps the others out; a frontend that shares its streams among its users needs few.
 const MOST_A_CALLER: usize = MOST / 4;
 
+/// Between two warnings of one node, whichever streams lack it.
+const SAY_AGAIN_MS: u64 = 600_000;
+
 /// The places for streams of the fleet's events on this node.
 #[derive(Debug, Clone, Default)]
-pub struct StreamPlaces(Arc<Mutex<Vec<Caller>>>);
+pub struct StreamPlaces(Arc<Places>);
+
+#[derive(Debug)]
+struct Places {
+    taken: Mutex<Vec<Caller>>,
+    began: Instant,
+    /// That streams have no room for a node.
+    said: Mutex<Sparing>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            taken: Mutex::default(),
+            began: Instant::now(),
+            said: Mutex::new(Sparing::new(SAY_AGAIN_MS)),
+        }
+    }
+}
 
 /// One of them, given back when it is dropped.
 #[derive(Debug)]
@@ -49,7 +72,23 @@ impl StreamPlaces {
 
     /// Whoever panicked while it was locked has left it whole.
     fn taken(&self) -> MutexGuard<'_, Vec<Caller>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StreamPlace {
+    /// Tells the log now and then that this stream leaves out a node.
+    pub(super) fn has_no_room_for(&self, node: &str) {
+        let places = &self.places.0;
+        let now_ms = u64::try_from(places.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut said = places.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(withheld) = said.say(node, now_ms) {
+            tracing::warn!(
+                node,
+                withheld,
+                "a stream of events has no room for this node"
+            );
+        }
     }
 }
 

@@ -77,8 +77,13 @@ struct Remote {
     told: bool,
 }
 
-/// Never ends.
-pub(super) fn frames(map: Arc<FleetMap>, node: &str, asked: Asked) -> BoxStream<'static, Told> {
+/// Never ends. `told`: that its events are missing was told before.
+pub(super) fn frames(
+    map: Arc<FleetMap>,
+    node: &str,
+    asked: Asked,
+    told: bool,
+) -> BoxStream<'static, Told> {
     let remote = Remote {
         map,
         node: node.to_owned(),
@@ -86,7 +91,7 @@ pub(super) fn frames(map: Arc<FleetMap>, node: &str, asked: Asked) -> BoxStream<
         connection: None,
         pause: PAUSE,
         away_since: None,
-        told: false,
+        told,
     };
     let told = stream::unfold(remote, |mut remote| async move {
         let told = remote.next().await;
@@ -136,6 +141,13 @@ impl Remote {
         let line = next.map_err(|_| format!("it told nothing for {} s", SILENCE.as_secs()))??;
         let frame: Frame = serde_json::from_slice(&line)
             .map_err(|error| format!("what it tells is not understood: {error}"))?;
+        if let Frame::Event(event) = &frame
+            && event.node != self.node
+        {
+            // It was never connected: nothing is waited for to come back.
+            self.connection = None;
+            return Err(not_it(&event.node));
+        }
         let seq = match &frame {
             Frame::Event(event) => event.seq,
             Frame::Reached { seq, .. } => *seq,
@@ -178,6 +190,10 @@ impl Remote {
             .await
             .map_err(|_| format!("it did not answer within {} s", ASK_PATIENCE.as_secs()))?
             .map_err(|error| chain(&error))?;
+        let who = response.headers().get(hop::X_CONMAN_NODE);
+        if let Some(who) = who.filter(|who| who.as_bytes() != self.node.as_bytes()) {
+            return Err(not_it(&String::from_utf8_lossy(who.as_bytes())));
+        }
         match response.status() {
             StatusCode::OK => Ok(Lines {
                 body: response.into_body(),
@@ -197,6 +213,11 @@ impl Remote {
             None => format!("it has left the fleet; {why}"),
         }
     }
+}
+
+/// Addresses of nodes that are gone are given to others.
+fn not_it(who: &str) -> String {
+    format!("node `{who}` answers where it listened")
 }
 
 async fn refused(status: StatusCode, body: Incoming) -> String {
@@ -252,3 +273,6 @@ impl Lines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

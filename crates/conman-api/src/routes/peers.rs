@@ -9,10 +9,12 @@ use axum::extract::State;
 use conman_node::{Former, WithoutImage};
 use conman_proto::{Generation, SessionId, Timeline};
 use futures_util::StreamExt as _;
+use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 use crate::ApiState;
 use crate::events::{self, From};
+use crate::hop;
 use crate::node_errors::route_error;
 use crate::path_params::SessionPath;
 use crate::problem::ApiError;
@@ -79,7 +81,7 @@ pub(crate) struct AskedForEvents {
 pub(crate) async fn events(
     State(state): State<ApiState>,
     AxumQuery(asked): AxumQuery<AskedForEvents>,
-) -> Result<Body, ApiError> {
+) -> Result<([(HeaderName, String); 1], Body), ApiError> {
     let from = From {
         after: asked.after,
         since_ms: asked.since_ms,
@@ -94,7 +96,8 @@ pub(crate) async fn events(
             Ok::<_, Infallible>(Bytes::from(line))
         })
         .take_until(state.closing.clone().cancelled_owned());
-    Ok(Body::from_stream(lines))
+    let who = (hop::X_CONMAN_NODE, state.node.name().to_owned());
+    Ok(([who], Body::from_stream(lines)))
 }
 
 #[derive(Debug, Deserialize)]

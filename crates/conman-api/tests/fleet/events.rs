@@ -1,12 +1,14 @@
 //! The events of all nodes by way of any of them.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener as StdListener;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::time::Duration;
 
 use axum::body::BodyDataStream;
 use conman_auth::Scope;
 use conman_peer::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind, EventPage};
+use conman_registry::PeerStanding;
 use futures_util::StreamExt as _;
 use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
@@ -88,6 +90,12 @@ async fn start(world: &World, nodes: [&Node; 2], on: usize, id: &str) {
     }
     let session = nodes[on].ensure(id).await.session;
     assert_eq!(session.node, ["a", "b"][on]);
+}
+
+/// Where nobody listens.
+fn unused_address() -> SocketAddr {
+    let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
+    nobody.local_addr().expect("bound")
 }
 
 async fn page(node: &Node, query: &str) -> EventPage {
@@ -181,9 +189,7 @@ async fn a_stream_tells_what_happens_on_any_node_and_goes_on_by_way_of_another()
 async fn a_node_that_cannot_be_asked_is_named_and_what_it_did_meanwhile_follows() {
     let (world, a, b) = two().await;
     let mut url = None;
-    let nobody = StdListener::bind("127.0.0.1:0").expect("a free port");
-    let address = nobody.local_addr().expect("bound");
-    drop(nobody);
+    let address = unused_address();
     world.announced("b", |b| {
         url = b.peer_url.replace(format!("http://{address}"));
     });
@@ -331,4 +337,51 @@ async fn one_nodes_events_can_be_asked_for_and_what_a_node_brings_is_answered_by
         page.events.iter().all(|event| event.node == "b"),
         "{page:?}"
     );
+}
+
+/// Names of nodes that are gone stay known for a day, and there may be more of them than a position
+/// has room for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_are_gone_keep_no_other_out_and_are_not_told_of() {
+    let world = World::new();
+    let a = Node::join(&world, "a").await;
+    for number in 0..260 {
+        let name = format!("gone-{number}");
+        let _ = world.fleet.join(&name);
+        world.change(&name, |gone| gone.standing = PeerStanding::Fenced);
+    }
+    let _z = Node::join(&world, "z").await;
+    let nodes = |events: &[Event]| -> BTreeSet<String> {
+        events.iter().map(|event| event.node.clone()).collect()
+    };
+    let both = BTreeSet::from(["a".to_owned(), "z".to_owned()]);
+    assert_eq!(nodes(&page(&a, "after=0").await.events), both);
+    // Who asks for one of them is told what became of it.
+    let named = page(&a, "after=0&node=gone-7").await.events;
+    let message = &named.first().expect("it is told of").message;
+    assert!(message.contains("declared dead"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_told_to_be_missing_and_declared_dead_is_told_to_be_back() {
+    let (world, a, b) = two().await;
+    let mut url = None;
+    world.announced("b", |b| {
+        url = b.peer_url.replace(format!("http://{}", unused_address()));
+    });
+    let mut events = Events::open(&a.api, "", None).await;
+    events.until(EventKind::NodeUnreachable, "b").await;
+    world.change("b", |b| b.standing = PeerStanding::Fenced);
+    // Longer than between two looks at which nodes there are.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    start(&world, [&a, &b], 0, "alice").await;
+    let told = events.until(EventKind::SessionReady, "a").await;
+    assert!(told.iter().all(|(_, event)| event.node == "a"), "{told:?}");
+    world.change("b", |b| b.standing = PeerStanding::Live);
+    world.announced("b", |b| b.peer_url = url);
+    start(&world, [&a, &b], 1, "bob").await;
+    let seen = events.until(EventKind::SessionReady, "b").await;
+    let of_b = seen.iter().filter(|(_, event)| event.node == "b");
+    let kinds: Vec<EventKind> = of_b.map(|(_, event)| event.kind).collect();
+    assert_eq!(kinds.first(), Some(&EventKind::NodeReached), "{kinds:?}");
 }

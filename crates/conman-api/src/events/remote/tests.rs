@@ -1,0 +1,87 @@
+use conman_auth::{CallerOrigin, Scope};
+use conman_core::placement::PlacementLimits;
+use conman_peer::{Dialer, PeerClient};
+use conman_proto::{Event, EventKind};
+use conman_registry::ModelFleet;
+use jiff::Timestamp;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An event of the node `new`, as it is sent.
+fn frame() -> String {
+    let event = Event {
+        seq: 7,
+        at: Timestamp::now(),
+        kind: EventKind::NodeStarted,
+        node: "new".to_owned(),
+        session: None,
+        generation: None,
+        phase: None,
+        duration_ms: None,
+        message: "started".to_owned(),
+    };
+    serde_json::to_string(&Frame::Event(event)).expect("JSON")
+}
+
+/// What is told of the node `old` where `new` listens now, which answers with these fields. They
+/// know each other by nothing that names them.
+async fn told_at_its_address(fields: &str) -> Told {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let answer = format!("HTTP/1.1 200 OK\r\n{fields}\r\n{}\n", frame());
+    let answering = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 4_096]).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+                // Until the other end is closed.
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+            });
+        }
+    });
+    let fleet = ModelFleet::new();
+    let (_, seen) = fleet.join("me");
+    let _ = fleet.join("old");
+    fleet.announced("old", |old| {
+        old.peer_url = Some(format!("http://{address}"))
+    });
+    let client = PeerClient::new(Dialer::new("me", None, None));
+    let map = FleetMap::new(seen, client, PlacementLimits::default());
+    let asked = Asked {
+        from: From {
+            after: Some(0),
+            since_ms: 0,
+        },
+        opened_ms: 0,
+        opened_at: Instant::now(),
+        session: None,
+        caller: Caller {
+            name: "a test".to_owned(),
+            scope: Scope::Read,
+            origin: CallerOrigin::Token,
+        },
+    };
+    let mut frames = frames(Arc::new(map), "old", asked, false);
+    let told = timeout(PATIENCE, frames.next()).await.expect("in time");
+    answering.abort();
+    told.expect("it never ends")
+}
+
+#[tokio::test]
+async fn what_another_node_tells_at_its_address_is_not_told_as_its_own() {
+    // Older ones do not say who they are, but for their events.
+    for fields in ["x-conman-node: new\r\n", ""] {
+        let told = told_at_its_address(fields).await;
+        let Told::Unreachable(why) = &told else {
+            panic!("{told:?}");
+        };
+        assert!(why.contains("node `new` answers"), "{why}");
+    }
+}
