@@ -5,6 +5,7 @@
 //! a time. Nothing here is relied on for who owns what: a restart is a claim like any other. What is
 //! restarted by nobody, and tells of nodes that are gone, it has forgotten in time.
 
+mod ages;
 mod leftovers;
 mod turns;
 
@@ -108,10 +109,11 @@ impl Restarter {
             let standing = self.fleet.standing().borrow().clone();
             was_frozen |= standing.is_frozen();
             if !standing.is_ready() {
-                self.leftovers.start_over();
                 continue;
             }
-            let now_gone = gone_nodes(&self.fleet.peers());
+            let peers = self.fleet.peers();
+            self.leftovers.see(&peers);
+            let now_gone = gone_nodes(&peers);
             let news = now_gone != gone;
             gone = now_gone;
             // A node that comes back is about to tell what its fence has killed.
@@ -129,7 +131,7 @@ impl Restarter {
                 let begun = Instant::now();
                 if let Err(error) = self.scan(pulse).await {
                     tracing::warn!(%error, "the sessions' records cannot be looked through");
-                    self.leftovers.start_over();
+                    self.leftovers.look_failed();
                 }
                 took = begun.elapsed();
                 scanned = Some(Instant::now());
@@ -167,7 +169,7 @@ impl Restarter {
         let known = peers.iter().find(|peer| peer.name == session.node);
         let fenced = known.map(|peer| peer.standing == PeerStanding::Fenced);
         let gone_for = match fenced.unwrap_or(true) {
-            true => Some(self.leftovers.gone_for(&session.node)),
+            true => Some(self.leftovers.gone_for(&session.node, known)),
             false => None,
         };
         if !record.state.is_ended() && fenced != Some(true) {

@@ -1,17 +1,16 @@
 //! Has records go that nobody looks after: of nodes that are gone, and what this one failed to
 //! forget.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::retention::{Lot, Retention};
 use conman_node::{Node, end_of};
-use conman_registry::{FleetSession, RecordState, RegistryError, SessionRecord};
+use conman_registry::{FleetSession, Peer, RecordState, RegistryError, SessionRecord};
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
+use super::ages::Ages;
 use super::turns::Turns;
 
 /// Records that go after one look at all of them; the others go after the next ones, all in turn:
@@ -22,10 +21,7 @@ const MAX_AT_ONCE: usize = 200;
 pub(super) struct Leftovers {
     node: Arc<Node>,
     retention: Retention,
-    /// The nodes that are gone and have records yet, since when that is seen.
-    gone: HashMap<String, Instant>,
-    /// Those of the present look at all records.
-    met: HashSet<String>,
+    ages: Ages,
     found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
     /// What goes just now.
     going: Option<JoinHandle<()>>,
@@ -36,25 +32,21 @@ impl Leftovers {
         Self {
             node,
             retention,
-            gone: HashMap::new(),
-            met: HashSet::new(),
+            ages: Ages::default(),
             found: Turns::default(),
             going: None,
         }
     }
 
-    /// For how long a node has been seen to be gone that a record is of.
-    pub(super) fn gone_for(&mut self, node: &str) -> Duration {
-        if !self.met.contains(node) {
-            self.met.insert(node.to_owned());
-        }
-        match self.gone.get(node) {
-            Some(since) => since.elapsed(),
-            None => {
-                self.gone.insert(node.to_owned(), Instant::now());
-                Duration::ZERO
-            }
-        }
+    /// What the nodes are like now.
+    pub(super) fn see(&mut self, peers: &[Peer]) {
+        self.ages.see(peers);
+    }
+
+    /// For how long a node has been seen to be gone that a record is of; `known` where it is not
+    /// forgotten.
+    pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
+        self.ages.gone_for(node, known)
     }
 
     /// Of a session that nobody restarts by itself; `gone_for` where its node is gone and it is this
@@ -84,18 +76,16 @@ impl Leftovers {
         session.node == self.node.name() && self.node.get(&session.record.id).is_none()
     }
 
-    /// Nothing is known any more of how long which node has been gone: one that was may have come back
-    /// while nobody looked.
-    pub(super) fn start_over(&mut self) {
-        self.gone.clear();
-        self.met.clear();
+    /// Not all records could be looked at. Which nodes were gone then still are, unless they are seen
+    /// to be back.
+    pub(super) fn look_failed(&mut self) {
+        self.ages.look_failed();
         self.found.drop_met();
     }
 
     /// All records were looked at: those that were found go, in the background.
     pub(super) fn clear(&mut self) {
-        let met = std::mem::take(&mut self.met);
-        self.gone.retain(|node, _| met.contains(node));
+        self.ages.all_met();
         let busy = self
             .going
             .as_ref()

@@ -6,7 +6,9 @@ use conman_core::EndCause;
 use conman_core::retention::Retention;
 use conman_node::Node;
 use conman_proto::{OnNodeLoss, ResolvedSpec, SessionId, SessionState};
-use conman_registry::{Ending, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord};
+use conman_registry::{
+    Ending, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord, Standing,
+};
 
 use super::super::PAUSE;
 use super::member::{Member, PATIENCE, id, secret};
@@ -64,6 +66,33 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
         tokio::time::sleep(PAUSE).await;
     }
     assert!(keeping.node.is_live(&back));
+}
+
+/// As while etcd elects: all nodes are late then, one after another or often.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
+    /// More than passes between two times in which it is late.
+    const KEPT: Retention = Retention {
+        ended: Duration::from_secs(6),
+        lost: Duration::from_secs(6),
+    };
+    /// A look at how it stands comes sooner.
+    const A_WHILE: Duration = Duration::from_secs(2);
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
+    a.start(&id("here")).await;
+    let spec = a.node.get(&id("here")).expect("it is shown").spec;
+    let (registry, _gone) = fleet.join("gone");
+    ends(&*registry, &id("old"), &spec).await;
+    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
+    let deadline = Instant::now() + PATIENCE;
+    while a.node.record(&id("old")).await.expect("readable").is_some() {
+        assert!(Instant::now() < deadline, "it never goes");
+        for standing in [Standing::Late, Standing::Live] {
+            a.fleet.stand(standing);
+            tokio::time::sleep(A_WHILE).await;
+        }
+    }
 }
 
 /// Has a record of a session that has ended.

@@ -1,0 +1,141 @@
+//! For how long nodes have been gone, by a clock that nobody sets.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use conman_registry::{Peer, PeerStanding};
+use tokio::time::Instant;
+
+/// The nodes that are gone and have records yet. One that is gone stays so until it joins again, by
+/// which it has another incarnation: so that it was gone meanwhile is known also where nobody could
+/// look for a while, as while etcd elects.
+#[derive(Debug, Default)]
+pub(super) struct Ages {
+    gone: HashMap<String, Gone>,
+    /// Those of the present look at all records.
+    met: HashSet<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    /// `None` for one that was forgotten before.
+    incarnation: Option<u64>,
+    seen_at: Instant,
+}
+
+impl Gone {
+    /// Whether it has not come back since, as far as what is known of it now tells.
+    fn is_still(&self, known: Option<&Peer>) -> bool {
+        known.is_none_or(|peer| {
+            peer.standing == PeerStanding::Fenced && self.incarnation == Some(peer.incarnation)
+        })
+    }
+}
+
+impl Ages {
+    /// Lets go of those that are back, or were.
+    pub(super) fn see(&mut self, peers: &[Peer]) {
+        self.gone
+            .retain(|node, gone| gone.is_still(peers.iter().find(|peer| peer.name == *node)));
+    }
+
+    /// For how long a node has been seen to be gone that a record is of; `known` where it is not
+    /// forgotten.
+    pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
+        if !self.met.contains(node) {
+            self.met.insert(node.to_owned());
+        }
+        if let Some(gone) = self.gone.get(node).filter(|gone| gone.is_still(known)) {
+            return gone.seen_at.elapsed();
+        }
+        let gone = Gone {
+            incarnation: known.map(|peer| peer.incarnation),
+            seen_at: Instant::now(),
+        };
+        self.gone.insert(node.to_owned(), gone);
+        Duration::ZERO
+    }
+
+    /// All records were looked at: of nodes that have none any more, nothing is to be known.
+    pub(super) fn all_met(&mut self) {
+        let met = std::mem::take(&mut self.met);
+        self.gone.retain(|node, _| met.contains(node));
+    }
+
+    /// Not all records were looked at.
+    pub(super) fn look_failed(&mut self) {
+        self.met.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(standing: PeerStanding, incarnation: u64) -> Peer {
+        Peer {
+            name: "n".to_owned(),
+            incarnation,
+            standing,
+            is_late: false,
+            announcement: None,
+            announced_ago_ms: 0,
+            seen_ago_ms: 0,
+        }
+    }
+
+    /// What a look at one record of `n` finds, an hour after the one before.
+    async fn hour(ages: &mut Ages, known: Option<&Peer>) -> u64 {
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        ages.see(known.map(std::slice::from_ref).unwrap_or_default());
+        let gone_for = ages.gone_for("n", known);
+        ages.all_met();
+        gone_for.as_secs() / 3_600
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_grows_older_over_looks_that_fail_and_its_being_forgotten() {
+        let mut ages = Ages::default();
+        let fenced = peer(PeerStanding::Fenced, 3);
+        assert_eq!(hour(&mut ages, Some(&fenced)).await, 0);
+        assert_eq!(hour(&mut ages, Some(&fenced)).await, 1);
+        // Before its records were met, and after.
+        ages.look_failed();
+        ages.gone_for("n", Some(&fenced));
+        ages.look_failed();
+        assert_eq!(hour(&mut ages, Some(&fenced)).await, 2);
+        assert_eq!(hour(&mut ages, None).await, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_was_back_is_gone_anew() {
+        let mut ages = Ages::default();
+        let fenced = peer(PeerStanding::Fenced, 3);
+        let again = peer(PeerStanding::Fenced, 4);
+        let returns = [
+            peer(PeerStanding::Live, 4),
+            peer(PeerStanding::Silent, 4),
+            again.clone(),
+        ];
+        for back in &returns {
+            hour(&mut ages, Some(&fenced)).await;
+            assert_eq!(hour(&mut ages, Some(&fenced)).await, 1);
+            ages.see(std::slice::from_ref(back));
+            assert_eq!(hour(&mut ages, Some(&again)).await, 0, "{back:?}");
+        }
+        // One that was forgotten was back if it is known again.
+        assert_eq!(hour(&mut Ages::default(), None).await, 0);
+        let mut ages = Ages::default();
+        hour(&mut ages, None).await;
+        assert_eq!(hour(&mut ages, None).await, 1);
+        assert_eq!(hour(&mut ages, Some(&again)).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_nodes_without_records() {
+        let mut ages = Ages::default();
+        hour(&mut ages, None).await;
+        ages.all_met();
+        assert!(ages.gone.is_empty());
+    }
+}
