@@ -23,5 +23,6 @@ mod single_flight;
 mod store;
 mod terminals;
 mod trouble;
+mod two_daemons;
 mod typed;
 mod versions;

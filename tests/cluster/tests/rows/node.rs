@@ -1,4 +1,4 @@
-//! Daemons and shims that die, stand still or come twice.
+//! Daemons and shims that die or stand still.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::load::Bystander;
 /// Sessions that a fault is to leave alone.
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 
-async fn started(fleet: &mut Fleet) -> Vec<u64> {
+pub(crate) async fn started(fleet: &mut Fleet) -> Vec<u64> {
     let mut generations = Vec::new();
     for id in SESSIONS {
         let session = fleet.ensure(0, id).await;
@@ -29,7 +29,7 @@ async fn started(fleet: &mut Fleet) -> Vec<u64> {
 }
 
 /// The very processes that ran before.
-async fn untouched(fleet: &mut Fleet, generations: &[u64]) {
+pub(crate) async fn untouched(fleet: &mut Fleet, generations: &[u64]) {
     for (id, generation) in SESSIONS.into_iter().zip(generations) {
         fleet.goes_on(id, *generation).await;
         assert_eq!(fleet.lives(id).len(), 1, "{id} was restarted");
@@ -61,32 +61,6 @@ async fn row_01_daemon_crash_at_any_moment_restarts_no_session() {
         begun,
         monotonic_ns(),
     );
-    untouched(&mut fleet, &generations).await;
-    fleet.leaves_nothing().await;
-}
-
-#[tokio::test]
-async fn row_04_two_daemons_on_one_state_directory_are_one() {
-    let builder = Cluster::builder().nodes(1).short();
-    let Some(mut fleet) = Fleet::start(builder).await else {
-        return;
-    };
-    let generations = started(&mut fleet).await;
-    let mut second = fleet.node(0).serve().expect("a command");
-    let begun = monotonic_ns();
-    let mut second = second.spawn().expect("started");
-    let status = eventually_some("the second one gives up", PATIENCE, async || {
-        second.try_wait().expect("it can be looked after")
-    })
-    .await;
-    within(
-        1_000,
-        "from a second daemon's start to its end",
-        begun,
-        monotonic_ns(),
-    );
-    assert!(!status.success(), "{status}");
-    fleet.all_ready().await;
     untouched(&mut fleet, &generations).await;
     fleet.leaves_nothing().await;
 }
