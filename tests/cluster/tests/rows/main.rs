@@ -8,6 +8,7 @@ mod bulk;
 mod client;
 mod commands;
 mod events;
+mod figures;
 mod fleet;
 mod holds;
 mod hop;
