@@ -8,7 +8,7 @@ use std::process::ExitStatus;
 
 use conman_cluster::Cluster;
 use conman_e2e::eventually_some;
-use conman_proto::{Session, SessionState};
+use conman_proto::{KeptExecList, Session, SessionState};
 use http::{Method, StatusCode};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use rustix::termios::{Termios, tcgetattr, tcsetwinsize};
@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::fleet::{Fleet, PATIENCE};
+use crate::typed::{printed, refused};
 
 /// Rows and columns.
 const SMALL: (u16, u16) = (30, 100);
@@ -228,6 +229,73 @@ async fn command_with_a_terminal_in_another_nodes_session_is_interactive_and_exi
     let (code, text) = person.ends().await;
     assert_eq!(code, Some(7), "{text}");
     assert!(text.contains("large-42"), "{text}");
+}
+
+#[tokio::test]
+async fn kept_commands_of_another_nodes_session_are_begun_listed_come_back_to_and_ended() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    ensured(&fleet, "s", &json!({"template": "idle"})).await;
+    let words = ["exec", "-it", "--keep", "s", "--", "sh"];
+    let mut person = Person::runs(&fleet, SMALL, &words);
+    person.types("word=kept; echo $((40 + 2)) is it\r");
+    person.sees(&["42 is it"]).await;
+    person.types(DETACH);
+    let (code, text) = person.ends().await;
+    assert_eq!(code, Some(0), "{text}");
+    let words = ["exec", "-t", "--keep", "s", "--", "sleep", "100000"];
+    let other = printed(&fleet, &words, 0).await;
+    let other = other.trim();
+
+    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    let rows: Vec<&str> = list.lines().skip(1).collect();
+    assert_eq!(rows.len(), 2, "{list}");
+    let row = |what: &str| {
+        let mut found = rows.iter().filter(|row| row.ends_with(what));
+        *found.next().unwrap_or_else(|| panic!("{what}: {list}"))
+    };
+    let (shell, sleep) = (row(" sh"), row(" sleep 100000"));
+    for row in [shell, sleep] {
+        assert!(row.contains("running"), "{list}");
+    }
+    assert!(sleep.starts_with(other), "{list}");
+    let shell = shell.split_whitespace().next().expect("an id");
+    assert!(
+        text.contains(&format!("--exec {shell} s")),
+        "{shell}: {text}"
+    );
+
+    // Its owner tells the same of them, and has them still after the end of its daemon.
+    fleet.node(0).kill_daemon().expect("killed");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
+    let own = fleet.node(0).api().get("/v1/sessions/s/execs").await;
+    let own: KeptExecList = own.expect(StatusCode::OK);
+    let own: Vec<String> = own.execs.iter().map(|one| one.id.to_string()).collect();
+    for id in [shell, other] {
+        assert!(own.iter().any(|known| known == id), "{id}: {own:?}");
+    }
+    let mut again = Person::runs(&fleet, LARGE, &["attach", "--exec", shell, "s"]);
+    again.sees(&["42 is it"]).await;
+    again.types("echo still $word; exit 7\r");
+    let (code, text) = again.ends().await;
+    assert_eq!(code, Some(7), "{text}");
+    assert!(text.contains("still kept"), "{text}");
+    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    assert!(list.contains("exited 7"), "{list}");
+
+    printed(&fleet, &["attach", "--end", "--exec", other, "s"], 0).await;
+    let gone = refused(&fleet, &["attach", "--end", "--exec", other, "s"], 3).await;
+    assert!(gone.contains(other), "{gone}");
+    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    assert!(!list.contains(other) && list.contains(shell), "{list}");
+    let answer = fleet.node(1).api().get("/v1/sessions/s").await;
+    let session: Session = answer.expect(StatusCode::OK);
+    assert_eq!(
+        (session.node.as_str(), session.state),
+        ("n1", SessionState::Running)
+    );
 }
 
 #[tokio::test]
