@@ -15,3 +15,4 @@ mod ownership;
 mod proxy;
 mod refusals;
 mod tls;
+mod users;
