@@ -1,6 +1,7 @@
 //! The registry of a fleet over a real etcd, which each test starts for itself.
 #![forbid(unsafe_code)]
 
+mod batches;
 mod compaction;
 mod conformance;
 mod etcd;

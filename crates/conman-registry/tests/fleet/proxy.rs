@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,6 +28,7 @@ pub(crate) enum Way {
 pub(crate) struct Proxy {
     way: watch::Sender<Way>,
     address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
     task: AbortHandle,
 }
 
@@ -36,21 +38,30 @@ impl Proxy {
         let address = listener.local_addr().expect("its address");
         let way = watch::Sender::new(Way::Open);
         let ways = way.clone();
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&accepted);
         let task = tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.expect("a client");
+                count.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(carry(client, etcd, ways.clone()));
             }
         });
         Self {
             way,
             address,
+            accepted,
             task: task.abort_handle(),
         }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// How many connections there have been. Whoever gives an answer up begins another one.
+    pub(crate) fn connections(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set(&self, way: Way) {
