@@ -8,6 +8,7 @@ use http::Method;
 use serde_json::json;
 
 use crate::fleet::{Fleet, PATIENCE, within};
+use crate::load::Bystander;
 
 /// Asks the first node once for a container of Docker's there; whether it runs.
 async fn asked_for(fleet: &Fleet, id: &str) -> bool {
@@ -47,7 +48,7 @@ async fn nothing_is_left(fleet: &Fleet) {
 }
 
 /// Docker stands still with the order to create; when it reads that, the session is another node's.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one() {
     if !has_docker() {
         return;
@@ -64,6 +65,7 @@ async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one
     fleet.stop(0, "first").await;
     nothing_is_left(&fleet).await;
 
+    let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     fleet.cluster.signal_docker(Signal::STOP).expect("stopped");
     assert!(!asked_for(&fleet, "late").await);
     fleet.cut_off(0);
@@ -97,5 +99,6 @@ async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one
     );
     fleet.goes_on("late", new).await;
     assert_eq!(fleet.lives("late").len(), 1, "what was made late has run");
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }

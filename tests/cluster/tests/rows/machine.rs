@@ -229,7 +229,7 @@ async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_serv
 
 /// The shim stands still with the order to start; by the time that it reads it, the session is
 /// another node's.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_newer_one() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -239,6 +239,7 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
     fleet.goes_on("first", first).await;
     fleet.stop(0, "first").await;
 
+    let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     fleet.node(0).signal_shim(Signal::STOP).expect("stopped");
     let answer = fleet.try_ensure_on(0, "late").await;
     assert!(answer.is_none_or(|answer| !answer.status.is_success()));
@@ -263,6 +264,7 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
         monotonic_ns(),
     );
     fleet.goes_on("late", new).await;
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }
 

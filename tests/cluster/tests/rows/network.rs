@@ -150,7 +150,7 @@ async fn row_15_clients_of_an_owner_cut_off_etcd_alone_are_held_and_served_by_th
     fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keeps_the_rest() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -164,6 +164,7 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     let served = fleet.serve_on(owner, "served").await;
     let mut there = Client::connect(&fleet, owner, "served").await;
     let mut elsewhere = Client::connect(&fleet, other, "served").await;
+    let bystander = Bystander::begin(&fleet, other, &[other]).await;
     fleet.cut_off(owner);
     fleet.stands_still("served", served, QUIET).await;
     let held = there.ask();
@@ -180,6 +181,7 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     assert_eq!(there.answered(held).await, next);
     assert_eq!(there.comes_back().await, next);
     fleet.all_ready().await;
+    bystander.saw_nothing().await;
     fleet.goes_on("kept", kept).await;
     fleet.goes_on("taken", new).await;
     assert_eq!(fleet.life("taken", taken).expect("it wrote").last_ns, last);
@@ -187,7 +189,7 @@ async fn row_22_node_back_from_the_dead_kills_what_is_no_longer_its_own_and_keep
     fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_16_node_to_node_cut_takes_nothing_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -197,6 +199,7 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     let other = another(&fleet, owner);
     let served = fleet.serve_on(owner, "served").await;
     let mut client = Client::connect(&fleet, other, "served").await;
+    let bystander = Bystander::begin(&fleet, other, &[other]).await;
     let cut = Cut::Between(
         fleet.node(owner).host().clone(),
         fleet.node(other).host().clone(),
@@ -239,6 +242,7 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
     fleet.goes_on("s", generation).await;
     assert_eq!(fleet.lives("s").len(), 1);
     assert!(!held.is_answered(), "by whom, across a cut?");
+    bystander.saw_nothing().await;
     fleet.cluster.heal().expect("healed");
     assert_eq!(client.answered(held).await, served);
     let again = client.ask();

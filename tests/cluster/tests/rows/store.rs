@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use crate::events::{each_once, has_seen_the_end, kill_sessions_of, until, was_killed};
 use crate::fleet::{Fleet, PATIENCE, measured, within};
+use crate::load::Bystander;
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 /// A witness that has not written for so long stands still: fifty times its pause.
@@ -41,13 +42,14 @@ async fn none_lost(fleet: &mut Fleet, running: &[(&str, u64)]) {
     fleet.judge();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
     // The defaults: an election takes longer than the short time-outs would bear.
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
     };
     let running = spread(&mut fleet).await;
+    let bystander = Bystander::begin(&fleet, 0, &[0, 1]).await;
     let leader = fleet.cluster.leader().await.expect("one leads");
     let begun = monotonic_ns();
     fleet.cluster.members()[leader].kill().expect("killed");
@@ -55,6 +57,7 @@ async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
     measured("an election", begun, monotonic_ns());
     none_lost(&mut fleet, &running).await;
     longest_pause(&mut fleet, &running);
+    bystander.saw_nothing().await;
     // It is owned still: new work goes on as well.
     let more = fleet.ensure(1, "more").await.generation.get();
     fleet.goes_on("more", more).await;
@@ -79,17 +82,19 @@ fn longest_pause(fleet: &mut Fleet, running: &[(&str, u64)]) {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
     };
     let running = spread(&mut fleet).await;
+    let bystander = Bystander::begin(&fleet, 0, &[0, 1]).await;
     isolate_members(&fleet);
     sleep(Duration::from_secs(3)).await;
     fleet.cluster.heal().expect("healed");
     none_lost(&mut fleet, &running).await;
     longest_pause(&mut fleet, &running);
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }
 
@@ -316,11 +321,12 @@ async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     fleet.leaves_nothing().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
+    let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     let to = fleet.node(0).host().clone();
     for round in 0..3 {
         let id = format!("s{round}");
@@ -341,17 +347,19 @@ async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
         assert_eq!(fleet.lives(&id).len(), 1, "{id} was started twice");
         fleet.judge();
     }
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }
 
 /// Killing the shim's and the store's answers together is what no other row does.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
     };
     let old = fleet.ensure_on(0, "s").await.generation.get();
     fleet.goes_on("s", old).await;
+    let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     let to = fleet.node(0).host().clone();
     for member in fleet.cluster.members() {
         let cut = Cut::Replies {
@@ -378,6 +386,7 @@ async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     .await;
     let new = fleet.ensure_after(1, "s", old).await.generation.get();
     fleet.goes_on("s", new).await;
+    bystander.saw_nothing().await;
     fleet.leaves_nothing().await;
 }
 
