@@ -400,8 +400,10 @@ fn take_on(
         view.phases.clone_from(phases);
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
-    if record.state.end_cause() == Some(EndCause::Deleted) {
-        handle.order_stop(EndCause::Deleted, "deleted before this daemon began");
+    if let RecordState::Stopping { reason, .. } | RecordState::Stuck { reason, .. } = &record.state
+        && record.state.end_cause() == Some(EndCause::Deleted)
+    {
+        handle.order_stop(EndCause::Deleted, reason);
     }
     if let Some(word) = told {
         handle.leaving.order(StopOrder {
