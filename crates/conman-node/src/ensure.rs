@@ -97,6 +97,10 @@ fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) 
 
 /// That a start would fail for want of the image, as far as its runtime knows that.
 pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Option<String> {
+    // Who takes nothing says so at once, whatever its runtime would answer, or would not.
+    if context.table.closed().is_some() || context.drain.reason().is_some() {
+        return None;
+    }
     let runtime = context.runtime(spec.runtime)?;
     let asked = timeout(
         context.options.bounds.prepare,
