@@ -79,8 +79,7 @@ pub fn remove(layout: &Layout) -> Result<()> {
         // Daemons and shims first, since they make what comes next: installations among that.
         for namespace in network::existing(layout) {
             let path = Path::new(crate::layout::NAMESPACES).join(&namespace);
-            let pids = process::residents(&path).into_iter().map(|one| one.pid);
-            if let Err(error) = process::kill(pids) {
+            if let Err(error) = process::kill_residents(&path) {
                 problems.push(format!("{error:#}"));
             }
         }

@@ -360,8 +360,7 @@ fn serve(layout: &Layout, node: &str) -> Result<Command> {
 
 /// Kills what a node runs besides a daemon that is somebody's child, and all of its memory.
 pub(crate) fn lose(layout: &Layout, node: &str) -> Result<()> {
-    let residents = process::residents(&layout.namespace_path(node));
-    process::kill(residents.into_iter().map(|one| one.pid))?;
+    process::kill_residents(&layout.namespace_path(node))?;
     let Some(instance) = leftovers::instance(layout, node) else {
         return Ok(());
     };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use conman_linux::{PidFd, Signal};
@@ -74,6 +74,24 @@ pub(crate) fn signal(pid: i32, signal: Signal) -> Result<bool> {
         .with_context(|| format!("cannot send {signal:?} to process {pid}"))
 }
 
+/// Kills all in a network namespace, until nobody is there: a daemon that is about to die may have
+/// begun its shim anew, which nobody has seen yet.
+pub(crate) fn kill_residents(namespace: &Path) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = residents(namespace);
+        if found.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "processes begin in {} faster than they are killed: {found:?}",
+            namespace.display()
+        );
+        kill(found.into_iter().map(|one| one.pid))?;
+    }
+}
+
 /// Kills processes and waits until they are dead, their parents having reaped them or not.
 pub(crate) fn kill(pids: impl IntoIterator<Item = i32>) -> Result<()> {
     let mut held = Vec::new();
@@ -92,4 +110,45 @@ pub(crate) fn kill(pids: impl IntoIterator<Item = i32>) -> Result<()> {
         anyhow::ensure!(dead, "process {} does not die", process.pid());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Goes on making processes, a bounded number of them that end by themselves.
+    const BREEDER: &str = "n=0; while [ $n -lt 2000 ]; do sleep 30 & n=$((n+1)); done; wait";
+
+    #[test]
+    fn nobody_is_left_of_those_who_begin_others_while_they_are_killed() -> Result<()> {
+        let own = fs::metadata("/proc/self/ns/net")?.ino();
+        let mut breeder = Command::new("unshare")
+            .args(["--net", "sh", "-c", BREEDER])
+            .spawn()?;
+        let namespace = format!("/proc/{}/ns/net", breeder.id());
+        let opened = loop {
+            let file = fs::File::open(&namespace)?;
+            if file.metadata()?.ino() != own {
+                break file;
+            }
+            std::thread::yield_now();
+        };
+        let held = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        let held = Path::new(&held);
+        while residents(held).len() < 10 {
+            std::thread::yield_now();
+        }
+
+        let result = kill_residents(held);
+
+        let left = residents(held);
+        breeder.kill()?;
+        breeder.wait()?;
+        result?;
+        assert_eq!(left, []);
+        Ok(())
+    }
 }
