@@ -10,7 +10,7 @@ use http::request::Parts;
 use super::cluster_secret::ClusterSecret;
 use super::replay::{Nonce, NonceRefused, Nonces};
 use super::seal::{
-    FIRST_NUMBER, MAX_SKEW_MS, Seal, SealFault, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms,
+    FIRST_NUMBER, MAX_SKEW_MS, Seal, SealFault, Stamp, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms,
 };
 
 /// Longest name of a node.
@@ -88,13 +88,14 @@ impl PeerConnection {
             _ => return Err(refused("the request does not name one node as its sender")),
         };
         if let Some(secret) = &self.guard.secret {
-            self.check_seal(parts, secret, now_ms)?;
+            self.check_seal(name, parts, secret, now_ms)?;
         }
         Ok(name.to_owned())
     }
 
     fn check_seal(
         &self,
+        sender: &str,
         parts: &Parts,
         secret: &ClusterSecret,
         now_ms: u64,
@@ -140,7 +141,9 @@ impl PeerConnection {
                     "the seal is another connection's: it is not the first of its own",
                 ));
             }
-            None => guard.begin(&stamp.nonce, stamp.at_ms, now_ms)?,
+            // Key material of TLS is one connection's alone: nothing else fits its seals.
+            None if !self.binding.is_empty() => {}
+            None => guard.begin(sender, &stamp, now_ms)?,
         }
         *last = Some((stamp.nonce, stamp.number));
         Ok(())
@@ -148,15 +151,16 @@ impl PeerConnection {
 }
 
 impl PeerGuard {
-    /// Takes note of the nonce of a connection's first request.
-    fn begin(&self, nonce: &Nonce, at_ms: u64, now_ms: u64) -> Result<(), Box<Problem>> {
+    /// Takes note of the nonce of a connection's first request, where nothing but that tells the
+    /// connection from others.
+    fn begin(&self, sender: &str, stamp: &Stamp, now_ms: u64) -> Result<(), Box<Problem>> {
         // Set back, all nodes' clocks go on from there. What was recorded before could be used once
         // when its time comes again; a fleet that minds has TLS between its nodes.
         let begun_ms = self
             .begun_ms
             .fetch_min(now_ms, Ordering::Relaxed)
             .min(now_ms);
-        if at_ms < begun_ms {
+        if stamp.at_ms < begun_ms {
             // By a clock that is a little behind: it passes.
             return Err(Box::new(Problem {
                 retryable: true,
@@ -169,9 +173,9 @@ impl PeerGuard {
                 )
             }));
         }
-        let until_ms = at_ms.saturating_add(MAX_SKEW_MS);
+        let until_ms = stamp.at_ms.saturating_add(MAX_SKEW_MS);
         let mut nonces = self.nonces.lock().unwrap_or_else(PoisonError::into_inner);
-        match nonces.take(*nonce, until_ms, now_ms) {
+        match nonces.take(sender, stamp.nonce, until_ms, now_ms) {
             Ok(()) => Ok(()),
             Err(NonceRefused::Known) => Err(refused(
                 "the seal is another connection's: it was used before",
@@ -182,8 +186,10 @@ impl PeerGuard {
                     "too-many-peer-connections",
                     "Too many new connections between nodes",
                     503,
-                    "the nodes of the fleet open more connections than this one takes note of: \
-                     try again in a minute",
+                    format!(
+                        "`{sender}` opens more connections to this node than it takes note of: \
+                         try again in a minute; with `fleet.tls` there is no such bound"
+                    ),
                 )
             })),
         }
@@ -305,6 +311,22 @@ mod tests {
             early.detail.contains("before this daemon began"),
             "{early:?}"
         );
+    }
+
+    #[test]
+    fn of_a_connection_that_key_material_tells_from_others_nothing_is_noted() {
+        let guard = guard();
+        let secret = Some(secret("0123456789"));
+        let sealer = Sealer::new(secret, "a", "b", vec![1]).expect("random bytes");
+        let first = sealed(&sealer, NOW - 1_001);
+        let connection = guard.connection(vec![1]);
+        assert_eq!(reason(connection.admit_at(&first, NOW)), "a");
+        let again = reason(connection.admit_at(&first, NOW));
+        assert!(again.contains("used before"), "{again}");
+        let stolen = reason(guard.connection(vec![2]).admit_at(&first, NOW));
+        assert!(stolen.contains("does not fit"), "{stolen}");
+        let noted = guard.nonces.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(format!("{noted:?}"), format!("{:?}", Nonces::default()));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The nonces of connections that were seen.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 /// Nonces kept at a time: connections that other nodes open within twice the tolerance of clocks.
-/// 64 bytes each.
+/// 80 bytes each.
 const MAX_NONCES: usize = 1 << 17;
 
 /// What names one connection of a peer.
@@ -13,41 +15,70 @@ pub(super) type Nonce = [u8; 16];
 #[derive(Debug, Default)]
 pub(super) struct Nonces {
     known: HashSet<Nonce>,
+    /// How many of each sender are known.
+    senders: HashMap<Arc<str>, usize>,
     /// The first to be forgotten in front, nearly: those that come late in time come late here.
-    queue: VecDeque<(u64, Nonce)>,
+    queue: VecDeque<Noted>,
+}
+
+#[derive(Debug)]
+struct Noted {
+    until_ms: u64,
+    nonce: Nonce,
+    sender: Arc<str>,
 }
 
 /// Why a nonce is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NonceRefused {
     Known,
-    /// More connections than anybody needs.
+    /// More connections than anybody needs, or than leave room for other senders.
     Full,
 }
 
 impl Nonces {
-    /// Takes note of a nonce that is worth nothing from `until_ms` on.
+    /// Takes note of a nonce of a node that is worth nothing from `until_ms` on.
+    ///
+    /// A sender may have as many as there is room for besides (dynamic thresholds, Choudhury and
+    /// Hahne, 1998): alone, half of all; and whatever some send, there is room for one more.
     pub(super) fn take(
         &mut self,
+        sender: &str,
         nonce: Nonce,
         until_ms: u64,
         now_ms: u64,
     ) -> Result<(), NonceRefused> {
-        while let Some((until, oldest)) = self.queue.front()
-            && *until < now_ms
-        {
-            self.known.remove(oldest);
-            self.queue.pop_front();
-        }
+        self.forget(now_ms);
         if self.known.contains(&nonce) {
             return Err(NonceRefused::Known);
         }
-        if self.queue.len() >= MAX_NONCES {
+        let (sender, count) = match self.senders.get_key_value(sender) {
+            Some((sender, count)) => (Arc::clone(sender), *count),
+            None => (Arc::from(sender), 0),
+        };
+        if count >= MAX_NONCES - self.queue.len() {
             return Err(NonceRefused::Full);
         }
         self.known.insert(nonce);
-        self.queue.push_back((until_ms, nonce));
+        self.senders.insert(Arc::clone(&sender), count + 1);
+        self.queue.push_back(Noted {
+            until_ms,
+            nonce,
+            sender,
+        });
         Ok(())
+    }
+
+    fn forget(&mut self, now_ms: u64) {
+        while let Some(noted) = self.queue.pop_front_if(|noted| noted.until_ms < now_ms) {
+            self.known.remove(&noted.nonce);
+            if let Entry::Occupied(mut count) = self.senders.entry(noted.sender) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
     }
 }
 
@@ -59,27 +90,47 @@ mod tests {
         (number as u128).to_be_bytes()
     }
 
+    /// Nonces that `sender` may have besides what is known, taken.
+    fn fill(nonces: &mut Nonces, sender: &str) -> usize {
+        let first = nonces.queue.len();
+        let taken = |number| nonces.take(sender, nonce(number), 100, 0) == Ok(());
+        (first..).map(taken).take_while(|taken| *taken).count()
+    }
+
     #[test]
     fn a_nonce_is_taken_once_until_its_time_is_over() {
         let mut nonces = Nonces::default();
-        assert_eq!(nonces.take(nonce(1), 100, 0), Ok(()));
-        assert_eq!(nonces.take(nonce(1), 200, 100), Err(NonceRefused::Known));
-        assert_eq!(nonces.take(nonce(2), 200, 100), Ok(()));
-        assert_eq!(nonces.take(nonce(1), 200, 101), Ok(()));
+        assert_eq!(nonces.take("a", nonce(1), 100, 0), Ok(()));
+        for sender in ["a", "b"] {
+            let again = nonces.take(sender, nonce(1), 200, 100);
+            assert_eq!(again, Err(NonceRefused::Known));
+        }
+        assert_eq!(nonces.take("a", nonce(2), 200, 100), Ok(()));
+        assert_eq!(nonces.take("a", nonce(1), 200, 101), Ok(()));
         assert_eq!((nonces.known.len(), nonces.queue.len()), (2, 2));
     }
 
     #[test]
     fn more_than_the_bound_are_refused_until_some_are_forgotten() {
         let mut nonces = Nonces::default();
-        for number in 0..MAX_NONCES {
-            assert_eq!(nonces.take(nonce(number), 100, 0), Ok(()));
-        }
-        assert_eq!(
-            nonces.take(nonce(MAX_NONCES), 100, 0),
-            Err(NonceRefused::Full)
-        );
-        assert_eq!(nonces.take(nonce(MAX_NONCES), 300, 101), Ok(()));
+        assert_eq!(fill(&mut nonces, "a"), MAX_NONCES / 2);
+        let next = nonce(MAX_NONCES);
+        assert_eq!(nonces.take("a", next, 100, 0), Err(NonceRefused::Full));
+        assert_eq!(nonces.take("a", next, 300, 101), Ok(()));
         assert_eq!(nonces.queue.len(), 1);
+    }
+
+    #[test]
+    fn whatever_others_send_a_node_has_room() {
+        let mut nonces = Nonces::default();
+        let shares: Vec<usize> = ["a", "b", "c"]
+            .map(|sender| fill(&mut nonces, sender))
+            .into();
+        assert_eq!(shares, [MAX_NONCES / 2, MAX_NONCES / 4, MAX_NONCES / 8]);
+        for sender in 0..10 {
+            assert!(fill(&mut nonces, &format!("n{sender}")) > 0, "{sender}");
+        }
+        assert_eq!(nonces.take("d", nonce(MAX_NONCES), 300, 101), Ok(()));
+        assert_eq!(nonces.senders.len(), 1);
     }
 }
