@@ -327,7 +327,7 @@ pub enum AccessError {
     TooManyAttached { id: SessionId, limit: usize },
     #[error("session {id} has no container any more, so its log is gone")]
     NotKept { id: SessionId },
-    #[error("cannot reach the container of session {id}")]
+    #[error("the container of session {id} does not do that")]
     Runtime {
         id: SessionId,
         #[source]

@@ -32,6 +32,7 @@ use crate::{
     RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
 };
 
+mod call_error;
 mod client;
 mod codec;
 mod compaction;

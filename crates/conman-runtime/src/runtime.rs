@@ -343,7 +343,10 @@ pub enum RuntimeError {
     },
     #[error("{subject} has no terminal: {reason}")]
     NoTerminal { subject: String, reason: String },
-    #[error("{subject} has no kept command {exec}")]
+    #[error(
+        "{subject} has no kept command {exec}: it is gone, or never began; `conman attach --list` \
+         shows those that there are"
+    )]
     NoSuchExec { subject: String, exec: ExecId },
     /// Something bounded is full; `remedy` says what makes room.
     #[error("{subject}: there is no room for more {what}; {remedy}")]

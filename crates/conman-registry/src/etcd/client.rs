@@ -1,5 +1,4 @@
-//! Calls to etcd: one endpoint after the other, each call bounded and sent once, and every failure
-//! told apart by whether the call may have had an effect.
+//! Calls to etcd: one endpoint after the other, each call bounded and sent once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,9 +12,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::client::Grpc;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, ConnectError, Request, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::call_error::{CallError, is_about_sign_in};
 use super::figures;
 use super::passed_over::PassedOver;
 use super::seen::{Before, Seen};
@@ -73,9 +73,6 @@ const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
 
 /// Longest answer of many records: no more is taken in at once on the fleet's thread.
 pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
-
-/// In etcd's answer where what is asked for is compacted away.
-const COMPACTED: &str = "required revision has been compacted";
 
 /// How a certificate begins in PEM (RFC 7468).
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
@@ -151,56 +148,6 @@ pub enum AccessError {
         "`registry.ca_file` holds no certificate; it must be a PEM file of whoever signed etcd's"
     )]
     NoAuthority,
-}
-
-/// Why a call has no answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum CallError {
-    /// It did not reach etcd.
-    #[error("{reason}")]
-    NotSent { reason: String },
-    /// etcd said no, and did nothing.
-    #[error("etcd refuses: {reason}")]
-    Refused { reason: String },
-    /// It may have taken effect, and may still do so.
-    #[error("{reason}")]
-    Unknown { reason: String },
-    /// It was not answered in time, and may have taken effect, or may still do so.
-    #[error("{reason}")]
-    Late { reason: String },
-    /// It was answered with more than is taken.
-    #[error("{reason}")]
-    TooLong { reason: String },
-    /// The answer is not from the etcd of before.
-    #[error("{reason}")]
-    Stale { reason: String },
-}
-
-impl CallError {
-    /// Whether it certainly has and will have no effect.
-    pub(super) fn is_without_effect(&self) -> bool {
-        match self {
-            Self::NotSent { .. } | Self::Refused { .. } => true,
-            Self::Unknown { .. }
-            | Self::Late { .. }
-            | Self::TooLong { .. }
-            | Self::Stale { .. } => false,
-        }
-    }
-
-    /// Whether the revision that it is about was compacted away.
-    pub(super) fn is_about_compaction(&self) -> bool {
-        matches!(self, Self::Refused { reason } if reason.contains(COMPACTED))
-    }
-
-    /// Whether less may be had at a time.
-    pub(super) fn is_about_size(&self) -> bool {
-        match self {
-            Self::Late { .. } | Self::TooLong { .. } => true,
-            Self::Refused { reason } => reason.contains("too many operations"),
-            Self::NotSent { .. } | Self::Unknown { .. } | Self::Stale { .. } => false,
-        }
-    }
 }
 
 /// What an answer's header is taken from.
@@ -446,7 +393,7 @@ impl Client {
                     return Err(CallError::Late { reason });
                 }
             };
-            let error = classify(&self.name(index), &status);
+            let error = self.failed(index, method.path, &status);
             let at_fault = !matches!(error, CallError::Refused { .. } | CallError::TooLong { .. });
             if at_fault {
                 self.turn(index);
@@ -493,7 +440,7 @@ impl Client {
         };
         match timeout(self.patience, open).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(classify(&self.name(index), &status)),
+            Ok(Err(status)) => Err(self.failed(index, WATCH, &status)),
             Err(_) => Err(CallError::Unknown {
                 reason: format!("{} did not begin a watch in time", self.name(index)),
             }),
@@ -558,6 +505,27 @@ impl Client {
         let _ = self
             .current
             .compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn failed(&self, index: usize, path: &str, status: &Status) -> CallError {
+        match CallError::of(&self.name(index), status) {
+            // Compaction takes more than a role can have, and its caller says what.
+            CallError::Refused { reason }
+                if status.code() == Code::PermissionDenied && path != COMPACT.path =>
+            {
+                let user = match self.credentials() {
+                    Some(credentials) => format!("user `{}`", credentials.user),
+                    None => "the user that this node's certificate names".to_owned(),
+                };
+                CallError::Refused {
+                    reason: format!(
+                        "{reason}: {user} needs a role that reads and writes all below \
+                         `registry.prefix` (`etcdctl role grant-permission --prefix`)"
+                    ),
+                }
+            }
+            error => error,
+        }
     }
 
     fn name(&self, index: usize) -> String {
@@ -646,102 +614,6 @@ fn attach<T>(request: &mut Request<T>, token: Option<MetadataValue<Ascii>>) {
     if let Some(token) = token {
         request.metadata_mut().insert("token", token);
     }
-}
-
-/// By what is certain: that no connection came about, or that etcd looked at the call and did not
-/// take it. All else may have been done. A full store is not among the certain: etcd carries a
-/// transaction out that finds it full.
-fn classify(name: &str, status: &Status) -> CallError {
-    if is_from_connecting(status) {
-        let why = explained(status);
-        let reason = format!("{name} cannot be connected to: {why}");
-        return CallError::NotSent { reason };
-    }
-    if status.code() == Code::OutOfRange && status.message().contains("decoded message length") {
-        let reason = format!(
-            "{name} answers with more than is taken: {}",
-            status.message()
-        );
-        return CallError::TooLong { reason };
-    }
-    // Not full, but larger than a message may be: nobody has looked into it.
-    let too_large =
-        status.code() == Code::ResourceExhausted && status.message().contains("larger than max");
-    let refused = match status.code() {
-        Code::ResourceExhausted => too_large,
-        // Of all that it is said of, etcd has done nothing.
-        Code::OutOfRange => status.message().contains(COMPACTED),
-        Code::InvalidArgument
-        | Code::Unauthenticated
-        | Code::PermissionDenied
-        | Code::Unimplemented => true,
-        Code::Ok
-        | Code::Cancelled
-        | Code::Unknown
-        | Code::DeadlineExceeded
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::FailedPrecondition
-        | Code::Aborted
-        | Code::Internal
-        | Code::Unavailable
-        | Code::DataLoss => false,
-    };
-    if refused {
-        let reason = status.message().to_owned();
-        return CallError::Refused { reason };
-    }
-    let reason = format!("{name} failed: {}", explained(status));
-    CallError::Unknown { reason }
-}
-
-/// What went wrong, and what to do where it is about certificates. With TLS 1.3 a client hears only
-/// after it has connected that its certificate is not taken, if it hears more of it at all than the
-/// end of the connection.
-fn explained(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    if text.contains("invalid peer certificate") {
-        text.push_str(
-            "; `registry.ca_file` must be whoever signed etcd's certificate, which must name the \
-             host of `registry.endpoints`",
-        );
-    } else if text.contains("received fatal alert") {
-        text.push_str(
-            "; etcd does not take this node's certificate: see `registry.cert_file` and \
-             `registry.key_file`",
-        );
-    }
-    text
-}
-
-fn is_from_connecting(status: &Status) -> bool {
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        if error.is::<ConnectError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-/// A token that etcd does not know (any more), or one from before users were changed.
-fn is_about_sign_in(reason: &str) -> bool {
-    [
-        "invalid auth token",
-        "revision of auth store is old",
-        "user name is empty",
-    ]
-    .iter()
-    .any(|known| reason.contains(known))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::client::CallError;
+use super::call_error::CallError;
 use super::membership::Membership;
 use super::shared::Shared;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use conman_core::ownership::{Answer, Key, Request, Transaction};
 use tokio::time::Instant;
 
-use super::client::{CallError, Client};
+use super::call_error::CallError;
+use super::client::Client;
 use super::codec::{self, BadValue, Keys};
 use super::page_size::PageSize;
 use super::wire::{

@@ -122,7 +122,9 @@ async fn a_user_whose_role_does_not_suffice_is_refused_until_it_does() {
     for (node, user) in [("a", "reader"), ("b", "stranger")] {
         let node = begin(&etcd, node, user, patient(), None);
         let reason = node.waits_since("permission denied").await;
-        assert!(reason.contains("etcd refuses"), "{reason}");
+        for part in ["etcd refuses", user, "registry.prefix"] {
+            assert!(reason.contains(part), "{reason}");
+        }
         assert!(node.claim("s").await.is_err(), "it has not joined");
         grant(&etcd, user, "readwrite", "/conman/");
         node.live().await;
