@@ -177,7 +177,7 @@ impl EtcdRegistry {
         }
         let lock = StateLock::acquire(&options.state_dir)?;
         let forget = options.accept_above.is_some();
-        let floor = from_alone::floor(&options.state_dir, &lock, options.accept_above)?;
+        let from_alone = from_alone::look(&options.state_dir, &lock, options.accept_above)?;
         let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
             let path = options.state_dir.clone();
             EtcdStartError::Seen { path, source }
@@ -207,7 +207,7 @@ impl EtcdRegistry {
                 instance: options.instance,
                 boot_id: options.boot_id,
             },
-            floor,
+            from_alone,
             next_attempt: first_attempt(),
             commands: receiver,
             observed,

@@ -15,7 +15,7 @@ use conman_e2e::NATIVE_TEMPLATES;
 
 use crate::certificates::{self, Authority};
 use crate::layout::{self, Host, Layout, PREFIX};
-use crate::node::config_path;
+use crate::node::{config_path, fleet_config_path};
 use crate::{cluster, command, docker, image, node, overlap, timing};
 
 /// A fence that closes long after a takeover.
@@ -34,6 +34,8 @@ pub struct Builder {
     timing: Timing,
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
+    /// The node that begins with a registry of its own nevertheless.
+    alone_at_first: Option<String>,
     unfenced: Option<String>,
     /// Who signs the nodes' certificates, where they have those instead of a secret.
     authority: Option<Arc<Authority>>,
@@ -55,6 +57,7 @@ impl Default for Builder {
             binaries: BTreeMap::new(),
             timing: Timing::default(),
             joined: true,
+            alone_at_first: None,
             unfenced: None,
             authority: None,
             etcd_authority: None,
@@ -125,6 +128,12 @@ impl Builder {
     pub fn docker_of_the_first(mut self) -> Self {
         self.docker_first = true;
         self.docker()
+    }
+
+    /// Has a node be alone until [it joins](crate::Node::join_fleet).
+    pub fn alone_at_first(mut self, node: &str) -> Self {
+        self.alone_at_first = Some(node.to_owned());
+        self
     }
 
     /// Has the nodes run those of [a template](overlap::DOCKERS) by a Docker of the cluster's own:
@@ -202,23 +211,19 @@ impl Builder {
                 authority.trusted_by(layout, &host)?;
                 authority.certify(layout, &host, FIRST_YEAR)?;
             }
+            let is_alone = self.alone_at_first.as_ref() == Some(&host.name);
             let path = config_path(layout, &host.name);
-            fs::write(&path, self.config(layout, &host))
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            write(&path, &self.config(layout, &host, self.joined && !is_alone))?;
+            if is_alone {
+                let path = fleet_config_path(layout, &host.name);
+                write(&path, &self.config(layout, &host, true))?;
+            }
         }
         let archive = image::archive(native, witness, &layout.directory)?;
         if layout.docker || layout.docker_too {
             docker::begin(layout, &archive)?;
         }
         Ok(archive)
-    }
-
-    fn peers(&self, host: &Host) -> String {
-        if self.joined {
-            format!("peers = \"{}\"\n", host.peers())
-        } else {
-            String::new()
-        }
     }
 
     fn docker_table(&self, layout: &Layout, host: &Host) -> String {
@@ -240,9 +245,6 @@ impl Builder {
     }
 
     fn registry(&self, layout: &Layout, host: &Host) -> String {
-        if !self.joined {
-            return String::new();
-        }
         let (endpoints, known_by) = match &self.etcd_authority {
             Some(_) => {
                 let members = layout.member_hosts().into_iter();
@@ -255,9 +257,6 @@ impl Builder {
     }
 
     fn fleet(&self, layout: &Layout, host: &Host) -> String {
-        if !self.joined {
-            return String::new();
-        }
         let known_by = match &self.authority {
             Some(_) => certificates::line(layout, host),
             None => {
@@ -279,7 +278,11 @@ impl Builder {
         )
     }
 
-    fn config(&self, layout: &Layout, host: &Host) -> String {
+    fn config(&self, layout: &Layout, host: &Host, is_joined: bool) -> String {
+        let of_fleet = |text: &dyn Fn() -> String| match is_joined {
+            true => text(),
+            false => String::new(),
+        };
         let [api, sessions] = Layout::listeners();
         let mut text = String::new();
         let tables = [
@@ -298,12 +301,12 @@ impl Builder {
                     "api = \"{api}\"\nsessions = \"{sessions}\"\nadmin = \"{}\"\n{}{}",
                     layout.socket(&host.name).display(),
                     url(layout, host),
-                    self.peers(host)
+                    of_fleet(&|| format!("peers = \"{}\"\n", host.peers()))
                 ),
             ),
             ("docker", self.docker_table(layout, host)),
-            ("registry", self.registry(layout, host)),
-            ("fleet", self.fleet(layout, host)),
+            ("registry", of_fleet(&|| self.registry(layout, host))),
+            ("fleet", of_fleet(&|| self.fleet(layout, host))),
             ("limits", String::new()),
             ("preempt", String::new()),
             (
@@ -397,6 +400,10 @@ fn secret() -> Result<String> {
         .and_then(|mut source| source.read_exact(&mut random))
         .context("cannot get random numbers")?;
     Ok(random.map(|byte| format!("{byte:02x}")).concat())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn write_secret(path: &Path, text: &str) -> Result<()> {

@@ -1,5 +1,6 @@
 //! One conman node: its daemon, its shim and what they run.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -265,6 +266,16 @@ impl Node {
         Ok(())
     }
 
+    /// Has the next daemon be one of the fleet, of a node that [was alone](crate::Builder::alone_at_first).
+    ///
+    /// # Errors
+    /// When it was not.
+    pub fn join_fleet(&self) -> Result<()> {
+        let (layout, name) = (&self.layout, &self.host.name);
+        fs::rename(fleet_config_path(layout, name), config_path(layout, name))
+            .with_context(|| format!("cannot have {name} join"))
+    }
+
     /// Has the shim go on as its program anew.
     ///
     /// # Errors
@@ -319,7 +330,7 @@ impl Node {
     /// What the node's daemons have logged.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read_to_string(log_path(&self.layout, &self.host.name)).unwrap_or_default()
+        fs::read_to_string(log_path(&self.layout, &self.host.name)).unwrap_or_default()
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
@@ -390,4 +401,9 @@ pub(crate) fn log_path(layout: &Layout, node: &str) -> PathBuf {
 
 pub(crate) fn config_path(layout: &Layout, node: &str) -> PathBuf {
     layout.host_directory(node).join("conman.toml")
+}
+
+/// What becomes the configuration of a node that is alone at first.
+pub(crate) fn fleet_config_path(layout: &Layout, node: &str) -> PathBuf {
+    layout.host_directory(node).join("conman.fleet.toml")
 }

@@ -26,6 +26,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::codec::{self, Holder};
 use super::fence_orders::{self, FenceEvent, FenceQueue, MAX_NEWS};
 use super::figures::Tally;
+use super::from_alone::FromAlone;
 use super::joining::{self, Joined};
 use super::shared::{Shared, boot_time};
 use super::store::{Answered, Beside, Entry, ReadError};
@@ -121,8 +122,7 @@ pub(super) struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) link: Arc<dyn FenceLink>,
     pub(super) holder: Holder,
-    /// No session may start at or below it.
-    pub(super) floor: Option<Generation>,
+    pub(super) from_alone: FromAlone,
     pub(super) next_attempt: u64,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) observed: watch::Receiver<Vec<NodeName>>,
@@ -158,7 +158,7 @@ impl Driver {
 
     /// `None` when nobody asks any more.
     async fn join(&mut self) -> Option<Joined> {
-        let joining = joining::join(&self.shared, &self.link, &self.holder, self.floor);
+        let joining = joining::join(&self.shared, &self.link, &self.holder, self.from_alone);
         let mut joining = std::pin::pin!(joining);
         loop {
             tokio::select! {

@@ -10,16 +10,25 @@ use crate::RegistryError;
 use crate::embedded::{LeftAlone, left_alone};
 use crate::state_lock::StateLock;
 
-/// What no session of the fleet may start at or below: whatever was used here alone, and what an
-/// operator says, if any.
+/// What a node brings along.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct FromAlone {
+    /// What no session of the fleet may start at or below: whatever was used here alone, and what an
+    /// operator says, if any.
+    pub(super) floor: Option<Generation>,
+    /// Whether sessions may run here that the fleet has never heard of.
+    pub(super) runs: bool,
+}
+
+/// Looks what a node brings along.
 ///
 /// # Errors
 /// When nobody knows what was used here, at the first time that the node joins.
-pub(super) fn floor(
+pub(super) fn look(
     state_dir: &Path,
     lock: &StateLock,
     accept_above: Option<Generation>,
-) -> Result<Option<Generation>, RegistryError> {
+) -> Result<FromAlone, RegistryError> {
     let joined = seen::in_fleet(state_dir).map_err(|source| RegistryError::Io {
         action: "look for what a fleet left in",
         path: state_dir.to_owned(),
@@ -37,15 +46,19 @@ pub(super) fn floor(
         }
         Err(error) => return Err(error),
     };
-    if joined.is_none() && !left.going.is_empty() {
+    let runs = joined.is_none() && !left.going.is_empty();
+    if runs {
         let sessions: Vec<&str> = left.going.iter().map(|id| id.as_str()).collect();
         tracing::warn!(
             sessions = sessions.join(", "),
             above = left.through,
-            "this node was alone, and its fleet knows nothing of these sessions: what still runs of \
-             them here is ended once it has joined; start them anew, which gives them greater \
-             generations"
+            "this node was alone, and its fleet knows nothing of these sessions: what its shim still \
+             has of them is frozen, and all that runs of them here is ended once it has joined; \
+             start them anew then, not before, which gives them greater generations"
         );
     }
-    Ok(Generation::new(left.through).max(accept_above))
+    Ok(FromAlone {
+        floor: Generation::new(left.through).max(accept_above),
+        runs,
+    })
 }

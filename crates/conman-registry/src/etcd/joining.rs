@@ -13,12 +13,14 @@ use tokio::time::sleep;
 
 use super::codec::{self, Holder};
 use super::forgetting;
+use super::from_alone::FromAlone;
 use super::schema;
 use super::shared::{Shared, boot_time};
 use super::store::{Beside, ReadError};
 use super::wire::{self, TxnRequest};
 use crate::Standing;
-use crate::fence_link::FenceLink;
+
+use crate::fence_link::{FenceLink, FenceLinkError, FenceOrder};
 
 /// Between two tries of what did not work.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -36,10 +38,11 @@ pub(super) async fn join(
     shared: &Shared,
     link: &Arc<dyn FenceLink>,
     me: &Holder,
-    floor: Option<Generation>,
+    from_alone: FromAlone,
 ) -> Joined {
+    let mut is_held = !from_alone.runs;
     loop {
-        match attempt(shared, link, me, floor).await {
+        match attempt(shared, link, me, from_alone.floor, &mut is_held).await {
             Ok(joined) => return joined,
             Err(reason) => {
                 shared.stands(Standing::Joining { reason });
@@ -54,7 +57,14 @@ async fn attempt(
     link: &Arc<dyn FenceLink>,
     me: &Holder,
     floor: Option<Generation>,
+    is_held: &mut bool,
 ) -> Result<Joined, String> {
+    if !*is_held {
+        hold(link.as_ref())
+            .await
+            .map_err(|error| error.to_string())?;
+        *is_held = true;
+    }
     schema::check(&shared.store)
         .await
         .map_err(|error| error.to_string())?;
@@ -70,6 +80,13 @@ async fn attempt(
         slots: holds.slots,
         holder,
     })
+}
+
+/// What ran while the node was alone stands still from now on: the rest of the fleet may start those
+/// sessions however long it takes to join.
+async fn hold(link: &dyn FenceLink) -> Result<(), FenceLinkError> {
+    link.connect().await?;
+    link.order(FenceOrder::FreezeAll).await
 }
 
 /// A node that owns anything must know this etcd again, or one that was restored meanwhile. One that

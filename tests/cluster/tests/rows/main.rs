@@ -4,6 +4,7 @@
 //! Bad input is among them. A number that is missing here is tried where no fleet is needed.
 
 mod access;
+mod alone;
 mod bulk;
 mod client;
 mod commands;
