@@ -88,7 +88,8 @@ async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError
     }
 }
 
-/// Adopts everything, or fails without having changed anything.
+/// Adopts everything, or fails without having changed anything, but that the registry has ended what
+/// it has no record of.
 pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartError> {
     let records = records(context).await?;
     let mut found = Vec::with_capacity(records.len());

@@ -454,8 +454,7 @@ impl Registry for EtcdRegistry {
         .await
     }
 
-    /// What this node owns and no record tells of is left out, and is to be ended by the time that
-    /// this returns: [`Order::Condemned`].
+    /// What no record tells of is ordered to be ended by the time that this returns.
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
         let (shared, commands) = (Arc::clone(&self.shared), self.commands.clone());
         self.run_list(async move {

@@ -136,6 +136,7 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
     /// The record of one session.
     async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError>;
 
-    /// Every record, ordered by id.
+    /// Every record of this node's, ordered by id: for whoever adopts them. A fleet's registry has
+    /// what is this node's, and has no record that can be read, ended by [`Order::Condemned`].
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError>;
 }

@@ -33,6 +33,8 @@ pub enum Fault {
     Refuse(String),
     /// The host lacks this image, and nothing happens.
     LackImage(String),
+    /// The same, found out so much later.
+    LackImageAfter(Duration, String),
     /// The runtime does not answer, and nothing happens.
     Unavailable,
     /// The call times out at once, and what it asked happens nevertheless, so much later.

@@ -140,6 +140,10 @@ impl ProcessRuntime {
                         reason,
                     });
                 }
+                Some(Fault::LackImageAfter(after, image)) => {
+                    tokio::time::sleep(after).await;
+                    return Err(no_such_image(image));
+                }
                 Some(Fault::LackImage(image)) => {
                     return Err(no_such_image(image));
                 }
@@ -181,6 +185,10 @@ impl Runtime for ProcessRuntime {
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
         match self.faults.strike(Operation::LookForImage, None)? {
             Fault::LackImage(image) => Some(no_such_image(image)),
+            Fault::LackImageAfter(after, image) => {
+                tokio::time::sleep(after).await;
+                Some(no_such_image(image))
+            }
             _ => None,
         }
     }

@@ -1,11 +1,13 @@
 //! Has some node restart what lost its node, unasked.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use conman_node::{EnsureError, RestartError, WithoutImage};
 use conman_peer::Whereabouts;
 use conman_proto::{Generation, Problem, ResolvedSpec, SessionId};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::time::Instant;
 
 use super::asking::Said;
 use super::refusals::{
@@ -13,6 +15,10 @@ use super::refusals::{
 };
 use super::{MAX_CANDIDATES, Seeker, wish_of};
 use crate::serve::chain;
+
+/// For so long nodes are asked whether they have the image, before one tries without: a fleet may be
+/// large, and a Docker slow. Well below what an order is waited for.
+const ASK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A session to be restarted.
 #[derive(Debug, Clone)]
@@ -36,9 +42,13 @@ impl Seeker {
         let order = in_turn(placement.candidates, lost.count);
         let mut trouble = reasons(&placement.refused);
         let (mut asked, mut lacks_image) = (0, None);
+        let begun = Instant::now();
         for (number, name) in order.iter().chain(&placement.second).enumerate() {
             // Those of second choice are for want of the image or the runtime alone.
             if asked >= MAX_CANDIDATES || number >= first && asked > 0 {
+                break;
+            }
+            if lacks_image.is_some() && begun.elapsed() >= ASK_PATIENCE {
                 break;
             }
             match self.restart_on(lost, name, WithoutImage::Refuse).await {

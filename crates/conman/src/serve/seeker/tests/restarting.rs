@@ -207,3 +207,37 @@ async fn a_restart_that_every_node_lacks_the_image_of_is_counted_and_says_so() {
     let again = a.runs(&id).await.spec.restarted.expect("it says so");
     assert!(again.count > restarted.count, "{again:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_is_tried_however_long_the_nodes_take_to_say_that_they_lack_the_image() {
+    // Together it takes them longer than an order is waited for.
+    const SLOW: Duration = Duration::from_millis(1_500);
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    let mut without = Vec::new();
+    for name in ["a", "c", "d", "e", "f", "g", "h", "i"] {
+        without.push(Member::join(&fleet, name, &secret).await);
+    }
+    for node in &without {
+        let lacks = "web:1".to_owned();
+        let slowly = Fault::LackImageAfter(SLOW, lacks.clone());
+        node.faults.always(Operation::LookForImage, slowly);
+        node.faults
+            .always(Operation::Create, Fault::LackImage(lacks));
+    }
+    let id = id("back");
+    b.start_with(&id, OnNodeLoss::Restart).await;
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+    let tried = async {
+        loop {
+            let mut nodes = without.iter();
+            if nodes.any(|node| node.faults.calls(Operation::Create) > 0) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let tried = tokio::time::timeout(PATIENCE, tried).await;
+    tried.expect("one of them tries");
+}
