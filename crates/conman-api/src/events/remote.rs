@@ -141,7 +141,9 @@ impl Remote {
         let line = next.map_err(|_| format!("it told nothing for {} s", SILENCE.as_secs()))??;
         let frame: Frame = serde_json::from_slice(&line)
             .map_err(|error| format!("what it tells is not understood: {error}"))?;
+        // One that has said who it is may have had another name when it wrote this.
         if let Frame::Event(event) = &frame
+            && !connection.is_named
             && event.node != self.node
         {
             // It was never connected: nothing is waited for to come back.
@@ -190,12 +192,15 @@ impl Remote {
             .await
             .map_err(|_| format!("it did not answer within {} s", ASK_PATIENCE.as_secs()))?
             .map_err(|error| chain(&error))?;
-        let who = response.headers().get(hop::X_CONMAN_NODE);
-        if let Some(who) = who.filter(|who| who.as_bytes() != self.node.as_bytes()) {
+        let who = response.headers().get(hop::X_CONMAN_NODE).cloned();
+        if let Some(who) = &who
+            && who.as_bytes() != self.node.as_bytes()
+        {
             return Err(not_it(&String::from_utf8_lossy(who.as_bytes())));
         }
         match response.status() {
             StatusCode::OK => Ok(Lines {
+                is_named: who.is_some(),
                 body: response.into_body(),
                 buffer: BytesMut::new(),
             }),
@@ -241,6 +246,8 @@ async fn refused(status: StatusCode, body: Incoming) -> String {
 
 /// The lines of a body.
 struct Lines {
+    /// Whether the node has said who it is; older ones do not, but for their events.
+    is_named: bool,
     body: Incoming,
     buffer: BytesMut,
 }

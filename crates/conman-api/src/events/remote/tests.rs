@@ -12,7 +12,7 @@ use super::*;
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An event of the node `new`, as it is sent.
+/// An event that was written by the name `new`, as it is sent.
 fn frame() -> String {
     let event = Event {
         seq: 7,
@@ -28,8 +28,8 @@ fn frame() -> String {
     serde_json::to_string(&Frame::Event(event)).expect("JSON")
 }
 
-/// What is told of the node `old` where `new` listens now, which answers with these fields. They
-/// know each other by nothing that names them.
+/// What is told of the node `old` where such events come from now, with these fields of the answer.
+/// Nodes know each other by nothing that names them.
 async fn told_at_its_address(fields: &str) -> Told {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -72,6 +72,15 @@ async fn told_at_its_address(fields: &str) -> Told {
     let told = timeout(PATIENCE, frames.next()).await.expect("in time");
     answering.abort();
     told.expect("it never ends")
+}
+
+#[tokio::test]
+async fn what_a_node_wrote_under_a_former_name_is_told() {
+    let told = told_at_its_address("x-conman-node: old\r\n").await;
+    let Told::Frame(Frame::Event(event)) = &told else {
+        panic!("{told:?}");
+    };
+    assert_eq!((&*event.node, event.seq), ("new", 7));
 }
 
 #[tokio::test]
