@@ -32,6 +32,53 @@ impl Default for Retention {
     }
 }
 
+/// A node's age is kept once it has grown by so much: a registry that is written to all the time costs
+/// more than to forget so much later.
+pub const AGE_STEP: Duration = Duration::from_secs(600);
+
+/// For how long a node has been gone since its last life, as far as somebody saw it: by clocks that
+/// nobody sets, and never longer than it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Age {
+    /// Of the life that is over. Whoever comes back has a greater one, so that what was seen before
+    /// says nothing any more.
+    pub incarnation: u64,
+    pub gone_for: Duration,
+}
+
+impl Age {
+    /// Of a node that nobody has seen to be gone before.
+    #[must_use]
+    pub fn new(incarnation: u64) -> Self {
+        Self {
+            incarnation,
+            gone_for: Duration::ZERO,
+        }
+    }
+
+    /// The longest of those that are of this life: each was seen, so none is too long.
+    #[must_use]
+    pub fn or_longer(self, others: impl IntoIterator<Item = Age>) -> Self {
+        let same = |other: &Age| other.incarnation == self.incarnation;
+        let others = others.into_iter().filter(same);
+        others.fold(self, |longest, other| Self {
+            gone_for: longest.gone_for.max(other.gone_for),
+            ..longest
+        })
+    }
+
+    /// Whether it is to be kept in place of what is: of an earlier life, or too short by a step.
+    #[must_use]
+    pub fn is_news_to(self, kept: Option<Age>) -> bool {
+        let kept = match kept {
+            Some(kept) if kept.incarnation > self.incarnation => return false,
+            Some(kept) if kept.incarnation == self.incarnation => kept.gone_for,
+            Some(_) | None => Duration::ZERO,
+        };
+        self.gone_for >= kept.saturating_add(AGE_STEP)
+    }
+}
+
 /// What becomes of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lot {
@@ -127,5 +174,39 @@ mod tests {
         let gone = |gone_for| lot(End::NodeGone, None, gone_for);
         assert_eq!(gone(7 * DAY - SECOND), Lot::Stays);
         assert_eq!(gone(7 * DAY), Lot::Ended);
+    }
+
+    const STEP: Duration = AGE_STEP;
+
+    fn age(incarnation: u64, gone_for: Duration) -> Age {
+        Age {
+            incarnation,
+            gone_for,
+        }
+    }
+
+    #[test]
+    fn an_age_is_the_longest_that_was_seen_of_the_same_life() {
+        let seen = [
+            age(2, 9 * DAY),
+            age(3, DAY),
+            age(3, SECOND),
+            age(4, 8 * DAY),
+        ];
+        assert_eq!(Age::new(3).or_longer(seen), age(3, DAY));
+        assert_eq!(age(3, 2 * DAY).or_longer(seen), age(3, 2 * DAY));
+        assert_eq!(Age::new(5).or_longer(seen), age(5, Duration::ZERO));
+    }
+
+    #[test]
+    fn an_age_is_kept_step_by_step_and_one_of_an_earlier_life_never() {
+        assert!(!age(3, STEP - SECOND).is_news_to(None));
+        assert!(age(3, STEP).is_news_to(None));
+        let kept = Some(age(3, DAY));
+        assert!(!age(3, DAY + STEP - SECOND).is_news_to(kept));
+        assert!(age(3, DAY + STEP).is_news_to(kept));
+        assert!(!age(2, 9 * DAY).is_news_to(kept));
+        assert!(!age(4, STEP - SECOND).is_news_to(kept));
+        assert!(age(4, STEP).is_news_to(kept));
     }
 }

@@ -11,6 +11,7 @@
 //! Who owns what is decided by `conman_core::ownership` alone. etcd is asked for nothing but
 //! transactions and linearizable reads: no leases, no locks, and watches are hints.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::{Key, OwnedState, Timing, Value};
+use conman_core::retention::Age;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
@@ -32,6 +34,7 @@ use crate::{
     RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
 };
 
+mod ages;
 mod call_error;
 mod client;
 mod codec;
@@ -508,6 +511,15 @@ impl Fleet for EtcdRegistry {
         let (shared, node) = (Arc::clone(&self.shared), node.to_owned());
         let forgetting = async move { Ok(forgetting::forget(&shared, &node).await) };
         self.run(forgetting).await?
+    }
+
+    async fn count_gone(
+        &self,
+        seen: BTreeMap<String, Option<Age>>,
+    ) -> Result<BTreeMap<String, Age>, RegistryError> {
+        let (shared, membership) = (Arc::clone(&self.shared), Arc::clone(&self.membership));
+        self.run_list(async move { ages::count(&shared, &membership, seen).await })
+            .await
     }
 
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
+use conman_core::retention::Age;
 use conman_proto::{Generation, SessionId};
 use tokio::sync::watch;
 
@@ -63,6 +64,17 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// sessions that have ended stay. One that comes back by that name joins as any other, with a
     /// greater incarnation. Nodes forget those by themselves that have been gone for a day.
     async fn forget_node(&self, node: &str) -> Result<(), ForgetError>;
+
+    /// For how long the nodes that are gone have been, in all: as far as any daemon saw, this one and
+    /// those before it. Of `seen`, which are all that are gone and that records are of, and what was
+    /// seen of them since, what is news is kept for later daemons. Whoever is not gone is not in the
+    /// answer, and of whoever is back, or gone without a trace, nothing is kept any more.
+    async fn count_gone(
+        &self,
+        _seen: BTreeMap<String, Option<Age>>,
+    ) -> Result<BTreeMap<String, Age>, RegistryError> {
+        Ok(BTreeMap::new())
+    }
 
     /// A key that all nodes of the fleet have and nobody else, but for who can read its registry;
     /// `None` where there are no others.

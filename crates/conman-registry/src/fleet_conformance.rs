@@ -20,6 +20,7 @@ use crate::{
     Standing,
 };
 
+mod ages;
 mod death;
 mod nodes;
 mod pages;
@@ -100,6 +101,7 @@ where
     W: World,
 {
     death::only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_come_back(&make().await).await;
+    ages::what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_back(&make().await).await;
 }
 
 /// Nodes that have joined.

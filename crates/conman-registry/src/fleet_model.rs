@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use conman_core::retention::Age;
 use conman_proto::{Generation, SessionId};
 use tokio::sync::watch;
 
@@ -18,6 +19,7 @@ use crate::{
     Registry, RegistryError, SessionPage, Sighting, Standing,
 };
 
+mod ages;
 mod registry;
 
 use registry::Shared;
@@ -33,6 +35,8 @@ pub struct ModelFleet {
     members: Mutex<BTreeMap<String, Member>>,
     /// What stands where records should, in words.
     unreadable: Mutex<BTreeMap<SessionId, String>>,
+    /// What is kept of nodes that are gone.
+    ages: Mutex<BTreeMap<String, Age>>,
     /// Nodes whose releases do not arrive.
     unheard: watch::Sender<BTreeSet<String>>,
     key: [u8; 32],
@@ -69,6 +73,7 @@ impl ModelFleet {
             owners: Mutex::default(),
             members: Mutex::default(),
             unreadable: Mutex::default(),
+            ages: Mutex::default(),
             unheard: watch::Sender::default(),
             key,
         })
@@ -331,6 +336,14 @@ impl Fleet for ModelNode {
             member.peer.announcement = None;
         }
         Ok(())
+    }
+
+    async fn count_gone(
+        &self,
+        seen: BTreeMap<String, Option<Age>>,
+    ) -> Result<BTreeMap<String, Age>, RegistryError> {
+        self.world.answers(&self.me)?;
+        Ok(self.world.count(&seen))
     }
 
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {

@@ -7,8 +7,11 @@
 //! | `node/NAME`, `hb/NAME`, `silence/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
 //! | `gone/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
 //! | `holder/NAME` | which installation may act by that name | decides who may rejoin |
+//! | `gone-for/NAME` | for how long a node has been gone, as far as that was seen | decides when what is left of it goes |
 //! | `session/ID` | the session's record and its owner | tells |
 //! | `peer/NAME` | what a node says of itself | tells |
+
+use std::time::Duration;
 
 use conman_core::ownership::{Heartbeat, Key, NodeRecord, NodeState, OwnedState, Ownership, Value};
 use serde::de::DeserializeOwned;
@@ -99,6 +102,13 @@ pub(super) struct PeerText {
     pub(super) announcement: Announcement,
 }
 
+/// One that cannot be read is none: the node is forgotten later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GoneForText {
+    pub(super) incarnation: u64,
+    pub(super) gone_ms: u64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SchemaText {
     pub(super) format: u32,
@@ -167,6 +177,10 @@ impl Keys {
         self.below("gone/", name)
     }
 
+    pub(super) fn ages(&self) -> Vec<u8> {
+        self.below("gone-for/", "")
+    }
+
     pub(super) fn told(&self, session: &str) -> Vec<u8> {
         self.below("session/", session)
     }
@@ -225,6 +239,11 @@ pub(super) fn encode(value: &Value) -> Vec<u8> {
 /// anything else that JSON does not take.
 pub(super) fn text<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
+}
+
+/// Without what is left of the last one.
+pub(super) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn parse<T: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<T, BadValue> {

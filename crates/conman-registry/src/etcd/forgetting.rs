@@ -7,7 +7,8 @@
 //! Its incarnation must only ever grow, or a claim of an earlier life that arrives late would be
 //! taken for one of the present. So the record is put aside, where nobody looks at it, and put back
 //! before a node of that name joins; a rejoin is taken only while there is none aside. All else of
-//! the node is deleted.
+//! the node is deleted, but for how long it has been gone, which is of use for as long as records of
+//! its sessions are there.
 
 use std::sync::Arc;
 

@@ -3,12 +3,13 @@
 //! Everything is read again each renewal interval, whatever the watches say; they only cause an
 //! earlier look. So nothing depends on a watch that lags, breaks or is compacted away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Sparing;
 use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
+use conman_core::retention::Age;
 use conman_vitals::Pulse;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -50,8 +51,7 @@ struct Known {
     odd: bool,
     heartbeat: Option<Heartbeat>,
     heartbeat_at: BootTime,
-    /// Since when it is seen to be fenced.
-    gone_since: Option<BootTime>,
+    gone: Option<Gone>,
     /// How long it is not heard of before it is declared dead; 0 where it does not say.
     patience_ms: u64,
     text: Option<PeerText>,
@@ -59,6 +59,20 @@ struct Known {
     text_at: BootTime,
     /// When the look began that found it so.
     seen_at: BootTime,
+}
+
+/// For how long it is seen to be fenced.
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    since: BootTime,
+    /// As long as other daemons saw it before.
+    before_ms: u64,
+}
+
+impl Gone {
+    fn for_ms(&self, now: BootTime) -> u64 {
+        self.before_ms.saturating_add(now.since(self.since))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -171,7 +185,7 @@ impl Membership {
                 odd,
                 heartbeat,
                 heartbeat_at: now,
-                gone_since: None,
+                gone: None,
                 patience_ms,
                 text: None,
                 text_revision: 0,
@@ -185,10 +199,13 @@ impl Membership {
             }
             // Of another incarnation it is another death.
             if one.record != record || record.state == NodeState::Live {
-                one.gone_since = None;
+                one.gone = None;
             }
             if record.state == NodeState::Fenced {
-                one.gone_since.get_or_insert(now);
+                one.gone.get_or_insert(Gone {
+                    since: now,
+                    before_ms: 0,
+                });
             }
             one.record = record;
             one.odd = odd;
@@ -229,10 +246,41 @@ impl Membership {
     fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
         let known = self.known();
         let long_gone = known.iter().filter(|(_, one)| {
-            one.gone_since
-                .is_some_and(|since| has_passed(now, since, forget_after))
+            one.gone
+                .is_some_and(|gone| u128::from(gone.for_ms(now)) >= forget_after.as_millis())
         });
         long_gone.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// For how long the nodes that are listed and gone have been seen to be.
+    pub(super) fn ages(&self, now: BootTime) -> BTreeMap<String, Age> {
+        let known = self.known();
+        let ages = known.iter().filter_map(|(name, one)| {
+            let age = Age {
+                incarnation: one.record.incarnation,
+                gone_for: Duration::from_millis(one.gone?.for_ms(now)),
+            };
+            Some((name.clone(), age))
+        });
+        ages.collect()
+    }
+
+    /// Takes over what others saw, which was read before `now`.
+    pub(super) fn learn(&self, ages: &BTreeMap<String, Age>, now: BootTime) {
+        let mut known = self.known();
+        for (name, age) in ages {
+            let Some(one) = known.get_mut(name) else {
+                continue;
+            };
+            let before_ms = codec::whole_ms(age.gone_for);
+            if one.record.incarnation == age.incarnation
+                && let Some(gone) = &mut one.gone
+                && gone.for_ms(now) < before_ms
+            {
+                let since = now;
+                *gone = Gone { since, before_ms };
+            }
+        }
     }
 
     /// The nodes that this one has to watch.
@@ -377,6 +425,45 @@ mod tests {
         assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
         assert!(look(3, NodeState::Live, 0).is_empty());
         assert!(look(3, NodeState::Fenced, 0).is_empty());
+    }
+
+    #[test]
+    fn a_node_is_gone_for_as_long_as_others_saw_before_unless_it_was_back_since() {
+        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
+        let membership = Membership::default();
+        let look = |incarnation, state, now| {
+            let record = NodeRecord { incarnation, state };
+            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
+            membership.long_gone(now, FORGET_AFTER)
+        };
+        let learn = |incarnation, gone_ms, now| {
+            let gone_for = Duration::from_millis(gone_ms);
+            let age = Age {
+                incarnation,
+                gone_for,
+            };
+            membership.learn(&[("a".to_owned(), age)].into(), now);
+        };
+        // The machine was booted just now.
+        let now = BootTime(5);
+        learn(3, day, now);
+        assert!(look(3, NodeState::Fenced, now).is_empty());
+        learn(2, day, now);
+        learn(4, day, now);
+        assert!(look(3, NodeState::Fenced, now).is_empty());
+        learn(3, day - 10, now);
+        // Less than what is known.
+        learn(3, day - 20, now.plus(9));
+        assert!(look(3, NodeState::Fenced, now.plus(9)).is_empty());
+        assert_eq!(look(3, NodeState::Fenced, now.plus(10)), ["a"]);
+        let age = membership.ages(now.plus(10))["a"];
+        assert_eq!((age.incarnation, age.gone_for), (3, FORGET_AFTER));
+
+        assert!(look(4, NodeState::Live, now).is_empty());
+        learn(4, day, now);
+        assert!(membership.ages(now).is_empty());
+        assert!(look(4, NodeState::Fenced, now).is_empty());
+        assert_eq!(membership.ages(now)["a"], Age::new(4));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Nodes that are gone do not stay for ever, and come back as what they were.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -282,4 +283,63 @@ async fn a_node_that_has_been_gone_for_long_is_forgotten_unasked_once_it_owns_no
     assert!(!is_forgotten("owner").await, "it owns one still");
     b.claim_at_last("s").await;
     until("it is, too", async || is_forgotten("owner").await).await;
+}
+
+#[tokio::test]
+async fn a_node_that_others_saw_to_be_gone_for_long_is_forgotten_after_the_time_that_is_left() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let Some(etcd) = Etcd::start() else { return };
+    let keep = |name: &str, text: &str| {
+        let key = format!("/conman/gone-for/{name}");
+        etcd.ctl(&["put", &key, text]).expect("written");
+    };
+    let [a, later] = ["a", "later"].map(|name| Node::begin(&etcd.url(), name, short()));
+    a.live().await;
+    later.live().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let b = Node::in_dir(dir, Vec::new(), |dir| EtcdOptions {
+        forget_after: HOUR,
+        ..options(&etcd.url(), "b", short(), dir)
+    });
+    b.live().await;
+    drop(later.registry);
+    drop(a.registry);
+    is_fenced(&b, "later").await;
+    is_fenced(&b, "a").await;
+    let kept = |incarnation, gone_ms| {
+        let kept = serde_json::json!({"incarnation": incarnation, "gone_ms": gone_ms});
+        kept.to_string()
+    };
+    let count = async || {
+        until("it is counted", async || {
+            b.registry.count_gone(BTreeMap::new()).await.is_ok()
+        })
+        .await;
+    };
+    // What says nothing of its last life goes.
+    let life = incarnation(&etcd, "node/later").await;
+    for nothing in ["garbage", &kept(life - 1, u64::MAX)] {
+        keep("later", nothing);
+        count().await;
+        assert!(!keys_of(&etcd, "later").contains(&"gone-for/later".to_owned()));
+    }
+    keep("later", &kept(life, 1_800_000));
+    let life = incarnation(&etcd, "node/a").await;
+    keep("a", &kept(life, 3_599_000));
+    count().await;
+    until("it is forgotten", async || {
+        keys_of(&etcd, "a") == ["gone-for/a", "gone/a"]
+    })
+    .await;
+    let age = etcd.ctl(&["get", "--print-value-only", "/conman/gone-for/a"]);
+    assert_eq!(
+        age.expect("read").trim(),
+        format!(r#"{{"gone_ms":3599000,"incarnation":{life}}}"#),
+        "nothing new is kept at once"
+    );
+    assert_eq!(standing(&b, "later"), Some(PeerStanding::Fenced));
+    // Nothing is left of it that this is kept for.
+    count().await;
+    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    assert!(keys_of(&etcd, "later").contains(&"gone-for/later".to_owned()));
 }

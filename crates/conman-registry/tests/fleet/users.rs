@@ -1,9 +1,11 @@
 //! Users of etcd's who may do no more than a node needs, or less.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use conman_core::ownership::Timing;
-use conman_registry::{EtcdCredentials, Fleet as _, Registry as _};
+use conman_core::retention::Age;
+use conman_registry::{EtcdCredentials, Fleet as _, PeerStanding, Registry as _};
 
 use crate::etcd::Etcd;
 use crate::log;
@@ -81,6 +83,33 @@ async fn a_role_that_reads_and_writes_the_prefix_is_all_that_nodes_need() {
     let told: Vec<_> = told.iter().map(|one| one.record.id.as_str()).collect();
     assert_eq!(told, ["s", "t"]);
     b.release("t", later).await.expect("released");
+    until("it is seen to be gone", async || {
+        let peers = b.registry.peers();
+        let mut peers = peers.iter();
+        peers.any(|peer| peer.name == "a" && peer.standing == PeerStanding::Fenced)
+    })
+    .await;
+    let peers = b.registry.peers();
+    let gone = peers.iter().find(|peer| peer.name == "a");
+    let age = Age {
+        incarnation: gone.expect("it is known").incarnation,
+        gone_for: Duration::from_secs(3_600),
+    };
+    for seen in [Some(age), None] {
+        let seen: BTreeMap<_, _> = [("a".to_owned(), seen)].into();
+        let mut counted = None;
+        until("it is counted", async || {
+            counted = b.registry.count_gone(seen.clone()).await.ok();
+            counted.is_some()
+        })
+        .await;
+        assert!(counted.is_some_and(|ages| ages["a"].gone_for >= age.gone_for));
+    }
+    let kept = as_root(&etcd, &["get", "/conman/gone-for/a", "--print-value-only"]);
+    assert_eq!(
+        kept.expect("read").trim(),
+        format!(r#"{{"incarnation":{},"gone_ms":3600000}}"#, age.incarnation)
+    );
 }
 
 /// Not every etcd lets such a user compact it.
