@@ -129,11 +129,18 @@ impl Restarter {
             let pause = pause.max(took * REST);
             if news || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
                 let begun = Instant::now();
-                if let Err(error) = self.scan(pulse).await {
-                    tracing::warn!(%error, "the sessions' records cannot be looked through");
-                    self.leftovers.look_failed();
-                }
+                let looked = self.scan(pulse).await;
                 took = begun.elapsed();
+                match looked {
+                    Ok(()) => {
+                        let counting = self.leftovers.count(&*self.fleet);
+                        pulse.wait(READ_PATIENCE, counting).await;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the sessions' records cannot be looked through");
+                        self.leftovers.look_failed();
+                    }
+                }
                 scanned = Some(Instant::now());
             }
         }

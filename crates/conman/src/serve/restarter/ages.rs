@@ -1,8 +1,10 @@
-//! For how long nodes have been gone, by a clock that nobody sets.
+//! For how long nodes have been gone, by a clock that nobody sets. What other daemons saw, and this one
+//! did not live for, is taken over from the registry, where what this one sees is kept in turn.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use conman_core::retention::Age;
 use conman_registry::{Peer, PeerStanding};
 use tokio::time::Instant;
 
@@ -18,12 +20,33 @@ pub(super) struct Ages {
 
 #[derive(Debug, Clone, Copy)]
 struct Gone {
-    /// `None` for one that was forgotten before.
+    /// `None` for one that was forgotten before, until the registry tells.
     incarnation: Option<u64>,
-    seen_at: Instant,
+    since: Instant,
+    /// As long as others saw it before.
+    before: Duration,
 }
 
 impl Gone {
+    fn new(incarnation: Option<u64>, before: Duration) -> Self {
+        Self {
+            incarnation,
+            since: Instant::now(),
+            before,
+        }
+    }
+
+    fn gone_for(&self) -> Duration {
+        self.before.saturating_add(self.since.elapsed())
+    }
+
+    fn age(&self) -> Option<Age> {
+        self.incarnation.map(|incarnation| Age {
+            incarnation,
+            gone_for: self.gone_for(),
+        })
+    }
+
     /// Whether it has not come back since, as far as what is known of it now tells.
     fn is_still(&self, known: Option<&Peer>) -> bool {
         known.is_none_or(|peer| {
@@ -46,12 +69,10 @@ impl Ages {
             self.met.insert(node.to_owned());
         }
         if let Some(gone) = self.gone.get(node).filter(|gone| gone.is_still(known)) {
-            return gone.seen_at.elapsed();
+            return gone.gone_for();
         }
-        let gone = Gone {
-            incarnation: known.map(|peer| peer.incarnation),
-            seen_at: Instant::now(),
-        };
+        let incarnation = known.map(|peer| peer.incarnation);
+        let gone = Gone::new(incarnation, Duration::ZERO);
         self.gone.insert(node.to_owned(), gone);
         Duration::ZERO
     }
@@ -60,6 +81,26 @@ impl Ages {
     pub(super) fn all_met(&mut self) {
         let met = std::mem::take(&mut self.met);
         self.gone.retain(|node, _| met.contains(node));
+    }
+
+    /// What is known of those that all records were just found to be of.
+    pub(super) fn seen(&self) -> BTreeMap<String, Option<Age>> {
+        let seen = self.gone.iter();
+        seen.map(|(node, gone)| (node.clone(), gone.age()))
+            .collect()
+    }
+
+    /// Takes over what anybody saw, this daemon included. What was seen of a node before its
+    /// incarnation was known may have been of another life.
+    pub(super) fn learn(&mut self, ages: &BTreeMap<String, Age>) {
+        for (node, gone) in &mut self.gone {
+            let Some(age) = ages.get(node) else {
+                continue;
+            };
+            if gone.incarnation != Some(age.incarnation) || gone.gone_for() < age.gone_for {
+                *gone = Gone::new(Some(age.incarnation), age.gone_for);
+            }
+        }
     }
 
     /// Not all records were looked at.
@@ -137,5 +178,65 @@ mod tests {
         hour(&mut ages, None).await;
         ages.all_met();
         assert!(ages.gone.is_empty());
+    }
+
+    fn hours(incarnation: u64, hours: u64) -> Age {
+        Age {
+            incarnation,
+            gone_for: Duration::from_secs(hours * 3_600),
+        }
+    }
+
+    fn learn(ages: &mut Ages, age: Age) {
+        ages.learn(&[("n".to_owned(), age)].into());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_as_old_as_anybody_saw_it_and_no_time_counts_twice() {
+        let fenced = peer(PeerStanding::Fenced, 3);
+        let mut first = Ages::default();
+        for age in 0..5 {
+            assert_eq!(hour(&mut first, Some(&fenced)).await, age);
+        }
+        let kept = first.seen()["n"].expect("its life is known");
+        assert_eq!(kept, hours(3, 4));
+        let mut next = Ages::default();
+        hour(&mut next, Some(&fenced)).await;
+        learn(&mut next, kept);
+        assert_eq!(hour(&mut next, Some(&fenced)).await, 5);
+        // Its own time comes back to it, and less than it has seen.
+        for told in [5, 2] {
+            learn(&mut next, hours(3, told));
+            assert_eq!(next.seen()["n"], Some(hours(3, 5)));
+        }
+        // The other one has looked on, too.
+        learn(&mut next, hours(3, 7));
+        assert_eq!(hour(&mut next, Some(&fenced)).await, 8);
+        assert_eq!(hour(&mut next, None).await, 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_saw_of_a_forgotten_node_counts_until_it_is_known_to_have_been_back() {
+        let mut ages = Ages::default();
+        hour(&mut ages, None).await;
+        hour(&mut ages, None).await;
+        assert_eq!(ages.seen()["n"], None, "of which life nobody knows");
+        learn(&mut ages, hours(3, 0));
+        assert_eq!(ages.seen()["n"], Some(hours(3, 0)), "nor knew then");
+        learn(&mut ages, hours(3, 40));
+        assert_eq!(hour(&mut ages, None).await, 41);
+        // It was forgotten after another life.
+        learn(&mut ages, hours(4, 2));
+        assert_eq!(hour(&mut ages, None).await, 3);
+        let again = peer(PeerStanding::Fenced, 5);
+        assert_eq!(hour(&mut ages, Some(&again)).await, 0);
+        assert_eq!(ages.seen()["n"], Some(hours(5, 0)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_learned_of_nodes_without_records() {
+        let mut ages = Ages::default();
+        learn(&mut ages, hours(3, 40));
+        assert!(ages.seen().is_empty());
     }
 }

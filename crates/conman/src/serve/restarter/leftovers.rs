@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::retention::{Lot, Retention};
+use conman_core::retention::{AGE_STEP, Lot, Retention};
 use conman_node::{Node, end_of};
-use conman_registry::{FleetSession, Peer, RecordState, RegistryError, SessionRecord};
+use conman_registry::{Fleet, FleetSession, Peer, RecordState, RegistryError, SessionRecord};
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
 use super::ages::Ages;
 use super::turns::Turns;
@@ -17,11 +18,18 @@ use super::turns::Turns;
 /// some may be damaged, so that they never go.
 const MAX_AT_ONCE: usize = 200;
 
+/// For how long nodes have been gone is told and asked this often: what a daemon sees must have grown
+/// by so much to be kept.
+const COUNT_EVERY: Duration = AGE_STEP;
+/// How long the registry is waited for then, which the next look does again.
+const COUNT_PATIENCE: Duration = Duration::from_secs(20);
+
 #[derive(Debug)]
 pub(super) struct Leftovers {
     node: Arc<Node>,
     retention: Retention,
     ages: Ages,
+    counted: Option<Instant>,
     found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
     /// What goes just now.
     going: Option<JoinHandle<()>>,
@@ -33,6 +41,7 @@ impl Leftovers {
             node,
             retention,
             ages: Ages::default(),
+            counted: None,
             found: Turns::default(),
             going: None,
         }
@@ -47,6 +56,25 @@ impl Leftovers {
     /// forgotten.
     pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
         self.ages.gone_for(node, known)
+    }
+
+    /// All records were looked at: has it kept for how long nodes have been gone, and asks what others
+    /// saw, now and then. What fails is tried again after the next look.
+    pub(super) async fn count(&mut self, fleet: &dyn Fleet) {
+        let counted = self.counted.map(|counted| counted.elapsed());
+        if counted.is_some_and(|ago| ago < COUNT_EVERY) {
+            return;
+        }
+        let why = match timeout(COUNT_PATIENCE, fleet.count_gone(self.ages.seen())).await {
+            Ok(Ok(ages)) => {
+                self.ages.learn(&ages);
+                self.counted = Some(Instant::now());
+                return;
+            }
+            Ok(Err(error)) => super::super::chain(&error),
+            Err(_) => "the registry took too long".to_owned(),
+        };
+        tracing::debug!(why, "for how long nodes have been gone is not kept yet");
     }
 
     /// Of a session that nobody restarts by itself; `gone_for` where its node is gone and it is this

@@ -1,5 +1,6 @@
 //! Records of sessions that nobody serves any more.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conman_core::EndCause;
@@ -7,7 +8,8 @@ use conman_core::retention::Retention;
 use conman_node::Node;
 use conman_proto::{OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::{
-    Ending, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord, Standing,
+    Ending, Fleet as _, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord,
+    Standing,
 };
 
 use super::super::PAUSE;
@@ -95,15 +97,63 @@ async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
     }
 }
 
+/// As in a fleet none of whose daemons lives for as long as records are kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    const KEPT: Retention = Retention {
+        ended: HOUR,
+        lost: HOUR,
+    };
+    let left = PATIENCE / 12;
+    let (fleet, secret) = (ModelFleet::new(), secret());
+    let b = Member::join(&fleet, "b", &secret).await;
+    b.start(&id("here")).await;
+    let spec = b.node.get(&id("here")).expect("it is shown").spec;
+    let seen = Arc::clone(&b.fleet);
+    drop(b);
+    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
+    let long_ago = jiff::Timestamp::now() - 2 * HOUR;
+    for (name, gone_for) in [
+        ("listed", HOUR - left),
+        ("forgotten", HOUR - left),
+        ("later", HOUR - 10 * PATIENCE),
+    ] {
+        let (registry, _) = fleet.join(name);
+        ended_at(&*registry, &id(name), &spec, long_ago).await;
+        fleet.change(name, |gone| gone.standing = PeerStanding::Fenced);
+        fleet.was_gone_for(name, gone_for);
+    }
+    let forgotten = seen.forget_node("forgotten").await;
+    forgotten.expect("it owns nothing");
+    let began = Instant::now();
+    let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
+    for name in ["listed", "forgotten"] {
+        is_recorded(&a.node, &id(name), |record| record.is_none()).await;
+        assert!(began.elapsed() >= left, "{name} goes too early");
+    }
+    let record = a.node.record(&id("later")).await.expect("readable");
+    assert!(record.is_some());
+}
+
 /// Has a record of a session that has ended.
 async fn ends(registry: &dyn Registry, id: &SessionId, spec: &ResolvedSpec) {
+    ended_at(registry, id, spec, jiff::Timestamp::now()).await;
+}
+
+async fn ended_at(
+    registry: &dyn Registry,
+    id: &SessionId,
+    spec: &ResolvedSpec,
+    ended_at: jiff::Timestamp,
+) {
     let claimed = registry.claim(id, spec).await.expect("claimed");
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Exited),
         reason: "exited".to_owned(),
         exit_code: Some(0),
-        ended_at: jiff::Timestamp::now(),
+        ended_at,
         started_at: None,
         phases: Phases::default(),
     };
