@@ -5,8 +5,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use conman_cluster::overlap::{Drive, Scale, TEMPLATE, Tail, Violation, journal};
-use conman_cluster::{Cluster, has_docker, requirements};
+use conman_cluster::overlap::{DOCKERS, Drive, Scale, TEMPLATE, Tail, Violation, journal};
+use conman_cluster::{Builder, Cluster, has_docker, requirements};
 use conman_e2e::eventually;
 use http::Method;
 use serde_json::json;
@@ -37,7 +37,7 @@ async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
         sessions: 6 + dockers,
         dockers,
         handovers: 10,
-        every_kind: false,
+        every_kind: true,
         most: Duration::from_secs(1_200),
         scale: Scale::of(builder.timing()),
     };
@@ -63,8 +63,22 @@ async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
 
 #[tokio::test]
 async fn without_the_fence_two_containers_of_one_session_run_and_are_seen() {
+    overlap_is_seen(unfenced(), TEMPLATE).await;
+}
+
+#[tokio::test]
+async fn without_the_fence_two_of_one_session_of_dockers_run_and_are_seen() {
+    if has_docker() {
+        overlap_is_seen(unfenced().docker_too(), DOCKERS).await;
+    }
+}
+
+fn unfenced() -> Builder {
+    Cluster::builder().nodes(2).short().unfenced("n1")
+}
+
+async fn overlap_is_seen(builder: Builder, template: &str) {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(2).short().unfenced("n1");
     if !builder.is_joined() {
         let _ = writeln!(std::io::stderr(), "skipped: the nodes share no registry");
         return;
@@ -74,7 +88,7 @@ async fn without_the_fence_two_containers_of_one_session_run_and_are_seen() {
     let [unfenced, other] = cluster.nodes() else {
         panic!("two nodes");
     };
-    let body = json!({"template": TEMPLATE});
+    let body = json!({"template": template});
     eventually("it runs where the fence is off", PATIENCE, async || {
         let path = "/v1/sessions/w?node_label=host%3Dn1";
         let api = unfenced.api();
