@@ -15,6 +15,7 @@ const FENCED: &str = "conman_fleet_nodes_fenced_total";
 const LOOKUPS: &str = "conman_fleet_lookups_total";
 const CALLS: &str = "conman_etcd_seconds";
 const FAILURES: &str = "conman_etcd_failures_total";
+const NOT_COMPACTED: &str = "conman_etcd_compactions_failed_total";
 
 /// Says what the figures mean; the counters begin at nothing, so that they can be asked for before
 /// there is any.
@@ -43,7 +44,11 @@ pub(super) fn describe() {
     );
     metrics::describe_histogram!(CALLS, "Time until etcd answered, by call");
     metrics::describe_counter!(FAILURES, "Calls that etcd did not answer as it should");
-    for name in [RELEASES, TAKEOVERS, FENCED] {
+    metrics::describe_counter!(
+        NOT_COMPACTED,
+        "How often etcd did not compact its history when it was to, which fills it up"
+    );
+    for name in [RELEASES, TAKEOVERS, FENCED, NOT_COMPACTED] {
         metrics::counter!(name).absolute(0);
     }
     for from in ["memory", "etcd"] {
@@ -52,6 +57,10 @@ pub(super) fn describe() {
     for to in ["late", "fenced"] {
         metrics::counter!(LAPSES, "to" => to).absolute(0);
     }
+}
+
+pub(super) fn not_compacted() {
+    metrics::counter!(NOT_COMPACTED).increment(1);
 }
 
 pub(super) fn peers(peers: &[Peer]) {

@@ -10,6 +10,8 @@
 //! the node is deleted, but for how long it has been gone, which is of use for as long as records of
 //! its sessions are there.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use conman_core::ownership::{Answer, Key, NodeState, OwnedState, Value};
@@ -20,44 +22,95 @@ use super::shared::Shared;
 use super::wire::{self, TxnRequest};
 use crate::ForgetError;
 
+/// A node that can claim nothing any more unless it comes back, and all that is kept of it.
+struct Gone {
+    node: String,
+    record: Vec<u8>,
+    /// Keys, and the revisions that wrote them: 0 for none.
+    kept: Vec<(Vec<u8>, i64)>,
+}
+
+/// What each node owns: how many sessions, and one of them.
+type Owners = HashMap<String, (usize, String)>;
+
 /// Forgets a node, unless it may be alive or still owns sessions.
 pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetError> {
+    let gone = look(shared, node).await?;
+    // Of what it owns only that counts which it does after it was seen to be fenced.
+    let owners = owners(shared).await?;
+    put_aside(shared, gone, &owners).await
+}
+
+/// Forgets those that have been gone for long; what cannot be forgotten now is tried again later.
+pub(super) async fn forget_all(shared: Arc<Shared>, nodes: Vec<String>) {
+    let mut found = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        match look(&shared, &node).await {
+            Ok(gone) => found.push(gone),
+            Err(error) => tracing::debug!(node, %error, "not forgotten yet"),
+        }
+    }
+    let owners = match owners(&shared).await {
+        Ok(owners) => owners,
+        Err(error) => {
+            tracing::debug!(%error, "no node that is gone is forgotten yet");
+            return;
+        }
+    };
+    for gone in found {
+        let node = gone.node.clone();
+        match put_aside(&shared, gone, &owners).await {
+            Ok(()) => tracing::info!(node, "forgotten: it has been gone for long"),
+            Err(error) => tracing::debug!(node, %error, "not forgotten yet"),
+        }
+    }
+}
+
+/// Looks whether a node is fenced.
+async fn look(shared: &Shared, node: &str) -> Result<Gone, ForgetError> {
     let keys = &shared.store.keys;
-    let (record, heartbeat) = (Key::Node(node.into()), Key::Heartbeat(node.into()));
+    let record = Key::Node(node.into());
     let names = [
         keys.of(&record),
-        keys.of(&heartbeat),
+        keys.of(&Key::Heartbeat(node.into())),
         keys.holder(node),
         keys.peer(node),
         keys.of(&Key::Silence(node.into())),
     ];
-    let failed = |reason: String| ForgetError::Registry(unavailable(&reason));
-    let read = shared.store.get(&names).await;
-    let (entries, _) = read.map_err(|error| failed(error.to_string()))?;
+    let node = node.to_owned();
+    let (entries, _) = shared.store.get(&names).await.map_err(failed)?;
     let Some(Some((name, bytes, _))) = entries.first() else {
-        let node = node.to_owned();
         return Err(ForgetError::Unknown { node });
     };
-    let value = codec::decode(&record, name, bytes).map_err(|error| failed(error.to_string()))?;
+    let value = codec::decode(&record, name, bytes).map_err(failed)?;
     if !matches!(value, Value::Node(record) if record.state == NodeState::Fenced) {
-        let node = node.to_owned();
         return Err(ForgetError::Alive { node });
     }
-    // It can claim nothing more while it is fenced; only what it owns by now counts.
-    let owned = owned(shared, node).await?;
-    if let Some(first) = owned.first() {
+    let record = bytes.clone();
+    let revisions = entries.iter().map(|entry| match entry {
+        Some((_, _, revision)) => *revision,
+        None => 0,
+    });
+    Ok(Gone {
+        node,
+        record,
+        kept: names.into_iter().zip(revisions).collect(),
+    })
+}
+
+async fn put_aside(shared: &Shared, gone: Gone, owners: &Owners) -> Result<(), ForgetError> {
+    let Gone { node, record, kept } = gone;
+    if let Some((count, first)) = owners.get(&node) {
         return Err(ForgetError::Owns {
-            node: node.to_owned(),
-            count: owned.len(),
+            node,
+            count: *count,
             first: first.clone(),
         });
     }
     let mut request = TxnRequest::default();
-    request
-        .success
-        .push(wire::put(keys.gone(node), bytes.clone()));
-    for (key, entry) in names.into_iter().zip(&entries) {
-        let revision = entry.as_ref().map_or(0, |(_, _, revision)| *revision);
+    let aside = shared.store.keys.gone(&node);
+    request.success.push(wire::put(aside, record));
+    for (key, revision) in kept {
         let unchanged = wire::unchanged_since(key.clone(), revision);
         request.compare.push(unchanged);
         request.success.push(wire::delete(key));
@@ -73,33 +126,25 @@ pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetErro
     }
 }
 
-/// The sessions that a node owns.
-async fn owned(shared: &Shared, node: &str) -> Result<Vec<String>, ForgetError> {
-    let failed = |reason: String| ForgetError::Registry(unavailable(&reason));
+async fn owners(shared: &Shared) -> Result<Owners, ForgetError> {
     let parent = shared.store.keys.owned();
-    let entries = shared.store.all_below(&parent).await;
-    let mut owned = Vec::new();
-    for (key, bytes, _) in entries.map_err(|error| failed(error.to_string()))? {
-        let value = codec::decode(&Key::Session("".into()), &key, &bytes)
-            .map_err(|error| failed(error.to_string()))?;
+    let entries = shared.store.all_below(&parent).await.map_err(failed)?;
+    let mut owners = Owners::new();
+    for (key, bytes, _) in entries {
+        let value = codec::decode(&Key::Session("".into()), &key, &bytes).map_err(failed)?;
         if let Value::Session(ownership) = value
-            && &*ownership.owner == node
             && ownership.state == OwnedState::Owned
+            && let Some(session) = Keys::name_in(&parent, &key)
         {
-            owned.extend(Keys::name_in(&parent, &key));
+            let owner = owners.entry(ownership.owner.to_string());
+            owner.or_insert((0, session)).0 += 1;
         }
     }
-    Ok(owned)
+    Ok(owners)
 }
 
-/// Forgets those that have been gone for long; what cannot be forgotten now is tried again later.
-pub(super) async fn forget_all(shared: Arc<Shared>, nodes: Vec<String>) {
-    for node in nodes {
-        match forget(&shared, &node).await {
-            Ok(()) => tracing::info!(node, "forgotten: it has been gone for long"),
-            Err(error) => tracing::debug!(node, %error, "not forgotten yet"),
-        }
-    }
+fn failed(reason: impl fmt::Display) -> ForgetError {
+    ForgetError::Registry(unavailable(&reason.to_string()))
 }
 
 /// Puts back what was put aside of this node, if it was forgotten.

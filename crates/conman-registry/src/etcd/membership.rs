@@ -365,10 +365,13 @@ pub(super) async fn run(
                 let me = (&*shared.me, *shared.incarnation.borrow());
                 figures::peers(&membership.peers(me, &shared.timing));
                 let gone = membership.long_gone(now, forget_after);
-                if !gone.is_empty() && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
+                // One does it for all: it reads every session's owner.
+                if !gone.is_empty()
+                    && membership.is_first(&shared.me, fence_ms)
+                    && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
                 {
                     forgot_at = Some(now);
-                    // Beside: it reads every session's record.
+                    // Beside: it takes its time.
                     tokio::spawn(forgetting::forget_all(Arc::clone(&shared), gone));
                 }
                 let mine = membership.observed(&shared.me, now, fence_ms);

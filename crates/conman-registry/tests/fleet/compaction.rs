@@ -66,14 +66,30 @@ async fn history_goes_by_itself_and_nobody_misses_it() {
 }
 
 #[tokio::test]
-async fn history_stays_where_nobody_may_compact_it() {
+async fn history_goes_though_the_first_of_the_nodes_does_not_see_to_it() {
     let Some(etcd) = Etcd::start() else { return };
     let a = compacting(&etcd, "a", None);
     a.live().await;
-    // The first does it for all, or nobody.
-    let b = compacting(&etcd, "b", Some(Duration::from_millis(100)));
+    let b = compacting(&etcd, "b", Some(Duration::from_millis(500)));
     b.live().await;
     until("b has heard of a", async || b.registry.peers().len() == 2).await;
+    let now = etcd.revision();
+    until("what was current is compacted away", async || {
+        !has_history(&etcd, now)
+    })
+    .await;
+    for node in [&a, &b] {
+        assert!(node.registry.standing().borrow().is_ready());
+    }
+}
+
+#[tokio::test]
+async fn history_stays_where_no_node_is_to_compact_it() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = compacting(&etcd, "a", None);
+    a.live().await;
+    let b = compacting(&etcd, "b", None);
+    b.live().await;
     let now = etcd.revision();
     until("heartbeats have come", async || etcd.revision() > now + 20).await;
     assert!(has_history(&etcd, now));
