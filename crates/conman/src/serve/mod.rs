@@ -123,9 +123,10 @@ fn start(
     tokens: Option<Arc<TokenFile>>,
     credentials: Credentials,
 ) -> Result<()> {
+    let mut name = None;
     if config.shared.is_some() {
         crate::state_dir::prepare(&config.state_dir)?;
-        name::keep(&mut config)?;
+        name = Some(name::settle(&mut config));
     }
     // What this process was given is not for the shim, which outlives it.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
@@ -157,6 +158,9 @@ fn start(
         return Ok(());
     }
     let state = State::open(&config, arguments.generation_floor)?;
+    if let Some(name) = name {
+        name.remember();
+    }
     let fleet = Arc::clone(&state.fleet);
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;

@@ -2,14 +2,13 @@
 //! anew.
 //!
 //! What runs here is recorded as that node's. Under another name a daemon would find none of it in
-//! its records and end all, and the host's name, which is the default, may change under a running
-//! machine.
+//! its records and end all, and one that does not start for it would lose all to other nodes. The
+//! host's name, which is the default, may change under a running machine, and so may a configuration.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
 use conman_linux::replace_file;
 use serde::{Deserialize, Serialize};
 
@@ -28,57 +27,72 @@ struct Known {
     boot_id: String,
 }
 
-/// Has the configuration name the node that this installation is, and remembers it.
-///
-/// # Errors
-/// When the configuration names another one.
-pub(super) fn keep(config: &mut Config) -> Result<()> {
-    let Ok(boot_id) = conman_linux::boot_id() else {
-        return Ok(());
-    };
-    keep_since(config, boot_id)
+/// What is to be remembered once this daemon is known to be the only one of its state directory.
+#[must_use]
+pub(super) struct Settled {
+    path: PathBuf,
+    news: Option<Known>,
 }
 
-fn keep_since(config: &mut Config, boot_id: String) -> Result<()> {
+/// Has the configuration name the node that this installation is. Nothing is written.
+pub(super) fn settle(config: &mut Config) -> Settled {
+    match conman_linux::boot_id() {
+        Ok(boot_id) => settle_since(config, boot_id),
+        Err(_) => Settled {
+            path: config.state_dir.join(FILE),
+            news: None,
+        },
+    }
+}
+
+fn settle_since(config: &mut Config, boot_id: String) -> Settled {
     let path = config.state_dir.join(FILE);
     let known = read(&path).unwrap_or_else(|error| {
         let path = path.display();
         tracing::warn!(%path, %error, "cannot read which node this installation was");
         None
     });
-    let known = known.filter(|known| known.boot_id == boot_id);
-    match known {
-        Some(Known { name, .. }) if name == config.name => return Ok(()),
-        Some(Known { name, .. }) if config.name_is_given => bail!(
-            "this installation has been node `{name}` since the machine was started, and is to be \
-             node `{}` now: all that runs here is recorded as that of `{name}`, and would be killed. \
-             Set `node.name = \"{name}\"`; or drain the node under that name (`conman drain`), stop \
-             conman, remove {}, and start it again",
-            config.name,
-            path.display()
-        ),
-        Some(Known { name, .. }) => {
-            tracing::warn!(
-                "this machine is called `{}` by now; the node stays `{name}`, as whose all that runs \
-                 here is recorded, until the machine boots anew; `node.name` gives it a name that \
-                 does not change",
-                config.name
-            );
-            config.name = name;
-            return Ok(());
-        }
-        None => {}
-    }
-    let known = Known {
-        name: config.name.clone(),
-        boot_id,
+    let Some(Known { name, .. }) = known.filter(|known| known.boot_id == boot_id) else {
+        let name = config.name.clone();
+        let news = Some(Known { name, boot_id });
+        return Settled { path, news };
     };
-    // On a full disk a node is no worse off than without.
-    if let Err(error) = write(&path, &known) {
-        let path = path.display();
-        tracing::warn!(%path, %error, "cannot write down which node this installation is");
+    if name != config.name {
+        tell(config, &name, &path);
+        config.name = name;
     }
-    Ok(())
+    Settled { path, news: None }
+}
+
+fn tell(config: &Config, name: &str, path: &Path) {
+    let other = &config.name;
+    if config.name_is_given {
+        tracing::error!(
+            "`node.name` is `{other}` in the configuration by now; the node stays `{name}`, as whose \
+             all that runs here is recorded, until the machine boots anew. To rename it before: \
+             drain the node (`conman drain`), stop conman, remove {}, and start it again",
+            path.display()
+        );
+    } else {
+        tracing::warn!(
+            "this machine is called `{other}` by now; the node stays `{name}`, as whose all that runs \
+             here is recorded, until the machine boots anew; `node.name` gives it a name that does \
+             not change"
+        );
+    }
+}
+
+impl Settled {
+    /// On a full disk a node is no worse off than without.
+    pub(super) fn remember(self) {
+        let Self { path, news } = self;
+        if let Some(known) = news
+            && let Err(error) = write(&path, &known)
+        {
+            let path = path.display();
+            tracing::warn!(%path, %error, "cannot write down which node this installation is");
+        }
+    }
 }
 
 fn read(path: &Path) -> io::Result<Option<Known>> {
@@ -108,42 +122,37 @@ mod tests {
         config
     }
 
-    fn named(mut config: Config, boot: &str) -> Result<String> {
-        keep_since(&mut config, boot.to_owned())?;
-        Ok(config.name)
+    fn named(mut config: Config, boot: &str) -> String {
+        settle_since(&mut config, boot.to_owned()).remember();
+        config.name
     }
 
     #[test]
-    fn a_host_that_is_renamed_leaves_its_node_the_name_until_it_boots() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let by_host = |name, boot| named(start(dir.path(), name, false), boot).expect("kept");
-        assert_eq!(by_host("a", "1"), "a");
-        assert_eq!(by_host("a.example.org", "1"), "a");
-        assert_eq!(by_host("a", "1"), "a");
-        assert_eq!(by_host("b", "2"), "b");
-        assert_eq!(by_host("a", "2"), "b");
-    }
-
-    #[test]
-    fn a_name_that_the_configuration_changes_under_what_runs_is_refused() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let given = |name, boot| named(start(dir.path(), name, true), boot);
-        assert_eq!(given("a", "1").expect("new"), "a");
-        let why = given("b", "1").expect_err("a's sessions run").to_string();
-        for part in ["node `a`", "`node.name = \"a\"`", "conman drain", FILE] {
-            assert!(why.contains(part), "{part}: {why}");
+    fn a_node_keeps_its_name_until_the_machine_boots_though_host_or_configuration_have_another() {
+        for given in [false, true] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let name = |name, boot| named(start(dir.path(), name, given), boot);
+            assert_eq!(name("a", "1"), "a");
+            assert_eq!(name("a.example.org", "1"), "a");
+            assert_eq!(name("a", "1"), "a");
+            assert_eq!(name("b", "2"), "b");
+            assert_eq!(name("a", "2"), "b");
         }
-        assert_eq!(given("a", "1").expect("the same"), "a");
-        assert_eq!(given("b", "2").expect("nothing of it runs"), "b");
+    }
+
+    #[test]
+    fn who_does_not_have_the_directory_to_itself_leaves_no_name_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let second = settle_since(&mut start(dir.path(), "b", true), "1".to_owned());
+        drop(second);
+        assert_eq!(named(start(dir.path(), "a", true), "1"), "a");
     }
 
     #[test]
     fn a_file_that_is_damaged_keeps_nobody_from_starting() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join(FILE), "{\"na").expect("written");
-        let name = named(start(dir.path(), "a", true), "1").expect("started");
-        assert_eq!(name, "a");
-        let later = named(start(dir.path(), "b", false), "1").expect("started");
-        assert_eq!(later, "a");
+        assert_eq!(named(start(dir.path(), "a", true), "1"), "a");
+        assert_eq!(named(start(dir.path(), "b", false), "1"), "a");
     }
 }
