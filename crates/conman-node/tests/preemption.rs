@@ -460,11 +460,36 @@ fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
     std::fs::write(&written, r#"{"reason":"a test","boot_id":"another"}"#).expect("written");
     let daemon = stage.boot();
     assert_eq!(daemon.node.view().state, NodeState::Live);
-    daemon
-        .run(daemon.node.preempt(&request(), "signal"))
-        .expect("a report");
-    daemon.vanish();
-    // A signal is for the daemon.
+}
+
+#[test]
+fn a_daemon_that_dies_in_the_middle_of_a_preemption_leaves_it_to_the_next() {
+    let stage = Stage::new();
+    let written = stage.state.path().join("preempted.json");
     let daemon = stage.boot();
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    let set = stage.state.path().join("set");
+    let script = format!(
+        "trap '' TERM; : >{}; while :; do sleep 0.05; done",
+        set.display()
+    );
+    let with_grace = SessionRequest {
+        preempt_signal: Some("SIGTERM".to_owned()),
+        preempt_grace_ms: Some(60_000),
+        ..program(&script)
+    };
+    daemon.start("slow", &with_grace);
+    eventually("the trap to be set", || set.exists().then_some(()));
+    let notice = PreemptRequest {
+        budget_ms: Some(300_000),
+        ..request()
+    };
+    let emergency = daemon.node.emergency();
+    let report = emergency.preempt(&notice, "api").expect("it is taken");
+    eventually("it to be written down", || written.exists().then_some(()));
+    assert!(stage.alive() > 0, "it is given time");
+    drop(report);
+    daemon.vanish();
+
+    let daemon = stage.boot();
+    assert_eq!(daemon.node.view().state, NodeState::Preempted);
 }

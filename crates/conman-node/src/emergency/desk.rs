@@ -106,17 +106,6 @@ impl Desk {
         }
     }
 
-    /// Whether a person or another program than the metadata server has preempted the node.
-    pub(crate) fn is_by_operator(&self) -> bool {
-        matches!(
-            self,
-            Self::Preempted {
-                origin: Origin::Operator,
-                ..
-            }
-        )
-    }
-
     /// The preemption under way is finished. Returns whether to reopen at once.
     pub(crate) fn on_finished(&mut self, report: PreemptReport) -> bool {
         match self {

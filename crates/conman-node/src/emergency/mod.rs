@@ -94,6 +94,14 @@ struct Notice {
     reply: oneshot::Sender<PreemptReport>,
 }
 
+impl Notice {
+    /// Whether the next daemon is to have it, whatever other notices came before it. A signal ends
+    /// this daemon alone, and the metadata server tells it again.
+    fn outlives_daemon(&self) -> bool {
+        self.origin == Origin::Operator && self.source != SIGNAL
+    }
+}
+
 /// A preemption's report to come. Dropping it changes nothing for the preemption.
 #[derive(Debug)]
 pub struct PendingReport {
@@ -260,6 +268,9 @@ fn take(
     running: &mut Option<Running>,
     notice: Notice,
 ) {
+    if notice.outlives_daemon() {
+        means.memory.keep(notice.reason.clone());
+    }
     let budget = std::time::Duration::from_millis(notice.budget_ms.into());
     let deadline = notice.at + run_time(budget);
     match desk.on_notice(notice.origin) {
@@ -292,14 +303,18 @@ fn take(
 
 fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
     match desk.on_readmit(by) {
-        OnReadmit::Reopen => reopen(means, log),
-        OnReadmit::Later | OnReadmit::Ignore => {}
+        OnReadmit::Reopen => {
+            means.memory.forget();
+            reopen(means, log);
+        }
+        // At once: this daemon may be gone before the preemption is finished.
+        OnReadmit::Later => means.memory.forget(),
+        OnReadmit::Ignore => {}
     }
 }
 
 fn reopen(means: &Means, log: &Log) {
     means.table.reopen();
-    means.memory.forget();
     let message = "the preemption was taken back; unless the node is being drained, sessions are \
                    admitted again"
         .to_owned();
@@ -317,7 +332,6 @@ fn finish(
     waiting: Vec<oneshot::Sender<PreemptReport>>,
 ) {
     let preemption::Outcome { report, events } = outcome;
-    let outlives = report.source != SIGNAL;
     // Only now: the journal and the registry share a disk.
     means.journal.append(events);
     for reply in waiting {
@@ -327,10 +341,8 @@ fn finish(
     log.report(report.clone());
     if desk.on_finished(report) {
         reopen(means, log);
-    } else if outlives
-        && desk.is_by_operator()
-        && let Some(closed) = means.table.closed()
-    {
-        means.memory.keep(closed.reason);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! Which notices the next daemon is to have, decided before anything else is done about them.
+
+use conman_registry::ModelRegistry;
+use tempfile::TempDir;
+
+use super::*;
+
+/// The emergency thread's work, a step at a time.
+struct Thread {
+    means: Means,
+    log: Log,
+    weight: Weight,
+    desk: Desk,
+    running: Option<Running>,
+    _dir: TempDir,
+}
+
+impl Thread {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let journal = Journal::open(dir.path(), "test-node", 1_000).expect("a journal");
+        let instance = Instance::new([0xfe; 4]);
+        Self {
+            weight: Weight::of(&instance),
+            means: Means {
+                table: Arc::default(),
+                registry: Arc::new(ModelRegistry::new()),
+                journal: Arc::new(journal),
+                budget_ms: 1_000,
+                instance,
+                memory: Memory::unheard(),
+            },
+            log: Log::start().expect("a thread"),
+            desk: Desk::default(),
+            running: None,
+            _dir: dir,
+        }
+    }
+
+    /// What is said to be written down by a notice, before anything waits.
+    fn notice(&mut self, origin: Origin, source: &str) -> Option<Option<String>> {
+        let notice = Notice {
+            budget_ms: 1_000,
+            reason: format!("told by {source}"),
+            source: source.to_owned(),
+            origin,
+            at: Instant::now(),
+            noticed_at: Timestamp::now(),
+            reply: oneshot::channel().0,
+        };
+        let Self {
+            means,
+            weight,
+            desk,
+            running,
+            ..
+        } = self;
+        take(means, weight, desk, running, notice);
+        self.means.memory.said_last()
+    }
+
+    fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
+        readmit(&self.means, &self.log, &mut self.desk, by);
+        self.means.memory.said_last()
+    }
+
+    async fn finish(&mut self) -> Option<Option<String>> {
+        let running = self.running.take().expect("a preemption");
+        let outcome = running.work.await;
+        let Self {
+            means, log, desk, ..
+        } = self;
+        finish(means, log, desk, outcome, running.waiting);
+        self.means.memory.said_last()
+    }
+}
+
+fn kept(source: &str) -> Option<Option<String>> {
+    Some(Some(format!("told by {source}")))
+}
+
+#[tokio::test]
+async fn every_word_of_an_operators_is_kept_at_once_whoever_gave_notice_before() {
+    for first in [
+        (Origin::GcePreempted, "gce"),
+        (Origin::GceMaintenance, "gce"),
+        (Origin::Operator, SIGNAL),
+        (Origin::Operator, "api"),
+    ] {
+        let mut thread = Thread::new();
+        thread.notice(first.0, first.1);
+        let joined = thread.notice(Origin::Operator, "admin");
+        assert_eq!(joined, kept("admin"), "after {first:?}");
+        assert_eq!(thread.finish().await, None, "it is said already");
+        let late = thread.notice(Origin::Operator, "api");
+        assert_eq!(late, kept("api"), "long after {first:?}");
+    }
+    let mut thread = Thread::new();
+    assert_eq!(thread.notice(Origin::Operator, "restart"), kept("restart"));
+}
+
+#[tokio::test]
+async fn no_word_of_a_signals_or_the_metadata_servers_is_kept() {
+    let passing = [
+        (Origin::GcePreempted, "gce"),
+        (Origin::GceMaintenance, "gce"),
+        (Origin::Operator, SIGNAL),
+    ];
+    for first in passing {
+        for second in passing {
+            let mut thread = Thread::new();
+            assert_eq!(thread.notice(first.0, first.1), None);
+            assert_eq!(thread.notice(second.0, second.1), None);
+            assert_eq!(thread.finish().await, None, "{first:?}, {second:?}");
+            assert_eq!(thread.notice(first.0, first.1), None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_taken_back_in_the_middle_is_forgotten_before_it_is_finished() {
+    let mut thread = Thread::new();
+    assert_eq!(thread.notice(Origin::Operator, "api"), kept("api"));
+    assert_eq!(thread.readmit(Origin::GcePreempted), None, "not its word");
+    assert_eq!(thread.readmit(Origin::Operator), Some(None));
+    assert_eq!(thread.finish().await, None);
+    assert_eq!(
+        thread.means.table.closed().map(|closed| closed.reason),
+        None
+    );
+
+    assert_eq!(thread.notice(Origin::Operator, "api"), kept("api"));
+    assert_eq!(thread.readmit(Origin::Operator), Some(None));
+    assert_eq!(thread.notice(Origin::Operator, "admin"), kept("admin"));
+    assert_eq!(
+        thread.finish().await,
+        None,
+        "the machine is going after all"
+    );
+    assert_eq!(thread.readmit(Origin::Operator), Some(None));
+}
