@@ -12,6 +12,7 @@ use conman_node::{EnsureError, RouteError};
 use conman_proto::{EventKind, NodeState, PreemptRequest, SessionRequest, SessionState};
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, RecordState, Registry};
 use conman_runtime::{Fault, Operation};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use stage::frozen::Frozen;
 use stage::weights::{read, weights_of};
 use stage::{Daemon, Stage, eventually, idle, program, session, web};
@@ -459,6 +460,29 @@ fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
     // Of an earlier boot.
     std::fs::write(&written, r#"{"reason":"a test","boot_id":"another"}"#).expect("written");
     let daemon = stage.boot();
+    assert_eq!(daemon.node.view().state, NodeState::Live);
+}
+
+#[test]
+fn a_readmission_that_the_disk_refuses_to_note_is_noted_when_it_can_be() {
+    let stage = Stage::new();
+    let written = stage.state.path().join("preempted.json");
+    let daemon = stage.boot();
+    let preempted = daemon.run(daemon.node.preempt(&request(), "api"));
+    preempted.expect("a report");
+    eventually("it to be written down", || written.exists().then_some(()));
+    // What is there instead cannot be removed.
+    let obstacle = stage.state.path().join("obstacle");
+    std::fs::create_dir(&obstacle).expect("made");
+    let exchange = || renameat_with(CWD, &obstacle, CWD, &written, RenameFlags::EXCHANGE);
+    exchange().expect("exchanged");
+    daemon.run(daemon.node.readmit()).expect("it stays");
+    daemon.start("alice", &idle());
+    exchange().expect("exchanged");
+    eventually("it to be forgotten", || (!written.exists()).then_some(()));
+    daemon.vanish();
+    let daemon = stage.boot();
+    assert_eq!(daemon.show("alice").state, SessionState::Running);
     assert_eq!(daemon.node.view().state, NodeState::Live);
 }
 
