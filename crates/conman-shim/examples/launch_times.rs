@@ -93,6 +93,7 @@ fn main() -> Result<(), Failure> {
                 fence_slice: format!("{cgroup}.slice"),
                 standby: false,
                 freeze_patience: Duration::from_secs(1),
+                frozen_max: Duration::from_mins(15),
             })?;
             drop(ended);
             Ok(())

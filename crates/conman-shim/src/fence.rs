@@ -37,9 +37,11 @@ pub(crate) struct DeadMan {
 }
 
 impl DeadMan {
-    pub(crate) fn new(freeze_patience: Duration) -> Self {
+    pub(crate) fn new(freeze_patience: Duration, frozen_max: Duration) -> Self {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let timing = Timing {
-            freeze_ms: u64::try_from(freeze_patience.as_millis()).unwrap_or(u64::MAX),
+            freeze_ms: ms(freeze_patience),
+            frozen_max_ms: ms(frozen_max),
             ..Timing::default()
         };
         Self {
@@ -212,8 +214,12 @@ mod tests {
         }
     }
 
+    fn fence_waiting(freeze_ms: u64) -> DeadMan {
+        DeadMan::new(Duration::from_millis(freeze_ms), Duration::from_secs(900))
+    }
+
     fn armed() -> DeadMan {
-        let mut fence = DeadMan::new(Duration::from_millis(100));
+        let mut fence = fence_waiting(100);
         let kept = KeptFence {
             deadline_ms: 1_000,
             fired_ms: None,
@@ -227,7 +233,7 @@ mod tests {
 
     #[test]
     fn unarmed_it_demands_nothing_and_closes_nothing() {
-        let mut fence = DeadMan::new(Duration::from_millis(100));
+        let mut fence = fence_waiting(100);
         assert_eq!(fence.on(u64::MAX, FenceEvent::Tick), []);
         assert_eq!(fence.on(1, FenceEvent::FreezeAll), []);
         assert!(!fence.is_closed() && !fence.is_armed());
@@ -273,7 +279,7 @@ mod tests {
         let mut fence = armed();
         fence.on(1_000 * MS, FenceEvent::Tick);
         let text = serde_json::to_string(&fence.kept()).expect("written");
-        let mut later = DeadMan::new(Duration::from_millis(100));
+        let mut later = fence_waiting(100);
         let kept = serde_json::from_str(&text).expect("read");
         later.restore(1_050 * MS, kept, vec![found("a.1", true)], Vec::new());
         assert!(later.is_closed());
@@ -293,7 +299,7 @@ mod tests {
                 .filter(|action| matches!(action, FenceAction::Kill(_)))
                 .count()
         };
-        let mut later = DeadMan::new(Duration::from_millis(10_000));
+        let mut later = fence_waiting(10_000);
         let living = vec![found("a.1", true)];
         later.restore(1_299 * MS, fence.kept(), living, Vec::new());
         assert_eq!(later.freeze_ms(), 300);
@@ -315,7 +321,7 @@ mod tests {
         };
         fence.on(50_000 * MS, thaw);
         assert!(!fence.is_closed());
-        let mut later = DeadMan::new(Duration::from_millis(100));
+        let mut later = fence_waiting(100);
         later.restore(
             50_001 * MS,
             fence.kept(),

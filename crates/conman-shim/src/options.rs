@@ -33,4 +33,6 @@ pub struct ShimOptions {
     pub standby: bool,
     /// How long the fence waits for proof that everything is frozen before it kills the rest.
     pub freeze_patience: Duration,
+    /// What the fence has held frozen for so long is killed.
+    pub frozen_max: Duration,
 }

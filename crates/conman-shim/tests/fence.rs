@@ -71,6 +71,32 @@ fn armed_for(flags: &[&str], freezer: &Freezer, after_ms: u64) -> bool {
 }
 
 #[test]
+fn what_stays_frozen_for_too_long_is_killed_and_never_runs_again() {
+    if !available() {
+        return;
+    }
+    for (flags, freezer) in hosts() {
+        let flags = [flags, &["--frozen-max-ms", "1500"]].concat();
+        let shim = Shim::start_with(&flags);
+        let mut client = shim.client();
+        subscribe(&mut client);
+        let launched = client
+            .launch(shim.spec("a.1", "while :; do echo ran; sleep 0.02; done"))
+            .expect("launched");
+        arm(&mut client, 60_000);
+        client.ask(Request::FreezeAll).expect("frozen");
+        assert!(is_fenced(&mut client));
+        let frozen = freezer.is_frozen(&format!("{}/a.1", shim.cgroup));
+        assert!(frozen.expect("asked"));
+        let before = shim.log("a.1");
+        wait_dead(&launched);
+        assert_eq!(shim.log("a.1"), before, "it ran on its way out");
+        let end = next_end(&mut client);
+        assert_eq!((&*end.name, end.fenced), ("a.1", true), "{end:?}");
+    }
+}
+
+#[test]
 fn only_those_that_are_named_are_thawed_and_the_lost_are_killed_while_they_are_frozen() {
     if !available() {
         return;

@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use conman_cli::ShimArgs;
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
+use conman_core::ownership::Timing;
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_proto::RuntimeKind;
 use conman_runtime::ShimCommand;
@@ -193,6 +194,7 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
         prepared_file: PathBuf::from(PREPARED),
         standby: arguments.standby,
         freeze_patience: Duration::from_millis(arguments.freeze_ms),
+        frozen_max: Duration::from_millis(Timing::default().frozen_max_ms),
     })
     .context("the shim cannot go on")?;
     let is_empty = Cgroups::detect().is_ok_and(|cgroups| {

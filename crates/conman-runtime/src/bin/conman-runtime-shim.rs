@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         standby: false,
         freeze_patience: FREEZE_PATIENCE,
+        frozen_max: Duration::from_mins(15),
     };
     match conman_shim::run(options) {
         Ok(_) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
 //! The shim as a program of its own, for tests:
 //! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified]
-//! [--prepare-for COUNT] [--standby] ROOT…`.
+//! [--prepare-for COUNT] [--frozen-max-ms MS] [--standby] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -12,12 +12,14 @@ use conman_shim::ShimOptions;
 
 /// The design's K.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
+/// Unless a test says less.
+const FROZEN_MAX: Duration = Duration::from_mins(15);
 
 #[expect(clippy::print_stderr, reason = "a program tells its user there")]
 fn usage() -> ExitCode {
     eprintln!(
         "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] \
-         [--prepare-for COUNT] [--standby] ROOT..."
+         [--prepare-for COUNT] [--frozen-max-ms MS] [--standby] ROOT..."
     );
     ExitCode::from(2)
 }
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         fence_cgroup: cgroup.to_string_lossy().into_owned(),
         standby: false,
         freeze_patience: FREEZE_PATIENCE,
+        frozen_max: FROZEN_MAX,
     };
     while let Some(word) = arguments.next() {
         let mut value = || arguments.next()?.into_string().ok();
@@ -52,6 +55,10 @@ fn main() -> ExitCode {
             Some("--standby") => options.standby = true,
             Some("--prepare-for") => match value().and_then(|count| count.parse().ok()) {
                 Some(count) => options.prepare_for = count,
+                None => return usage(),
+            },
+            Some("--frozen-max-ms") => match value().and_then(|ms| ms.parse().ok()) {
+                Some(ms) => options.frozen_max = Duration::from_millis(ms),
                 None => return usage(),
             },
             Some("--cgroups") => match value().as_deref() {

@@ -104,7 +104,7 @@ impl Control {
         freezer.ensure(&options.fence_cgroup)?;
         let ledger = Ledger::at(&options.state_file);
         Ok(Self {
-            fence: DeadMan::new(options.freeze_patience),
+            fence: DeadMan::new(options.freeze_patience, options.frozen_max),
             unverified: BTreeSet::new(),
             condemned_early: Condemned::default(),
             doomed: BTreeSet::new(),

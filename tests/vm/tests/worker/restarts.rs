@@ -35,6 +35,10 @@ done
 until [ $(told | wc -l) -ge 4 ]; do sleep 0.5; done
 told | head -n 4";
 
+const RESTARTED: &str =
+    "! systemctl restart 'conman*.service' && systemctl start conman-shim conman &&
+    systemctl is-active conman-power-off";
+
 const MENDED: &str = "cp -p /run/mended /etc/conman/conman.toml";
 
 /// Half of the unit's pause: the journal has the time at which it was told something.
@@ -56,6 +60,10 @@ pub(crate) fn assert_never_stays_down(machine: &Machine, before: &[Value]) {
         );
     }
     let _ = machine.run(MENDED).ok();
+    serves(machine, before);
+    // Whatever is done with all of conman's units alike.
+    let refused = machine.run(RESTARTED).ok();
+    assert_eq!(refused, "active\n");
     serves(machine, before);
 }
 
