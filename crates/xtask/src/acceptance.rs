@@ -1,11 +1,15 @@
 //! `cargo xtask acceptance`: the faults of a fleet, held to their figures.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
 use crate::process::{cargo, output};
-use crate::{cluster, setup};
+use crate::{cluster, earlier, setup};
+
+/// Of two versions in one fleet.
+const OF_VERSIONS: &str = "row_34";
 
 /// Every fault, each judged by its time as on a machine that does nothing else.
 const JUDGED: [&str; 2] = ["CONMAN_CLUSTER_QUIET", "CONMAN_CLUSTER_LONG"];
@@ -38,6 +42,10 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     };
     cluster::build(true)?;
     let release = cluster::release()?;
+    let earlier = match of_row(OF_VERSIONS).is_empty() {
+        true => None,
+        false => earlier::variable()?,
+    };
     let passes = [
         ("the faults", asked.clone(), &JUDGED[..], Some(&*release)),
         (
@@ -50,7 +58,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     ];
     let mut failed = Vec::new();
     for (what, names, judged, binary) in passes {
-        if !names.is_empty() && !rows(&names, judged, binary)? {
+        if !names.is_empty() && !rows(&names, judged, binary, earlier.as_ref())? {
             failed.push(what);
         }
     }
@@ -73,13 +81,21 @@ fn names(filter: &str) -> Result<Vec<String>> {
 }
 
 /// Whether all is as it should be, with this build of conman or that for debugging.
-fn rows(names: &[String], judged: &[&str], binary: Option<&Path>) -> Result<bool> {
+fn rows(
+    names: &[String],
+    judged: &[&str],
+    binary: Option<&Path>,
+    earlier: Option<&(&str, OsString)>,
+) -> Result<bool> {
     let mut command = cargo();
     command.args(["test", "--locked", "--package", "conman-cluster"]);
     command.args(["--test", "rows", "--", "--nocapture", "--exact"]);
     command.args(names);
     for variable in judged {
         command.env(variable, "1");
+    }
+    if let Some((variable, binary)) = earlier {
+        command.env(variable, binary);
     }
     if let Some(binary) = binary {
         command.env("CONMAN_E2E_BINARY", binary);

@@ -17,6 +17,7 @@ mod acceptance;
 mod check;
 mod cluster;
 mod demo;
+mod earlier;
 mod process;
 mod progress;
 mod setup;
