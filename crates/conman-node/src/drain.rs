@@ -81,8 +81,10 @@ struct Current {
     released: u64,
     unreleased: Vec<Unreleased>,
     moved: Vec<Moved>,
-    /// Dropped by an undrain, which ends the task.
-    _ends: watch::Sender<()>,
+    /// A task writes the order down, and tries again until it has.
+    is_being_written: bool,
+    /// Dropped by an undrain, which ends the tasks.
+    ends: watch::Sender<()>,
 }
 
 impl Drain {
@@ -144,22 +146,40 @@ pub(crate) async fn drain(
         tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
     }
     let written = context.drain.file.write(&order).await;
-    let ended = begin(context, order.clone(), written.as_ref().err());
+    begin(context, order, written.as_ref().err());
     if written.is_err() {
-        tokio::spawn(write_later(Arc::clone(context), order, ended));
+        see_to_writing(context, WRITE_AGAIN);
     }
     report(context).ok_or(DrainError::NotDraining)
 }
 
+/// Has the drain there is written down, after whatever change of the file is under way. Called while
+/// `changing` is locked.
+fn see_to_writing(context: &Arc<Context>, first_pause: Duration) {
+    let mut current = context.drain.lock();
+    // Who does it already has not succeeded, so it comes after this as well.
+    if let Some(current) = current.as_mut().filter(|one| !one.is_being_written) {
+        current.is_being_written = true;
+        let (order, ended) = (current.order.clone(), current.ends.subscribe());
+        tokio::spawn(write_later(Arc::clone(context), order, ended, first_pause));
+    }
+}
+
 /// Tries until it is written down, or the drain is taken back.
-async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>) {
+async fn write_later(
+    context: Arc<Context>,
+    order: Order,
+    mut ended: watch::Receiver<()>,
+    mut pause: Duration,
+) {
     loop {
         tokio::select! {
             // Cancel safe: it only tells that the sender is gone.
             _ = ended.changed() => return,
             // Cancel safe: time alone.
-            () = sleep(WRITE_AGAIN) => {}
+            () = sleep(pause) => {}
         }
+        pause = WRITE_AGAIN;
         // Nobody takes it back meanwhile.
         let _changing = context.drain.changing.lock().await;
         if ended.has_changed().is_err() {
@@ -167,6 +187,9 @@ async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Rece
         }
         match context.drain.file.write(&order).await {
             Ok(()) => {
+                if let Some(current) = context.drain.lock().as_mut() {
+                    current.is_being_written = false;
+                }
                 tracing::info!("the drain is written down by now: it outlives this daemon");
                 return;
             }
@@ -179,11 +202,19 @@ async fn write_later(context: Arc<Context>, order: Order, mut ended: watch::Rece
 /// admitted.
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
-    let removed = context.drain.file.remove().await;
-    removed.map_err(|source| DrainError::NotWritten {
-        path: context.drain.file.path().to_owned(),
-        source: Arc::new(source),
-    })?;
+    if let Err(source) = context.drain.file.remove().await {
+        // What the disk holds up is removed yet: the drain that stays is written down after it.
+        see_to_writing(context, Duration::ZERO);
+        let stays = context.drain.reason().is_some();
+        return Err(DrainError::NotWritten {
+            path: context.drain.file.path().to_owned(),
+            outcome: match source.kind() {
+                ErrorKind::TimedOut if stays => "it stays drained; ask again",
+                _ => "nothing was changed",
+            },
+            source: Arc::new(source),
+        });
+    }
     if context.drain.lock().take().is_some() {
         let now = match context.table.closed() {
             Some(_) => "the node is still preempted",
@@ -224,12 +255,8 @@ async fn briefly(change: impl FnOnce() -> io::Result<()> + Send + 'static) -> io
     }
 }
 
-/// Begins to drain, and gives what tells that the drain was taken back.
-fn begin(
-    context: &Arc<Context>,
-    order: Order,
-    unwritten: Option<&io::Error>,
-) -> watch::Receiver<()> {
+/// Begins to drain.
+fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
     let (ends, ended) = watch::channel(());
     let mut message = format!("draining: {}", order.reason);
     if let Some(error) = unwritten {
@@ -247,11 +274,11 @@ fn begin(
         released: 0,
         unreleased: Vec::new(),
         moved: Vec::new(),
-        _ends: ends,
+        is_being_written: false,
+        ends,
     });
     context.note(node_event(EventKind::DrainStarted, message));
-    tokio::spawn(run(Arc::clone(context), order, ended.clone()));
-    ended
+    tokio::spawn(run(Arc::clone(context), order, ended));
 }
 
 /// The lives that have had their turn.
@@ -477,3 +504,6 @@ fn finish(context: &Context, began: Instant) {
     tracing::info!("{message}");
     context.note(node_event(EventKind::DrainFinished, message));
 }
+
+#[cfg(test)]
+mod tests;

@@ -111,11 +111,12 @@ impl FailureKind {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DrainError {
     #[error(
-        "cannot write down in {} whether the node is being drained; nothing was changed",
+        "cannot write down in {} whether the node is being drained; {outcome}",
         path.display()
     )]
     NotWritten {
         path: std::path::PathBuf,
+        outcome: &'static str,
         #[source]
         source: Arc<io::Error>,
     },

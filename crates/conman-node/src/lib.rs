@@ -60,6 +60,7 @@ mod route;
 mod runtime_health;
 mod session;
 mod sessions;
+mod slow_file;
 mod stuck;
 mod told;
 mod view;

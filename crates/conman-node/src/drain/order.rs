@@ -8,11 +8,10 @@ use conman_linux::{replace_file, sync_parent};
 use conman_proto::DrainRequest;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
-use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Instant, timeout_at};
+use tokio::task::spawn_blocking;
 
 use crate::session::SessionHandle;
+use crate::slow_file::Lane;
 
 /// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
 /// to hold up all others, few enough for the other nodes to start them as fast.
@@ -26,6 +25,10 @@ const DEFAULT_GRACE_MS: u32 = 10_000;
 
 /// How long a change of the file is waited for. One that the disk holds up goes on by itself.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Changes of the file that a disk may hold up: some of an operator's, and one every few seconds of a
+/// drain that is not written down.
+const MAX_WAITING: usize = 16;
 
 const DEFAULT_REASON: &str = "the node is being drained";
 
@@ -69,15 +72,14 @@ impl Order {
 #[derive(Debug)]
 pub(super) struct OrderFile {
     path: PathBuf,
-    /// What the disk held up for longer than somebody waited.
-    late: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    pub(super) lane: Lane,
 }
 
 impl OrderFile {
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
             path,
-            late: Mutex::default(),
+            lane: Lane::new(DISK_PATIENCE, MAX_WAITING),
         }
     }
 
@@ -120,17 +122,7 @@ impl OrderFile {
         &self,
         change: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        let deadline = Instant::now() + DISK_PATIENCE;
-        let slow = |_| io::Error::new(ErrorKind::TimedOut, "the disk does not answer in time");
-        let mut late = timeout_at(deadline, self.late.lock()).await.map_err(slow)?;
-        if let Some(earlier) = &mut *late {
-            // Whoever made it has been told that it failed.
-            let _ = timeout_at(deadline, earlier).await.map_err(slow)?;
-        }
         let path = self.path.clone();
-        let made = late.insert(spawn_blocking(move || change(&path)));
-        let changed = timeout_at(deadline, made).await.map_err(slow)?;
-        *late = None;
-        changed.unwrap_or_else(|error| Err(io::Error::other(error)))
+        self.lane.make(move || change(&path)).await
     }
 }

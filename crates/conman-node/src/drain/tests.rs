@@ -1,0 +1,98 @@
+//! A disk that answers late, and what is written down in the end.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+
+use conman_core::{Instance, SpecPolicy};
+use conman_linux::NetnsSockets;
+use conman_registry::{Journal, ModelRegistry};
+use tokio::sync::Notify;
+
+use super::*;
+use crate::NodeOptions;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node without sessions or runtimes.
+fn empty_node(state_dir: &Path) -> Arc<Context> {
+    let journal = Journal::open(&state_dir.join("journal"), "test-node", 1_000);
+    Arc::new(Context {
+        options: NodeOptions::new(
+            "test-node".to_owned(),
+            Instance::new([0xfd; 4]),
+            state_dir.to_owned(),
+            SpecPolicy::default(),
+        ),
+        registry: Arc::new(ModelRegistry::new()),
+        journal: Arc::new(journal.expect("a journal")),
+        runtimes: BTreeMap::new(),
+        table: Arc::default(),
+        sockets: Arc::new(NetnsSockets::start().expect("threads")),
+        sessions: crate::sessions::Sessions::default(),
+        starts: Arc::new(Semaphore::new(1)),
+        host_limits: crate::host_limits::HostLimits::default(),
+        held: Arc::default(),
+        cleanup: crate::cleanup::CleanupQueue::default(),
+        condemned: crate::condemned::Condemned::default(),
+        drain: Drain::new(state_dir),
+        relocate: OnceLock::new(),
+        stray_expected: Notify::new(),
+    })
+}
+
+/// The disk makes no change of the file any more, until it is told to.
+async fn hang(file: &OrderFile) -> Sender<()> {
+    let (disk, answers) = channel::<()>();
+    let held = file.lane.make(move || {
+        // Or the test is over.
+        let _ = answers.recv();
+        Ok(())
+    });
+    assert!(held.await.is_err(), "it is held up");
+    disk
+}
+
+/// Waits until the file is as everybody wanted it who has asked by now.
+async fn settle(file: &OrderFile) {
+    let began = Instant::now();
+    while file.lane.make(|| Ok(())).await.is_err() {
+        assert!(began.elapsed() < PATIENCE);
+    }
+}
+
+#[tokio::test]
+async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let context = empty_node(dir.path());
+    let written = dir.path().join("drain.json");
+    let request = DrainRequest::default();
+    drain(&context, &request).await.expect("it begins");
+    assert!(written.exists());
+
+    let disk = hang(&context.drain.file).await;
+    let refused = undrain(&context).await.expect_err("it may be removed yet");
+    let told = refused.to_string();
+    assert!(told.ends_with("it stays drained; ask again"), "{told}");
+    let again = drain(&context, &request).await.expect("it goes on");
+    assert_eq!(again.reason, "the node is being drained");
+    disk.send(()).expect("the disk hangs");
+    settle(&context.drain.file).await;
+    let began = Instant::now();
+    while !written.exists() {
+        assert!(began.elapsed() < PATIENCE, "the next daemon would admit");
+        sleep(Duration::from_millis(5)).await;
+    }
+
+    undrain(&context).await.expect("it is taken back");
+    settle(&context.drain.file).await;
+    assert!(!written.exists());
+    let disk = hang(&context.drain.file).await;
+    let refused = undrain(&context).await.expect_err("nobody knows");
+    let told = refused.to_string();
+    assert!(told.ends_with("nothing was changed"), "{told}");
+    disk.send(()).expect("the disk hangs");
+    settle(&context.drain.file).await;
+    assert!(!written.exists());
+}
