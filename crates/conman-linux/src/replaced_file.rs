@@ -3,14 +3,18 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Has a file hold these bytes, durably: the old file or the new one is there, whatever happens in
-/// between. Nobody else may read it. What is beside it with the extension `new` is overwritten.
+/// between. Nobody else may read it. What is beside it by the same name and `.new` is replaced.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    // Whose permissions it has, nobody knows; what cannot be removed is in the way below.
+    let _ = fs::remove_file(&new);
     let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
+    options.write(true).create_new(true).mode(0o600);
     let written = options.open(&new).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
@@ -26,6 +30,7 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Makes it last that a file is there by its name, or is not there any more.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => File::open(".")?.sync_all(),
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
@@ -41,13 +46,15 @@ mod tests {
     fn a_file_is_replaced_whole_or_stays() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state.json");
+        let draft = dir.path().join("state.json.new");
+        fs::write(&draft, "left behind, and to be read by all").expect("written");
         replace_file(&path, b"one and more").expect("made");
         replace_file(&path, b"two").expect("replaced");
         assert_eq!(fs::read(&path).expect("read"), b"two");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         // Where it cannot be written, nothing changes.
-        fs::create_dir(path.with_extension("new")).expect("made");
+        fs::create_dir(&draft).expect("made");
         replace_file(&path, b"three").expect_err("there is a directory");
         assert_eq!(fs::read(&path).expect("read"), b"two");
     }
