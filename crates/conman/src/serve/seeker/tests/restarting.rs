@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use conman_node::Node;
-use conman_proto::{DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss};
+use conman_proto::{DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, SessionId};
 use conman_registry::{ModelFleet, PeerStanding};
 use conman_runtime::{Fault, Operation};
 
@@ -42,11 +42,9 @@ async fn sessions_of_a_node_that_was_declared_dead_come_back_unasked() {
 async fn a_restart_that_failed_is_tried_again() {
     let (fleet, a, b) = two().await;
     let back = id("back");
-    b.start_with(&back, OnNodeLoss::Restart).await;
     let fails = Fault::Refuse("there is no such thing".to_owned());
     a.faults.next(Operation::Create, 1, fails);
-    fleet.announced("b", |b| b.draining = true);
-    b.preempt().await;
+    loses_its_node(&fleet, &b, &back).await;
     let session = a.runs(&back).await;
     let restarted = session.spec.restarted.expect("it says so");
     assert_eq!((restarted.from.as_str(), restarted.count), ("b", 2));
@@ -144,6 +142,13 @@ async fn a_drain_with_nowhere_to_go_ends_and_its_sessions_come_back_when_there_i
     a.runs(&back).await;
 }
 
+/// Has `b` run what is to come back, and go.
+async fn loses_its_node(fleet: &ModelFleet, b: &Member, id: &SessionId) {
+    b.start_with(id, OnNodeLoss::Restart).await;
+    fleet.announced("b", |b| b.draining = true);
+    b.preempt().await;
+}
+
 /// As it knows before it begins.
 fn lacks_image(node: &Member) {
     let lacks = || Fault::LackImage("web:1".to_owned());
@@ -186,9 +191,7 @@ async fn a_restart_that_every_node_lacks_the_image_of_is_counted_and_says_so() {
     let _without = Member::join_without_runtime(&fleet, "c", &secret).await;
     lacks_image(&a);
     let id = id("back");
-    b.start_with(&id, OnNodeLoss::Restart).await;
-    fleet.announced("b", |b| b.draining = true);
-    b.preempt().await;
+    loses_its_node(&fleet, &b, &id).await;
     let tried = async {
         loop {
             match a.node.get(&id).filter(|session| session.state.is_ended()) {
@@ -226,9 +229,7 @@ async fn a_restart_is_tried_however_long_the_nodes_take_to_say_that_they_lack_th
             .always(Operation::Create, Fault::LackImage(lacks));
     }
     let id = id("back");
-    b.start_with(&id, OnNodeLoss::Restart).await;
-    fleet.announced("b", |b| b.draining = true);
-    b.preempt().await;
+    loses_its_node(&fleet, &b, &id).await;
     let tried = async {
         loop {
             let mut nodes = without.iter();
