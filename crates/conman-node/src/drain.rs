@@ -42,7 +42,7 @@ use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
-use crate::told::{Told, Word};
+use crate::told::{NOTE_PATIENCE, Told, Word};
 
 /// Between two looks at whether what is left has ended: sessions that are stuck end by themselves,
 /// if they do.
@@ -50,9 +50,6 @@ const STUCK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Before a drain that could not be written down is written down again.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
-
-/// How long a signal waits until it is written down that it is sent.
-const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
@@ -135,14 +132,13 @@ pub(crate) async fn drain(
         return Ok(report);
     }
     let order = Order::of(request);
-    let told = context.drain.told.clone();
     // Who was told by a drain that was taken back may still obey.
     let nobody_obeys = !context
         .sessions
         .live()
         .iter()
         .any(|one| one.leaving.is_told());
-    if nobody_obeys && let Err(error) = briefly(move || told.clear()).await {
+    if nobody_obeys && let Err(error) = context.drain.told.clear().await {
         tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
     }
     let written = context.drain.file.write(&order).await;
@@ -245,14 +241,6 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
         moved: current.moved.clone(),
         unreleased: current.unreleased.clone(),
     })
-}
-
-/// A change that nothing depends on: what the disk holds up may still be made.
-async fn briefly(change: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    match timeout(NOTE_PATIENCE, tokio::task::spawn_blocking(change)).await {
-        Ok(changed) => changed.unwrap_or_else(|error| Err(io::Error::other(error))),
-        Err(_) => Err(ErrorKind::TimedOut.into()),
-    }
 }
 
 /// Begins to drain.
@@ -432,9 +420,7 @@ async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
         session: handle.id.clone(),
         generation,
     };
-    let told = context.drain.told.clone();
-    // Too much is written down, at worst.
-    if let Err(error) = briefly(move || told.note(&key, word)).await {
+    if let Err(error) = context.drain.told.note(&key, word).await {
         tracing::warn!(
             session = %handle.id,
             %error,

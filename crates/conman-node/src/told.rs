@@ -9,13 +9,22 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
 
+use crate::slow_file::Lane;
+
 /// Longest file that is read, of lines of some hundred bytes.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// How long a signal waits until it is written down that it is sent.
+pub(crate) const NOTE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Lines that a disk may hold up, each in memory: of more sessions than a node runs.
+const MAX_WAITING: usize = 65_536;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
@@ -59,30 +68,33 @@ fn now_ms() -> u64 {
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     file: PathBuf,
+    lane: Arc<Lane>,
 }
 
 impl Told {
     pub(crate) fn new(state_dir: &Path) -> Self {
         Self {
             file: state_dir.join("drain-told.jsonl"),
+            lane: Arc::new(Lane::new(NOTE_PATIENCE, MAX_WAITING)),
         }
     }
 
-    /// It is about to be told to go. Blocks on the disk.
-    pub(crate) fn note(&self, key: &ContainerKey, word: Word) -> io::Result<()> {
+    /// It is about to be told to go. What the disk holds up is noted all the same, later.
+    pub(crate) async fn note(&self, key: &ContainerKey, word: Word) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
             generation: key.generation,
             word,
         };
         let text = serde_json::to_string(&line).map_err(io::Error::other)?;
-        let mut file = File::options()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.file)?;
-        // Its own line, even after one that was cut.
-        file.write_all(format!("\n{text}\n").as_bytes())
+        let path = self.file.clone();
+        let append = move || {
+            let mut options = File::options();
+            let mut file = options.append(true).create(true).mode(0o600).open(path)?;
+            // Its own line, even after one that was cut.
+            file.write_all(format!("\n{text}\n").as_bytes())
+        };
+        self.lane.make(append).await
     }
 
     /// Everybody who was told, and what. Blocks on the disk.
@@ -106,40 +118,77 @@ impl Told {
             .collect())
     }
 
-    /// Once everybody who was told is known to have ended.
-    pub(crate) fn clear(&self) -> io::Result<()> {
-        match fs::remove_file(&self.file) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+    /// Once everybody who was told is known to have ended. What is noted later stays, though the
+    /// disk hold this up.
+    pub(crate) async fn clear(&self) -> io::Result<()> {
+        let path = self.file.clone();
+        self.lane.make(move || remove(&path)).await
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
 
-    #[test]
-    fn a_line_that_was_cut_costs_only_itself() {
+    fn key(id: &str) -> ContainerKey {
+        ContainerKey {
+            session: id.parse().expect("an id"),
+            generation: conman_proto::Generation::FIRST,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_that_was_cut_costs_only_itself() {
         let dir = tempfile::tempdir().expect("a directory");
         let told = Told::new(dir.path());
         assert!(told.read().expect("none yet").is_empty());
-        let key = |id: &str| ContainerKey {
-            session: id.parse().expect("an id"),
-            generation: conman_proto::Generation::FIRST,
-        };
         let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
-        told.note(&key("ann"), word()).expect("noted");
+        told.note(&key("ann"), word()).await.expect("noted");
         let whole = fs::read(&told.file).expect("read");
         let cut = &whole[..whole.len() - 5];
         fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), word()).expect("noted");
+        told.note(&key("ben"), word()).await.expect("noted");
         let all = told.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
         assert_eq!(all[&key("ben")].why, "drained: new kernel");
         assert!(all[&key("ben")].holds());
         assert!(!Word::new("", Duration::ZERO).holds());
-        told.clear().expect("cleared");
+        told.clear().await.expect("cleared");
         assert!(told.read().expect("none").is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_noted_while_the_disk_holds_up_an_earlier_removal_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let told = Told::new(dir.path());
+        let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
+        told.note(&key("old"), word()).await.expect("noted");
+        let (disk, answers) = channel::<()>();
+        let path = told.file.clone();
+        let clear = told.lane.make(move || {
+            // Or the test is over.
+            let _ = answers.recv();
+            remove(&path)
+        });
+        let slow = clear.await.expect_err("it is held up");
+        assert_eq!(slow.kind(), ErrorKind::TimedOut);
+        let slow = told.note(&key("ann"), word()).await;
+        let slow = slow.expect_err("its signal waits no longer");
+        assert_eq!(slow.kind(), ErrorKind::TimedOut);
+        disk.send(()).expect("the disk hangs");
+        // After everything else, however long that takes.
+        while told.note(&key("ben"), word()).await.is_err() {}
+        let all = told.read().expect("read");
+        assert!(all.contains_key(&key("ann")), "{all:?}");
+        assert!(!all.contains_key(&key("old")), "{all:?}");
     }
 }
