@@ -422,7 +422,7 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     let daemon = stage.boot();
     daemon.start("alice", &idle());
     // As on a disk without room.
-    let obstacle = stage.state.path().join("drain.new");
+    let obstacle = stage.state.path().join("drain.json.new");
     let written = stage.state.path().join("drain.json");
     std::fs::create_dir(&obstacle).expect("made");
     let drain = || daemon.run(daemon.node.drain(&request()));
