@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use conman_vitals::Pulse;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -86,14 +87,16 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Serves `router` on a TCP listener until `shutdown`, then at most `options.patience` longer.
+/// Serves `router` on a TCP listener until `shutdown`, then at most `options.patience` longer. By its
+/// pulse it shows that it accepts.
 pub async fn serve_tcp(
     listener: TcpListener,
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
+    pulse: Pulse,
 ) {
-    serve(listener, router, options, shutdown).await;
+    serve(listener, router, options, shutdown, pulse).await;
 }
 
 /// Serves `router` on a Unix listener; who connects is told by [`Peer::Unix`].
@@ -102,8 +105,9 @@ pub async fn serve_unix(
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
+    pulse: Pulse,
 ) {
-    serve(listener, router, options, shutdown).await;
+    serve(listener, router, options, shutdown, pulse).await;
 }
 
 /// Serves `router` on one connection that another node's request has come by, until the connection
@@ -179,16 +183,15 @@ async fn serve<L: Listen>(
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
+    pulse: Pulse,
 ) {
     let permits = Arc::new(Semaphore::new(options.max_connections));
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
     let http = http(&options);
     // Cancelling either future at shutdown loses at most a connection that was never served.
-    while let Some(accepted) = shutdown
-        .run_until_cancelled(accept(&listener, &permits))
-        .await
-    {
+    let next = || shutdown.run_until_cancelled(accept(&listener, &permits));
+    while let Some(accepted) = pulse.idle(next()).await {
         match accepted {
             Ok((stream, peer, permit)) => {
                 let serve =
@@ -208,10 +211,8 @@ async fn serve<L: Listen>(
     }
     drop(listener);
     connections.close();
-    if tokio::time::timeout(options.patience, connections.wait())
-        .await
-        .is_err()
-    {
+    let served = tokio::time::timeout(options.patience, connections.wait());
+    if pulse.wait(options.patience, served).await.is_err() {
         tracing::info!(connections = connections.len(), "cutting connections");
         abort.cancel();
         connections.wait().await;
@@ -283,7 +284,9 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let shutdown = CancellationToken::new();
         let router = Router::new().route("/", get(|| async { "hello" }));
-        let server = tokio::spawn(serve_tcp(listener, router, options, shutdown.clone()));
+        let pulse = Pulse::unwatched("API");
+        let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+        let server = tokio::spawn(serving);
         let mut stream = TcpStream::connect(address).await.expect("connected");
         stream.write_all(request).await.expect("sent");
         let mut answer = Vec::new();
@@ -344,7 +347,9 @@ mod tests {
             get(|peer: axum::Extension<Peer>| async move { format!("{:?}", peer.0) }),
         );
         let options = ServeOptions::default();
-        let server = tokio::spawn(serve_unix(listener, router, options, shutdown.clone()));
+        let pulse = Pulse::unwatched("API");
+        let serving = serve_unix(listener, router, options, shutdown.clone(), pulse);
+        let server = tokio::spawn(serving);
         let mut stream = UnixStream::connect(&path).await.expect("connected");
         stream
             .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -375,7 +380,9 @@ mod tests {
         };
         let router = Router::new().route("/", get(handler));
         let options = ServeOptions::default();
-        let server = tokio::spawn(serve_tcp(listener, router, options, shutdown.clone()));
+        let pulse = Pulse::unwatched("API");
+        let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+        let server = tokio::spawn(serving);
         let mut stream = TcpStream::connect(address).await.expect("connected");
         stream
             .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")

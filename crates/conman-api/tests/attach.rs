@@ -6,6 +6,7 @@ mod stage;
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
 use conman_proto::{ATTACH_PROTOCOL, EXEC_PROTOCOL, Problem};
+use conman_vitals::Pulse;
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, StatusCode};
 use stage::{Api, PATIENCE, Stage};
@@ -27,7 +28,13 @@ impl Server {
         let address = listener.local_addr().expect("an address");
         let shutdown = CancellationToken::new();
         let options = ServeOptions::default();
-        let serving = serve_tcp(listener, api.tcp_router(), options, shutdown.clone());
+        let serving = serve_tcp(
+            listener,
+            api.tcp_router(),
+            options,
+            shutdown.clone(),
+            Pulse::unwatched("API"),
+        );
         tokio::spawn(serving);
         Self { address, shutdown }
     }

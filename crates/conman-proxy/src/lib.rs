@@ -24,6 +24,8 @@
 //!   crosses threads. Workers share only counters and the bound on held requests.
 //! * A watch channel from [`Proxy`] tells all of them to drain or to stop; a watch channel in
 //!   each [`Route`] tells the tunnels of one session how to close.
+//! * The acceptor and every worker have a pulse in [`ProxyOptions::vitals`]. A worker's is shown on its
+//!   own thread, so that whatever blocks that is told of.
 //!
 //! What holds throughout:
 //! * A request is forwarded at most once: no retry after its first byte could have been sent,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_vitals::Pulse;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -81,23 +82,26 @@ impl Acceptor {
     }
 
     /// Runs until the proxy drains or stops; then the listening socket is closed.
-    pub(crate) async fn run(mut self, mut stage: watch::Receiver<Stage>) {
+    pub(crate) async fn run(mut self, mut stage: watch::Receiver<Stage>, pulse: &Pulse) {
         loop {
-            let accepted = tokio::select! {
-                // A connection that is not taken now stays in the kernel's queue.
-                accepted = self.listener.accept() => accepted,
-                // Watch channels keep their value; a dropped sender is the end, too.
-                _ = stage.wait_for(|stage| *stage != Stage::Serving) => return,
+            let next = async {
+                tokio::select! {
+                    // A connection that is not taken now stays in the kernel's queue.
+                    accepted = self.listener.accept() => Some(accepted),
+                    // Watch channels keep their value; a dropped sender is the end, too.
+                    _ = stage.wait_for(|stage| *stage != Stage::Serving) => None,
+                }
             };
-            match accepted {
-                Ok((stream, peer)) => self.hand_over(stream, peer).await,
-                Err(error) => self.after_failure(&error).await,
+            match pulse.idle(next).await {
+                Some(Ok((stream, peer))) => self.hand_over(stream, peer, pulse).await,
+                Some(Err(error)) => self.after_failure(&error).await,
+                None => return,
             }
         }
     }
 
-    async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr) {
-        let Some(permit) = self.place().await else {
+    async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr, pulse: &Pulse) {
+        let Some(permit) = self.place(pulse).await else {
             self.refuse(stream, Refused::Connections);
             return;
         };
@@ -128,7 +132,7 @@ impl Acceptor {
     }
 
     /// A place for one more; on the listener for nodes, one is made where somebody is no node.
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+    async fn place(&self, pulse: &Pulse) -> Option<OwnedSemaphorePermit> {
         if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
             return Some(place);
         }
@@ -136,7 +140,8 @@ impl Acceptor {
             return None;
         }
         let place = Arc::clone(&self.places).acquire_owned();
-        tokio::time::timeout(EVICTION, place).await.ok()?.ok()
+        let waited = pulse.wait(EVICTION, tokio::time::timeout(EVICTION, place));
+        waited.await.ok()?.ok()
     }
 
     /// Says 503 as far as the socket's empty send buffer takes it, and closes.

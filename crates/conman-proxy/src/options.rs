@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use conman_vitals::Vitals;
 use thiserror::Error;
 
 /// What a node adds to a request at most before it brings it to another: who asks, for what, and the
@@ -9,8 +10,8 @@ pub const HOP_HEADERS: usize = 32;
 /// Likewise, in bytes.
 pub const HOP_HEAD_BYTES: usize = 4 * 1024;
 
-/// Everything about a [`Proxy`](crate::Proxy) that an operator may set.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Everything about a [`Proxy`](crate::Proxy) that an operator may set, and who looks after it.
+#[derive(Debug, Clone)]
 pub struct ProxyOptions {
     /// `{id}.<domain>` addresses a session by host name; `None` leaves only `/s/{id}/…`.
     pub domain: Option<String>,
@@ -57,6 +58,8 @@ pub struct ProxyOptions {
     /// Whether `X-Forwarded-*` and `Forwarded` of the client are believed and extended, because
     /// the only clients are proxies of one's own.
     pub trust_forwarded: bool,
+    /// Looks after the acceptor and the workers.
+    pub vitals: Vitals,
 }
 
 /// TCP keepalive: what finds peers that are gone without a word.
@@ -103,6 +106,7 @@ impl Default for ProxyOptions {
             close_timeout: Duration::from_secs(2),
             keepalive: Keepalive::default(),
             trust_forwarded: false,
+            vitals: Vitals::default(),
         }
     }
 }

@@ -19,7 +19,8 @@ use crate::worker::{self, Front, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
 /// Connections on their way to one worker. They are taken at once, so a few suffice; when a
-/// worker is stuck, the acceptor waits and the kernel's queue fills.
+/// worker is stuck, the acceptor waits, which both of their pulses tell of, and the kernel's queue
+/// fills.
 const WORKER_QUEUE: usize = 128;
 
 /// A running sessions listener. Dropping it cuts everything that is open.
@@ -104,11 +105,13 @@ impl Proxy {
                 stage: stage_seen.clone(),
             });
             let (queue, accepted) = mpsc::channel(WORKER_QUEUE);
+            let pulse = options.vitals.task(front.worker());
             run_thread(
                 format!("conman-{}-{number}", front.thread()),
                 alive.clone(),
                 move |runtime| {
-                    runtime.block_on(essential("proxy", worker::run(context, accepted)));
+                    let running = worker::run(context, accepted, &pulse);
+                    runtime.block_on(essential(pulse.name(), running));
                 },
             )?;
             workers.push(WorkerQueue {
@@ -117,12 +120,13 @@ impl Proxy {
             });
         }
         let acceptor_meters = Arc::clone(&meters);
+        let pulse = options.vitals.task(front.acceptor());
         run_thread("conman-accept".to_owned(), alive, move |runtime| {
-            runtime.block_on(essential("acceptor", async move {
+            runtime.block_on(essential(pulse.name(), async {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
                         Acceptor::new(listener, workers, &options, &front, acceptor_meters)
-                            .run(stage_seen)
+                            .run(stage_seen, &pulse)
                             .await;
                     }
                     Err(error) => tracing::error!(%error, "the sessions listener is unusable"),

@@ -1,10 +1,12 @@
 use std::io;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use conman_vitals::Pulse;
 use futures_util::future::OptionFuture;
 use http::HeaderValue;
 use hyper::server::conn::http1::Builder;
@@ -73,6 +75,22 @@ impl Front {
             Self::Peers(_) => "peers",
         }
     }
+
+    /// What each worker is called as a task that the daemon cannot do without.
+    pub(crate) fn worker(&self) -> &'static str {
+        match self {
+            Self::Clients { .. } => "sessions proxy",
+            Self::Peers(_) => "peers proxy",
+        }
+    }
+
+    /// Likewise the acceptor.
+    pub(crate) fn acceptor(&self) -> &'static str {
+        match self {
+            Self::Clients { .. } => "sessions acceptor",
+            Self::Peers(_) => "peers acceptor",
+        }
+    }
 }
 
 /// A client's connection and its tunnel, counted against the listener's bound until both are gone.
@@ -134,32 +152,47 @@ impl ClientConnection {
     }
 }
 
-/// A worker's main task: runs until the proxy is stopped, or drained and idle.
-pub(crate) async fn run(context: Arc<WorkerContext>, mut accepted: mpsc::Receiver<Accepted>) {
+/// A worker's main task: runs until the proxy is stopped, or drained and idle. It waits for nothing but
+/// what comes, so that its pulse stops where something blocks the thread, and nowhere else.
+pub(crate) async fn run(
+    context: Arc<WorkerContext>,
+    mut accepted: mpsc::Receiver<Accepted>,
+    pulse: &Pulse,
+) {
     let mut stage = context.stage.clone();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut accepting = true;
     loop {
-        tokio::select! {
-            // A received connection is spawned at once; none is lost between two turns.
-            next = accepted.recv(), if accepting => match next {
-                Some(next) => {
-                    let context = Arc::clone(&context);
-                    context.clone().tasks.spawn(serve(context, next));
+        let turn = async {
+            tokio::select! {
+                // A received connection is spawned at once; none is lost between two turns.
+                next = accepted.recv(), if accepting => match next {
+                    Some(next) => {
+                        let context = Arc::clone(&context);
+                        context.clone().tasks.spawn(serve(context, next));
+                    }
+                    // The acceptor is gone, and every connection it had handed over is served.
+                    None => {
+                        accepting = false;
+                        context.tasks.close();
+                    }
+                },
+                // A tick that is not awaited comes with the next turn.
+                _ = sweep.tick() => context.pool.sweep(),
+                // Watch channels keep their value.
+                _ = stage.wait_for(|stage| *stage == Stage::Stopped) => {
+                    return ControlFlow::Break(());
                 }
-                // The acceptor is gone, and every connection it had handed over is served.
-                None => {
-                    accepting = false;
-                    context.tasks.close();
-                }
-            },
-            // A tick that is not awaited comes with the next turn.
-            _ = sweep.tick() => context.pool.sweep(),
-            // Watch channels keep their value.
-            _ = stage.wait_for(|stage| *stage == Stage::Stopped) => return,
-            // Ready for good once the tracker is closed and empty.
-            () = context.tasks.wait(), if !accepting => return,
+                // Ready for good once the tracker is closed and empty.
+                () = context.tasks.wait(), if !accepting => return ControlFlow::Break(()),
+            }
+            ControlFlow::Continue(())
+        };
+        // One turn at a time, each of which shows something: a crowd of connections that is always
+        // there leaves a task no time for its timers.
+        if pulse.idle(turn).await.is_break() {
+            return;
         }
     }
 }

@@ -10,6 +10,7 @@ use conman_proto::{
     EXEC_PROTOCOL, ExecChannel, ExecResult, Generation, Session, SessionState, StopReport, Timeline,
 };
 use conman_registry::Located;
+use conman_vitals::Pulse;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, Request, StatusCode};
@@ -221,6 +222,7 @@ async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
         a.api.tcp_router(),
         options,
         shutdown.clone(),
+        Pulse::unwatched("API"),
     ));
     let asked = r#"{"command": ["cat"]}"#;
     let query = utf8_percent_encode(asked, NON_ALPHANUMERIC);

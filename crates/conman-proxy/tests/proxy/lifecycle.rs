@@ -1,9 +1,10 @@
 use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
+use conman_vitals::Vitals;
 use tokio::net::TcpStream;
 
 use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, status, until};
@@ -94,6 +95,37 @@ async fn a_panic_on_one_connection_leaves_the_others_alone() {
     }
     drop(neighbours);
     until("the end of all", || fixture.proxy.stats().connections == 0).await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
+    let vitals = Vitals::default();
+    let options = ProxyOptions {
+        vitals: vitals.clone(),
+        ..ProxyOptions::default()
+    };
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let fixture = Fixture::with_gate(options, move |_, id, _| {
+        if id.as_str() == "stuck" {
+            // Until nobody can send any more.
+            let _ = released.lock().expect("no panic while held").recv();
+        }
+        Verdict::Admit { may_start: false }
+    });
+    let still = || -> Vec<&'static str> {
+        let still = vitals.still().into_iter();
+        still.map(|still| still.name).collect()
+    };
+    let mut client = fixture.connect().await;
+    client
+        .send("GET / HTTP/1.1\r\nHost: stuck.localhost\r\nConnection: close\r\n\r\n")
+        .await;
+    // The other worker and the acceptor go on all the while.
+    until("one worker's standstill", || still() == ["sessions proxy"]).await;
+    drop(release);
+    assert_eq!(status(&client.read_to_end().await), "404");
+    until("that all go on", || still().is_empty()).await;
 }
 
 struct Open;

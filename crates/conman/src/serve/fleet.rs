@@ -20,7 +20,7 @@ use conman_registry::{
     RegistryError, Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
-use conman_vitals::{Vitals, essential};
+use conman_vitals::{Pulse, Vitals, essential};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -193,9 +193,23 @@ pub(super) async fn join(
         ..ServeOptions::default()
     };
     let router = || conman_api::joining_router(fleet.standing());
+    // The service manager waits for no signs of life before the node is ready.
+    let unwatched = || Pulse::unwatched("joining");
     let servers = [
-        tokio::spawn(serve_tcp(api, router(), options.clone(), closing.clone())),
-        tokio::spawn(serve_unix(admin, router(), options, closing.clone())),
+        tokio::spawn(serve_tcp(
+            api,
+            router(),
+            options.clone(),
+            closing.clone(),
+            unwatched(),
+        )),
+        tokio::spawn(serve_unix(
+            admin,
+            router(),
+            options,
+            closing.clone(),
+            unwatched(),
+        )),
     ];
     tracing::info!("joining the fleet; nothing is served before");
     loop {

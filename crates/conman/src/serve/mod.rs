@@ -47,7 +47,7 @@ use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
 use conman_peer::{FleetMap, PeerClient};
 use conman_proxy::{Proxy, ProxyOptions};
-use conman_vitals::essential;
+use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +60,10 @@ use runtimes::Runtimes;
 use seeker::Seeker;
 use signals::Signals;
 use state::State;
+
+/// What the tasks are called that accept connections to the API.
+const API: &str = "API";
+const ADMIN_API: &str = "admin API";
 
 /// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
 pub(crate) const EXIT_CONFIG: u8 = 2;
@@ -274,6 +278,7 @@ async fn serve(
         (&node, seeker),
         &tokens,
         &connect_tokens,
+        &state.vitals,
     )?;
     let api_address = listeners
         .api
@@ -304,7 +309,14 @@ async fn serve(
         let listener = socket.listen()?;
         let router = conman_api::router(api.clone(), Listener::Peers);
         let serving = (router, options.clone(), closing.clone());
-        peers::start(&config, listener, &credentials, &node, serving)
+        peers::start(
+            &config,
+            listener,
+            &credentials,
+            &node,
+            serving,
+            &state.vitals,
+        )
     });
     let peers = peers.transpose()?;
     let tcp = serve_tcp(
@@ -312,16 +324,18 @@ async fn serve(
         conman_api::router(api.clone(), Listener::Tcp),
         options.clone(),
         closing.clone(),
+        state.vitals.task(API),
     );
     let admin = serve_unix(
         listeners.admin.listener,
         conman_api::router(api, Listener::Admin),
         options,
         closing.clone(),
+        state.vitals.task(ADMIN_API),
     );
     let servers = [
-        tokio::spawn(essential("API", tcp)),
-        tokio::spawn(essential("admin API", admin)),
+        tokio::spawn(essential(API, tcp)),
+        tokio::spawn(essential(ADMIN_API, admin)),
     ];
     tracing::info!(
         api = %api_address, sessions = %listeners.sessions_address,
@@ -463,6 +477,7 @@ fn start_proxy(
     (node, seeker): (&Arc<Node>, Option<Arc<Seeker>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
+    vitals: &Vitals,
 ) -> Result<Proxy> {
     let guard = SessionGuard::new(
         tokens.clone(),
@@ -479,6 +494,7 @@ fn start_proxy(
         max_connections: config.limits.max_connections,
         max_held: config.limits.node.max_held,
         trust_forwarded: config.listen.trust_forwarded,
+        vitals: vitals.clone(),
         ..ProxyOptions::default()
     };
     let listener = listeners

@@ -15,6 +15,7 @@ use conman_proxy::{
     Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route,
     Stream, Turned,
 };
+use conman_vitals::Vitals;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -56,12 +57,14 @@ pub(super) fn start(
     credentials: &Credentials,
     node: &Arc<Node>,
     serving: (Router, ServeOptions, CancellationToken),
+    vitals: &Vitals,
 ) -> Result<Proxy> {
     let options = ProxyOptions {
         domain: None,
         max_connections: config.limits.max_connections,
         // Connections of other nodes wait in their pools for the next request.
         idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
+        vitals: vitals.clone(),
         ..ProxyOptions::default()
     }
     .for_nodes();

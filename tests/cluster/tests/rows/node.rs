@@ -98,7 +98,7 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
 
 /// The tasks that a daemon of a fleet cannot do without.
 #[cfg(debug_assertions)]
-const ESSENTIAL: [&str; 10] = [
+const ESSENTIAL: [&str; 16] = [
     "ownership",
     "membership",
     "fence orders",
@@ -109,6 +109,12 @@ const ESSENTIAL: [&str; 10] = [
     "condemned",
     "reconciler",
     "runtime health",
+    "API",
+    "admin API",
+    "sessions acceptor",
+    "sessions proxy",
+    "peers acceptor",
+    "peers proxy",
 ];
 
 /// What one that is alone cannot do without beside them; in a fleet whoever drives the fence does it.
