@@ -1,21 +1,21 @@
 //! Small files that are there whole, whatever happens while they change.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Has a file hold these bytes, durably: the old file or the new one is there, whatever happens in
-/// between. Nobody else may read it. What is beside it by the same name and `.new` is replaced.
+/// between. Nobody else may read it. What is beside it by the same name and `.new` is overwritten.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let new = PathBuf::from(new);
-    // Whose permissions it has, nobody knows; what cannot be removed is in the way below.
-    let _ = fs::remove_file(&new);
     let mut options = File::options();
-    options.write(true).create_new(true).mode(0o600);
+    options.write(true).create(true).truncate(true).mode(0o600);
     let written = options.open(&new).and_then(|mut file| {
+        // One that was left behind has those that it was made with.
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(bytes)?;
         file.sync_all()
     });
@@ -38,8 +38,6 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     #[test]

@@ -462,7 +462,7 @@ fn a_disk_that_does_not_answer_holds_up_no_drain() {
     let daemon = stage.boot();
     daemon.start("alice", &idle());
     // Whoever opens it for writing waits for a reader, for as long as it takes.
-    let obstacle = stage.state.path().join("drain.new");
+    let obstacle = stage.state.path().join("drain.json.new");
     let mode = Mode::RUSR | Mode::WUSR;
     mknodat(CWD, &obstacle, FileType::Fifo, mode, 0).expect("made");
     daemon
