@@ -328,7 +328,7 @@ pub enum AccessError {
     TooManyAttached { id: SessionId, limit: usize },
     #[error("session {id} has no container any more, so its log is gone")]
     NotKept { id: SessionId },
-    #[error("the container of session {id} does not do that")]
+    #[error("cannot do that in the container of session {id}")]
     Runtime {
         id: SessionId,
         #[source]

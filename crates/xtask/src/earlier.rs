@@ -59,7 +59,11 @@ fn build() -> Result<Option<PathBuf>> {
     let built = place.join("build");
     step.run(build.arg("--target-dir").arg(&built))?;
     fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
-    fs::copy(built.join("release/conman"), &program)
+    // Not there by its name before it is whole.
+    let new = kept.join("conman.new");
+    let copied = fs::copy(built.join("release/conman"), &new);
+    copied
+        .and_then(|_| fs::rename(&new, &program))
         .with_context(|| format!("cannot make {}", program.display()))?;
     // Only the program is of use, and the rest is large.
     for rest in [&tree, &built] {

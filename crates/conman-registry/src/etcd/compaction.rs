@@ -47,6 +47,8 @@ pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every:
             Err(error) if error.is_about_compaction() => {
                 tracing::debug!(revision, "somebody else has compacted etcd");
             }
+            // The first one may, perhaps; whether it does, it tells itself.
+            Err(error) if !is_first => tracing::debug!(%error, "etcd is not compacted"),
             Err(error @ CallError::Refused { .. }) => {
                 figures::not_compacted();
                 if said.say("", boot_time().0).is_some() {

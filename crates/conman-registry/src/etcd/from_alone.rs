@@ -53,8 +53,9 @@ pub(super) fn look(
             sessions = sessions.join(", "),
             above = left.through,
             "this node was alone, and its fleet knows nothing of these sessions: what its shim still \
-             has of them is frozen, and all that runs of them here is ended once it has joined; \
-             start them anew then, not before, which gives them greater generations"
+             has of them is frozen, and all that runs of them here is ended once it has joined, or \
+             has tried to for a quarter of an hour; start them anew then, not before, which gives \
+             them greater generations. Until then they go on where its configuration names no etcd"
         );
     }
     Ok(FromAlone {

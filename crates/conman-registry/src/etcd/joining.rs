@@ -19,7 +19,6 @@ use super::shared::{Shared, boot_time};
 use super::store::{Beside, ReadError};
 use super::wire::{self, TxnRequest};
 use crate::Standing;
-
 use crate::fence_link::{FenceLink, FenceLinkError, FenceOrder};
 
 /// Between two tries of what did not work.

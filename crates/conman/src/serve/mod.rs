@@ -162,14 +162,12 @@ fn start(
         return Ok(());
     }
     let state = State::open(&config, arguments.generation_floor)?;
-    if let Some(name) = name {
-        name.remember();
-    }
     let fleet = Arc::clone(&state.fleet);
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
         let access = (tokens, credentials);
-        serve(config, state, listeners, access, signals, starts.as_ref()).await
+        let starting = (name, starts.as_ref());
+        serve(config, state, listeners, access, signals, starting).await
     });
     // The registry joins by itself, whatever fails beside it.
     if let (Err(_), Some(starts)) = (&result, &starts)
@@ -188,7 +186,7 @@ async fn serve(
     listeners: Listeners,
     (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
     mut signals: Signals,
-    starts: Option<&FalseStarts>,
+    (name, starts): (Option<name::Settled>, Option<&FalseStarts>),
 ) -> Result<()> {
     let metrics = install_metrics()?;
     let images = images::keeper(&state.images, &config.images)?;
@@ -196,6 +194,13 @@ async fn serve(
     let mut runtimes = Runtimes::open(&config, &state)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
+        // Not one that another node has.
+        if let Some(name) = name {
+            let remembering = tokio::task::spawn_blocking(|| name.remember());
+            remembering
+                .await
+                .context("cannot remember the node's name")?;
+        }
         starts.inspect(|starts| starts.joined());
         let connect_tokens = connect_tokens(&config, &state, &credentials).await?;
         anyhow::Ok((listeners, Arc::new(connect_tokens)))

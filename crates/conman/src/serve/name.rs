@@ -27,7 +27,8 @@ struct Known {
     boot_id: String,
 }
 
-/// What is to be remembered once this daemon is known to be the only one of its state directory.
+/// What is to be remembered once this daemon is known to be the only one of its state directory, and
+/// of its name.
 #[must_use]
 pub(super) struct Settled {
     path: PathBuf,

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::fleet::{Fleet, PATIENCE, within};
+use crate::fleet::{Fleet, PATIENCE, momentary};
 
 /// Between two calls of the API: twenty a second.
 const PACE: Duration = Duration::from_millis(50);
@@ -163,7 +163,7 @@ impl Bystander {
         let ms = |time: Duration| u64::try_from(time.as_millis()).expect("a short time");
         let bound_ms = UNNOTICED_MS.max(ms(self.before.p99 * 11 / 10));
         let p99_ns = u64::try_from(during.p99.as_nanos()).expect("a short time");
-        within(bound_ms, &format!("{what}, p99"), 0, p99_ns);
+        momentary(bound_ms, &format!("{what}, p99"), p99_ns);
         assert_eq!(during.refused, 0, "of {} requests", during.calls);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::events::{each_once, has_seen_the_end, kill_sessions_of, until, was_killed};
-use crate::fleet::{Fleet, PATIENCE, measured, within};
+use crate::fleet::{Fleet, PATIENCE, measured, momentary, within};
 use crate::load::Bystander;
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -74,10 +74,9 @@ async fn unnoticed(fleet: &mut Fleet, running: &[(&str, u64)]) {
         .iter()
         .filter_map(|(id, generation)| fleet.life(id, *generation))
         .map(|life| life.longest_gap_ns);
-    within(
+    momentary(
         NOT_NOTICED_MS,
         "a session's longest pause",
-        0,
         gaps.max().unwrap_or(0),
     );
     for node in 0..fleet.cluster.nodes().len() {

@@ -90,6 +90,16 @@ async fn two_nodes_with_one_name_are_told_apart_and_only_the_first_is_served() {
     .await;
     fleet.goes_on("w", generation).await;
     assert_eq!(fleet.lives("w").len(), 1);
+    // What it was not let join by it has not kept: another one is given as it says.
+    fleet.node(1).kill_daemon().expect("killed");
+    let text = fs::read_to_string(&config).expect("readable");
+    let text = text.replace("name = \"n1\"", "name = \"n2\"");
+    fs::write(&config, text).expect("written");
+    fleet.node(1).start().expect("started");
+    fleet.all_ready().await;
+    let log = fleet.node(1).log();
+    let stays = log.lines().filter(|line| line.contains("the node stays"));
+    assert_eq!(stays.count(), 1, "{log}");
     fleet.judge();
 }
 

@@ -21,15 +21,17 @@ const MAX_AT_ONCE: usize = 200;
 /// For how long nodes have been gone is told and asked this often: what a daemon sees must have grown
 /// by so much to be kept.
 const COUNT_EVERY: Duration = AGE_STEP;
-/// How long the registry is waited for then, which the next look does again.
-const COUNT_PATIENCE: Duration = Duration::from_secs(20);
+/// Before what failed of that is tried again.
+const COUNT_AGAIN: Duration = Duration::from_mins(1);
+/// How long the registry is waited for then: nobody looks meanwhile whether nodes go.
+const COUNT_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Leftovers {
     node: Arc<Node>,
     retention: Retention,
     ages: Ages,
-    counted: Option<Instant>,
+    next_count: Instant,
     found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
     /// What goes just now.
     going: Option<JoinHandle<()>>,
@@ -41,7 +43,7 @@ impl Leftovers {
             node,
             retention,
             ages: Ages::default(),
-            counted: None,
+            next_count: Instant::now(),
             found: Turns::default(),
             going: None,
         }
@@ -59,21 +61,21 @@ impl Leftovers {
     }
 
     /// All records were looked at: has it kept for how long nodes have been gone, and asks what others
-    /// saw, now and then. What fails is tried again after the next look.
+    /// saw, now and then.
     pub(super) async fn count(&mut self, fleet: &dyn Fleet) {
-        let counted = self.counted.map(|counted| counted.elapsed());
-        if counted.is_some_and(|ago| ago < COUNT_EVERY) {
+        if Instant::now() < self.next_count {
             return;
         }
         let why = match timeout(COUNT_PATIENCE, fleet.count_gone(self.ages.seen())).await {
             Ok(Ok(ages)) => {
                 self.ages.learn(&ages);
-                self.counted = Some(Instant::now());
+                self.next_count = Instant::now() + COUNT_EVERY;
                 return;
             }
             Ok(Err(error)) => super::super::chain(&error),
             Err(_) => "the registry took too long".to_owned(),
         };
+        self.next_count = Instant::now() + COUNT_AGAIN;
         tracing::debug!(why, "for how long nodes have been gone is not kept yet");
     }
 
