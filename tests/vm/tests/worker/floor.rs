@@ -1,22 +1,22 @@
-//! What the registry knew is lost, and the README's words on the floor of generations are followed.
+//! The registry is lost; the operator follows the guide's procedure for the floor of generations.
 
 use conman_vm::Machine;
 use serde_json::Value;
 
 use crate::{PATIENCE, SESSIONS, generation, sessions};
 
-const README: &str = include_str!("../../../../README.md");
+const GUIDE: &str = include_str!("../../../../deploy/README.md");
 
-/// The generation that the README's example names.
+/// The generation in the guide's example.
 const FLOOR: u64 = 1_000_000_000;
 
 const LOSE: &str = "systemctl stop conman
 rm /var/lib/conman/generations /var/lib/conman/registry.redb
 systemctl start --no-block conman";
 
-/// What the README has an administrator type.
+/// The commands that the operator's guide gives.
 fn procedure() -> String {
-    let lines = README.lines();
+    let lines = GUIDE.lines();
     let lines = lines.skip_while(|line| *line != "    systemctl stop conman");
     let block: Vec<&str> = lines.map_while(|line| line.strip_prefix("    ")).collect();
     assert!(block.len() > 4, "{block:?}");
