@@ -15,15 +15,28 @@ use seccompiler::sock_filter as Instruction;
 /// Clone flags that make namespaces (clone(2)); NEWTIME overlaps the exit signal and is clone3's.
 const NAMESPACE_FLAGS: u32 = 0x7E02_0000;
 
-/// Socket families: unix, IPv4, IPv6, netlink (which name resolution asks for addresses).
-const FAMILIES: [u32; 4] = [1, 2, 10, 16];
+/// Socket families: unix, IPv4, IPv6. Netlink comes besides, by its protocol.
+const FAMILIES: [u32; 3] = [1, 2, 10];
+
+/// The only family of socket pairs. The kernel makes sockets of any family before it refuses a
+/// pair.
+const PAIR_FAMILIES: [u32; 1] = [1];
+
+/// linux/socket.h.
+const NETLINK: u32 = 16;
+
+/// Netlink protocols: ROUTE (which name resolution asks for addresses), `SOCK_DIAG` (which ss asks
+/// for sockets), `KOBJECT_UEVENT` (which libudev listens to). The others answer what a kernel
+/// without them answers: programs that write to the audit log, as `useradd` does, end at EPERM.
+const NETLINK_PROTOCOLS: [u32; 3] = [0, 4, 15];
 
 /// Execution domains that are harmless: Linux, 32-bit addresses, without randomisation, and their
 /// query.
 const PERSONALITIES: [u32; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
-/// TIOCSTI puts characters into a terminal's input, TIOCLINUX selects in a console.
-const REFUSED_IOCTLS: [u32; 2] = [0x5412, 0x541C];
+/// TIOCSTI puts characters into a terminal's input, TIOCLINUX selects in a console, TIOCSETD loads
+/// a line discipline, TIOCEXCL keeps others from opening the terminal.
+const REFUSED_IOCTLS: [u32; 4] = [0x5412, 0x541C, 0x5423, 0x540C];
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 #[cfg(target_arch = "x86_64")]
@@ -52,6 +65,7 @@ const KILL_PROCESS: u32 = 0x8000_0000;
 const ERRNO: u32 = 0x0005_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
+const EPROTONOSUPPORT: u32 = 93;
 
 /// What becomes of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +79,8 @@ enum Verdict {
     NoneOf(u32, &'static [u32]),
     /// Refused if its argument has one of these bits.
     NoBits(u32, u32),
+    /// Allowed by [`FAMILIES`] and [`NETLINK_PROTOCOLS`].
+    Socket,
 }
 
 /// The compiled filter.
@@ -99,7 +115,10 @@ fn verdict(number: i64) -> Verdict {
         return Verdict::NoBits(0, NAMESPACE_FLAGS);
     }
     if number == libc::SYS_socket {
-        return Verdict::OneOf(0, &FAMILIES);
+        return Verdict::Socket;
+    }
+    if number == libc::SYS_socketpair {
+        return Verdict::OneOf(0, &PAIR_FAMILIES);
     }
     if number == libc::SYS_personality {
         return Verdict::OneOf(0, &PERSONALITIES);
@@ -175,6 +194,18 @@ fn decide(verdict: Verdict) -> Vec<Instruction> {
             answer(ALLOW),
             answer(refuse),
         ],
+        Verdict::Socket => {
+            let unknown = ERRNO | EPROTONOSUPPORT;
+            let netlink = compare(2, &NETLINK_PROTOCOLS, ALLOW, unknown);
+            let over = u8::try_from(netlink.len()).unwrap_or(u8::MAX);
+            let mut program = vec![
+                instruction(LOAD, 0, 0, argument_at(0)),
+                instruction(JUMP_EQUAL, 0, over, NETLINK),
+            ];
+            program.extend(netlink);
+            program.extend(compare(0, &FAMILIES, ALLOW, refuse));
+            program
+        }
     }
 }
 
@@ -187,7 +218,8 @@ fn answer(value: u32) -> Instruction {
 }
 
 /// Refused with EPERM. clone3 is in neither list: its flags lie in memory, where no filter looks,
-/// and at ENOSYS the C library takes clone.
+/// and at ENOSYS the C library takes clone. Nor are `io_setup` and its kin: their number is limited
+/// for the whole host, and programs that get ENOSYS use threads.
 const REFUSED: &[i64] = &[
     libc::SYS_unshare,
     libc::SYS_setns,
@@ -240,6 +272,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_set_mempolicy,
     libc::SYS_migrate_pages,
     libc::SYS_pidfd_getfd,
+    libc::SYS_mlockall,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_iopl,
     #[cfg(target_arch = "x86_64")]
@@ -272,21 +305,19 @@ const ALLOWED: &[i64] = &[
     libc::SYS_removexattr, libc::SYS_lremovexattr, libc::SYS_fremovexattr,
     libc::SYS_inotify_init1, libc::SYS_inotify_add_watch, libc::SYS_inotify_rm_watch,
     libc::SYS_memfd_create,
-    libc::SYS_io_setup, libc::SYS_io_destroy, libc::SYS_io_submit, libc::SYS_io_cancel,
-    libc::SYS_io_getevents,
     // Waiting.
     libc::SYS_ppoll, libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_eventfd2, libc::SYS_signalfd4,
     libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime,
-    // Sockets, except for making one.
-    libc::SYS_socketpair, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4,
+    // Sockets, except for making them.
+    libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4,
     libc::SYS_connect, libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_sendto,
     libc::SYS_recvfrom, libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_sendmmsg,
     libc::SYS_recvmmsg, libc::SYS_setsockopt, libc::SYS_getsockopt, libc::SYS_shutdown,
     // Memory.
     libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_mprotect, libc::SYS_madvise,
     libc::SYS_brk, libc::SYS_msync, libc::SYS_mincore, libc::SYS_mlock, libc::SYS_mlock2,
-    libc::SYS_munlock, libc::SYS_mlockall, libc::SYS_munlockall, libc::SYS_membarrier,
+    libc::SYS_munlock, libc::SYS_munlockall, libc::SYS_membarrier,
     libc::SYS_get_mempolicy, libc::SYS_pkey_alloc, libc::SYS_pkey_free, libc::SYS_pkey_mprotect,
     libc::SYS_process_madvise, libc::SYS_mseal,
     // Processes.
@@ -414,7 +445,9 @@ mod tests {
         for number in REFUSED {
             assert_eq!(call(*number, [0; 6]), ERRNO | EPERM, "{number}");
         }
-        assert_eq!(call(libc::SYS_clone3, [0; 6]), ERRNO | ENOSYS);
+        for unknown in [libc::SYS_clone3, libc::SYS_io_setup, libc::SYS_io_submit] {
+            assert_eq!(call(unknown, [0; 6]), ERRNO | ENOSYS);
+        }
     }
 
     #[test]
@@ -423,6 +456,19 @@ mod tests {
         assert_eq!(call(libc::SYS_socket, first(1)), ALLOW);
         for family in [0, 3, 17, 38, 40] {
             assert_eq!(call(libc::SYS_socket, first(family)), ERRNO | EPERM);
+        }
+        let netlink = |protocol: u32| call(libc::SYS_socket, [16, 3, protocol, 0, 0, 0]);
+        for protocol in NETLINK_PROTOCOLS {
+            assert_eq!(netlink(protocol), ALLOW);
+        }
+        for protocol in [6, 9, 12, 16, 21] {
+            assert_eq!(netlink(protocol), ERRNO | EPROTONOSUPPORT);
+        }
+        // The protocol of another family.
+        assert_eq!(call(libc::SYS_socket, [2, 3, 9, 0, 0, 0]), ALLOW);
+        assert_eq!(call(libc::SYS_socketpair, first(1)), ALLOW);
+        for family in [2, 30, 38] {
+            assert_eq!(call(libc::SYS_socketpair, first(family)), ERRNO | EPERM);
         }
         let thread = 0x003D_0F00;
         assert_eq!(call(libc::SYS_clone, first(thread)), ALLOW);
@@ -433,10 +479,10 @@ mod tests {
             );
         }
         assert_eq!(call(libc::SYS_ioctl, [0, 0x5401, 0, 0, 0, 0]), ALLOW);
-        assert_eq!(
-            call(libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0]),
-            ERRNO | EPERM
-        );
+        for refused in REFUSED_IOCTLS {
+            let verdict = call(libc::SYS_ioctl, [0, refused, 0, 0, 0, 0]);
+            assert_eq!(verdict, ERRNO | EPERM);
+        }
         assert_eq!(call(libc::SYS_personality, first(0xFFFF_FFFF)), ALLOW);
         assert_eq!(call(libc::SYS_personality, first(0x40_0000)), ERRNO | EPERM);
     }
