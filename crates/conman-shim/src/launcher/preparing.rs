@@ -9,8 +9,9 @@
 //! The price: every memory cgroup takes the memory from the beginning that it would take in the
 //! end, 16 bytes for each superblock.
 
-use std::fs::create_dir;
-use std::io;
+use std::fs::{File, create_dir};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use conman_linux::{CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process};
@@ -66,7 +67,7 @@ impl Preparing {
         };
         let process = clone_process(sole, &how, work);
         // Beforehand: one that runs out of memory is not to be tried again.
-        if let Err(error) = std::fs::write(file, mark) {
+        if let Err(error) = note(file, &mark) {
             tracing::warn!(file = %file.display(), %error, "cannot note that the kernel is prepared");
         }
         Self {
@@ -84,6 +85,23 @@ impl Preparing {
             self.process = None;
         }
     }
+}
+
+/// Replaces the file, whoever may read or write it.
+fn note(file: &Path, mark: &str) -> io::Result<()> {
+    let draft = file.with_extension("draft");
+    match std::fs::remove_file(&draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = File::options();
+    let mut open = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&draft)?;
+    open.write_all(mark.as_bytes())?;
+    std::fs::rename(&draft, file)
 }
 
 /// For how many superblocks the kernel has been prepared since this boot.
@@ -112,7 +130,22 @@ fn make_superblocks(count: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_note_is_roots_alone_even_where_anybody_could_write_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("prepared");
+        std::fs::write(&file, "old").expect("written");
+        let shared = std::fs::Permissions::from_mode(0o666);
+        std::fs::set_permissions(&file, shared).expect("set");
+        note(&file, "boot 7\n").expect("noted");
+        assert_eq!(prepared(&file, "boot"), 7);
+        let mode = std::fs::metadata(&file).expect("it is there").permissions();
+        assert_eq!(mode.mode() & 0o7777, 0o600);
+    }
 
     #[test]
     fn a_note_counts_for_its_boot_alone() {
