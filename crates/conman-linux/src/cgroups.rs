@@ -256,7 +256,7 @@ pub(crate) fn is_no_device(error: &io::Error) -> bool {
 
 /// The directory and all directories below it, parents first. Cgroup filesystems hold no symbolic
 /// links, and the entries' own types are used, so nothing outside is reached.
-fn tree(top: PathBuf) -> Vec<PathBuf> {
+pub(crate) fn tree(top: PathBuf) -> Vec<PathBuf> {
     let mut found = vec![top];
     let mut next = 0;
     while let Some(directory) = found.get(next) {

@@ -1,16 +1,20 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::cgroup_limits::{CgroupLimits, Limited};
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
-use crate::cgroups::is_plain;
+use crate::cgroups::{is_plain, tree};
 
 /// First characters of every cgroup that is made here.
 const PREFIX: &str = "/conman";
+
+/// Mode of every directory that is made: only root makes cgroups there or moves processes.
+const MODE: u32 = 0o755;
 
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
@@ -23,8 +27,8 @@ const FREEZER: &str = "freezer";
 pub enum MakeCgroupError {
     #[error("`{path}` is not made: only plain absolute paths that begin with {PREFIX} are")]
     Refused { path: String },
-    /// It exists already; a start takes a fresh one, since one that was killed kills what enters.
-    #[error("the cgroup {} exists already", directory.display())]
+    /// It has processes; a start takes a fresh one, since one that was killed kills what enters.
+    #[error("the cgroup {} exists already and has processes", directory.display())]
     Exists { directory: PathBuf },
     /// A limit was asked for that no hierarchy of this host can enforce.
     #[error("no cgroup hierarchy of this host has the {controller} controller")]
@@ -219,7 +223,9 @@ impl CgroupMaker {
         if self.ready.borrow().contains(parent) {
             return Ok(());
         }
-        std::fs::create_dir_all(parent).map_err(io_error("make", parent))?;
+        let mut builder = DirBuilder::new();
+        let made = builder.recursive(true).mode(MODE).create(parent);
+        made.map_err(io_error("make", parent))?;
         if hierarchy.unified {
             let top = hierarchy.directory("").unwrap_or_default();
             let mut above: Vec<&Path> = parent
@@ -331,7 +337,18 @@ fn enter(mut entrance: &File) -> io::Result<()> {
 }
 
 fn make_directory(directory: &Path) -> Result<(), MakeCgroupError> {
-    std::fs::create_dir(directory).map_err(|source| match source.kind() {
+    let make = || DirBuilder::new().mode(MODE).create(directory);
+    let exists = |error: &io::Error| error.kind() == io::ErrorKind::AlreadyExists;
+    let mut made = make();
+    if made.as_ref().is_err_and(exists) {
+        // Only one without processes can be removed. An empty one is not used again: processes
+        // that enter a v2 cgroup whose `cgroup.kill` is being written die.
+        for cgroup in tree(directory.to_owned()).into_iter().rev() {
+            let _ = std::fs::remove_dir(cgroup);
+        }
+        made = make();
+    }
+    made.map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => MakeCgroupError::Exists {
             directory: directory.to_owned(),
         },

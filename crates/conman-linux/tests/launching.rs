@@ -246,10 +246,13 @@ fn a_cgroup_is_made_once_with_its_limits_and_never_taken_over() {
         cpu_millis: Some(250),
     };
     let cgroup = maker.make(&scratch.inner(), &limits).expect("made");
+    let process = Process::idle();
+    put(&scratch.inner(), &process);
     let again = maker
         .make(&scratch.inner(), &limits)
         .expect_err("it exists");
     assert!(matches!(again, MakeCgroupError::Exists { .. }), "{again}");
+    drop(process);
     cgroup.take_back();
     maker
         .make(&scratch.inner(), &limits)
