@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::thread::UnshareFlags;
 
 use crate::PidFd;
+use crate::privileges::as_effective_user;
 
 /// Exit status of a child whose function panicked.
 const PANICKED: i32 = 101;
@@ -69,6 +70,11 @@ pub struct CloneOptions<'fd> {
     /// The only descriptors, besides the three standard ones, that the child's function may use:
     /// all others are closed before it runs. `None` leaves all open.
     pub keep_only: Option<&'fd [BorrowedFd<'fd>]>,
+    /// The owner of its user namespace; otherwise the caller's effective user. The kernel counts
+    /// inotify instances, queued signals and locked memory of the namespace as this user's, and
+    /// a parent's effective user has every capability in the namespaces that it owns. The caller
+    /// must be root.
+    pub owner: Option<u32>,
 }
 
 /// `struct clone_args` of clone3(2), second revision.
@@ -92,12 +98,19 @@ struct CloneArgs {
 /// it returns. Descriptors are inherited, signal handlers reset.
 ///
 /// Returns in the parent only. Errors are those of clone3(2).
-#[expect(unsafe_code, reason = "clone3(2) has no safe wrapper")]
 pub fn clone_process(
     _sole: &SoleThread,
     options: &CloneOptions<'_>,
     child: impl FnOnce() -> i32,
 ) -> io::Result<PidFd> {
+    match options.owner {
+        Some(owner) => as_effective_user(owner, || clone_here(options, child)),
+        None => clone_here(options, child),
+    }
+}
+
+#[expect(unsafe_code, reason = "clone3(2) has no safe wrapper")]
+fn clone_here(options: &CloneOptions<'_>, child: impl FnOnce() -> i32) -> io::Result<PidFd> {
     let namespaces = options.namespaces.unwrap_or(Namespaces::empty()) & ALLOWED;
     let mut raw_pidfd: libc::c_int = -1;
     let mut args = CloneArgs {
@@ -118,7 +131,7 @@ pub fn clone_process(
     // SAFETY: `args` is a valid clone_args of the size passed and outlives the call; `pidfd`
     // points to an int that does, too. No memory is shared (neither CLONE_VM nor a stack is
     // given), so the child continues here on its own copy of this stack, as after fork(2). The
-    // caller has one thread (`SoleThread`), so no lock of the C library or of the allocator is
+    // caller has one thread (`SoleThread`, which the only caller holds), so no lock of the C library or of the allocator is
     // held by a thread that the child lacks.
     let result = unsafe {
         libc::syscall(

@@ -42,7 +42,7 @@ mod signal_name;
 mod spread;
 mod tree_removal;
 
-pub use beneath::{create_dir_beneath, open_beneath};
+pub use beneath::{create_dir_beneath, create_dir_in_root, open_beneath, open_in_root};
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
 pub use cgroup_weight::CgroupWeight;
@@ -63,6 +63,7 @@ pub use netns_sockets::NetnsSockets;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
+    raise_capabilities,
 };
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,

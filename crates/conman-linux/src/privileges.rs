@@ -1,8 +1,11 @@
 use std::io;
 
-use rustix::process::{Gid, Uid};
+use rustix::process::{
+    Gid, Uid, dumpable_behavior, parent_process_death_signal, set_dumpable_behavior,
+    set_parent_process_death_signal,
+};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
     set_keep_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
@@ -27,6 +30,40 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     let uid = Uid::from_raw(uid);
     set_thread_res_uid(uid, uid, uid)?;
     Ok(set_keep_capabilities(false)?)
+}
+
+/// Makes every capability effective that the calling thread is permitted.
+pub fn raise_capabilities() -> io::Result<()> {
+    let sets = capabilities(None)?;
+    Ok(set_capabilities(
+        None,
+        CapabilitySets {
+            effective: sets.permitted,
+            ..sets
+        },
+    )?)
+}
+
+/// Runs `action` with another effective user and all permitted capabilities. The calling thread
+/// must be root and is root again afterwards.
+pub(crate) fn as_effective_user<T>(
+    uid: u32,
+    action: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    let (root, other) = (Uid::ROOT, Uid::from_raw(uid));
+    // The kernel resets both settings when the effective user changes. A parent that dies before
+    // they are set again is noticed by other means.
+    let dumpable = dumpable_behavior()?;
+    let death_signal = parent_process_death_signal()?;
+    set_thread_res_uid(root, other, root)?;
+    let outcome = set_dumpable_behavior(dumpable)
+        .map_err(io::Error::from)
+        .and_then(|()| raise_capabilities())
+        .and_then(|()| action());
+    set_thread_res_uid(root, root, root)?;
+    set_dumpable_behavior(dumpable)?;
+    set_parent_process_death_signal(death_signal)?;
+    outcome
 }
 
 /// Takes every capability but `keep` out of the bounding set, for good: nothing that is executed

@@ -226,3 +226,141 @@ fn a_terminal_controls_its_command() {
         .expect("killed");
     wait_dead(&launched);
 }
+
+fn launch_error(error: ClientError) -> LaunchError {
+    match error {
+        ClientError::Refused(CallError::Launch { error }) => error,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_working_directory_outside_the_container_or_a_missing_one_is_refused() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let script = "b=/bin/busybox; mkdir /work; $b ln -s /proc/self/cwd /cwd; \
+                  $b ln -s /proc/self/fd/9 /nine; $b ln -s ../../../../bin /up; exec sleep 1000";
+    let launched = client
+        .launch(shim.spec("home.1", script))
+        .expect("launched");
+    let mut count = 0;
+    let mut at = |client: &mut Client, workdir: &str| {
+        count += 1;
+        let mut spec = command(&shim, &format!("at.{count}"), "pwd; ls");
+        spec.program.workdir = workdir.to_owned();
+        run(client, spec)
+    };
+    assert!(until(|| at(&mut client, "/work").is_ok()));
+    let mut text = String::new();
+    assert!(until(|| {
+        text = at(&mut client, "/up").unwrap_or_default();
+        text.contains("busybox\n")
+    }));
+    assert!(text.starts_with("/bin\n"), "{text}");
+    let descriptors = (0..40).map(|fd| format!("/proc/self/fd/{fd}"));
+    let others = ["/cwd", "/nine", "/proc/self/root", "/proc/1/cwd", "/gone"];
+    for workdir in descriptors.chain(others.map(str::to_owned)) {
+        let error = at(&mut client, &workdir).expect_err(&workdir);
+        let LaunchError::Step { step, .. } = launch_error(error) else {
+            panic!("{workdir}");
+        };
+        assert_eq!(step, format!("enter the working directory {workdir}"));
+    }
+    // It was not made.
+    let text = run(&mut client, command(&shim, "ls", "ls /")).expect("executed");
+    assert!(!text.contains("gone"), "{text}");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_directory_that_became_a_link_to_a_descriptor_is_not_entered() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let mut spec = shim.spec(
+        "home.1",
+        "cd /; b=/bin/busybox; n=0; while [ $n -lt 40 ]; do $b ln -s /proc/self/fd/$n /work.$n; \
+         n=$((n + 1)); done; $b rmdir /work; $b ln -s work.9 /work; exec sleep 1000",
+    );
+    spec.program.workdir = "/work".to_owned();
+    let launched = client.launch(spec).expect("launched");
+    let link = shim.path("scratch/home.1/upper/work");
+    assert!(until(|| link.is_symlink()));
+    let directories = (0..40).map(|number| format!("/work.{number}"));
+    for workdir in directories.chain(["/work".to_owned()]) {
+        let mut spec = command(&shim, "in", "pwd; ls ../../..");
+        spec.program.workdir = workdir;
+        let error = run(&mut client, spec).expect_err("refused");
+        assert!(error.to_string().contains("working directory"), "{error}");
+    }
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+/// Those of the descriptors from 3 on that are open when the program's path is resolved: a path
+/// that leads through another one does not exist.
+fn open_while_executing(mut start: impl FnMut(String) -> ClientError) -> Vec<u32> {
+    let mut open = Vec::new();
+    for number in 3..64 {
+        match launch_error(start(format!("/proc/self/fd/{number}"))) {
+            LaunchError::CommandNotFound { .. } => {}
+            LaunchError::NotExecutable { .. } => open.push(number),
+            other => panic!("{other}"),
+        }
+    }
+    open
+}
+
+#[test]
+fn a_program_begins_with_its_streams_and_none_of_the_launchers_descriptors() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    let list = "ls /proc/$$/fd; true";
+    let text = run(&mut client, command(&shim, "ls", list)).expect("executed");
+    assert_eq!(text, "0\n1\n2\n");
+    assert_eq!(shim.output(shim.spec("ls.1", list)), "0\n1\n2\n");
+    // The socket to the launcher, and a command's streams once more.
+    let open = open_while_executing(|path| {
+        let mut spec = command(&shim, "fd", "");
+        spec.program.argv = vec![path];
+        run(&mut client, spec).expect_err("no program")
+    });
+    assert!(open.len() <= 4, "{open:?}");
+    let mut count = 0;
+    let open = open_while_executing(|path| {
+        count += 1;
+        let mut spec = shim.spec(&format!("fd.{count}"), "");
+        spec.program.argv = vec![path];
+        client.launch(spec).expect_err("no program")
+    });
+    assert!(open.len() <= 1, "{open:?}");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn an_image_chooses_no_working_directory_outside_its_root() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    for number in 0..40 {
+        let mut spec = shim.spec(&format!("fd.{number}"), "pwd; ls ../../..");
+        spec.program.workdir = format!("/proc/self/fd/{number}");
+        let error = client.launch(spec).expect_err("refused");
+        assert!(error.to_string().contains("working directory"), "{error}");
+    }
+    let mut spec = shim.spec("own.1", "pwd");
+    spec.program.workdir = "/srv/made/here".to_owned();
+    assert_eq!(shim.output(spec), "/srv/made/here\n");
+}

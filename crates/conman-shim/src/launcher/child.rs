@@ -1,26 +1,25 @@
 //! What a container's first process does before it becomes the container's program.
 
-use std::ffi::{CStr, CString, NulError};
+use std::ffi::{CStr, CString, NulError, OsStr};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::time::Instant;
 
 use conman_linux::{
     Capabilities, Features, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
-    bound_capabilities, bring_loopback_up, close_on_exec_from, join_cgroups, limit_capabilities,
-    no_new_privileges, unshare_namespaces,
+    bound_capabilities, bring_loopback_up, close_on_exec_from, create_dir_in_root, join_cgroups,
+    limit_capabilities, no_new_privileges, unshare_namespaces,
 };
 use nix::errno::Errno;
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::process::{
-    Resource, Rlimit, chdir, chroot, fchdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::process::{Resource, chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
 use serde::{Deserialize, Serialize};
 
-use super::places::{EMPTY, no_programs};
+use super::lower_limit;
+use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use crate::protocol::{LaunchError, encode};
 use crate::seccomp_profile::Filter;
 use crate::seqpacket;
@@ -28,12 +27,16 @@ use crate::spec::{Hardening, LaunchSpec, ProgramSpec};
 
 /// Hidden from containers where the kernel has them: files behind /dev/null, directories behind an
 /// empty one. What Docker hides, without what lies in /sys, which is not mounted.
-const MASKED: [&CStr; 10] = [
+/// Also what shows the activity of others (disks, locks) and the kernel's configuration.
+const MASKED: [&CStr; 13] = [
     c"acpi",
     c"asound",
+    c"config.gz",
+    c"diskstats",
     c"kcore",
     c"keys",
     c"latency_stats",
+    c"locks",
     c"sched_debug",
     c"scsi",
     c"timer_list",
@@ -44,8 +47,8 @@ const MASKED: [&CStr; 10] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
-/// First port that needs no capability, in the container's own network namespace.
-const UNPRIVILEGED_PORTS: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+/// First port that needs no capability, in the container's own network namespace; below /proc.
+const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
 
 /// Everybody may write, and remove only what is his own.
 const SHARED_MODE: u32 = 0o1777;
@@ -55,6 +58,12 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// Descriptors of the program: standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
+
+/// The device that hides files of procfs; below /dev.
+const NULL_DEVICE: &str = "null";
+
+/// Open files of a program whose spec does not limit them.
+const DEFAULT_NOFILE: u64 = 65_536;
 
 /// What the child says to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,8 +80,8 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to go on; it carries the overlay, the log, a mount for each bind and the entrances of
-/// the cgroups, in this order.
+/// The order to go on; it carries the overlay, the log, /dev, a mount for each bind and the
+/// entrances of the cgroups, in this order.
 pub(super) const GO: &[u8] = b"go";
 
 /// Which of the paths in /proc this kernel has.
@@ -112,32 +121,12 @@ pub(super) struct Child<'a> {
     pub(super) socket: &'a OwnedFd,
 }
 
-/// What the child takes along from the launchpad.
-#[derive(Debug)]
-struct Taken {
-    proc: Mount,
-    dev: Mount,
-    null: OwnedFd,
-    empty: OwnedFd,
-}
-
-impl Taken {
-    fn take() -> Result<Self, LaunchError> {
-        let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
-        Ok(Self {
-            proc: proc.map_err(step("make procfs"))?,
-            dev: Mount::copy_of(CWD, Path::new("/dev")).map_err(step("take the shared /dev"))?,
-            null: hold("/dev/null").map_err(step("hold /dev/null"))?,
-            empty: hold(EMPTY).map_err(step("hold an empty directory"))?,
-        })
-    }
-}
-
 /// What the launcher sends.
 #[derive(Debug)]
 struct Handed {
     overlay: Mount,
     log: OwnedFd,
+    dev: Mount,
     binds: Vec<Mount>,
     entrances: Vec<OwnedFd>,
 }
@@ -165,11 +154,13 @@ impl Child<'_> {
         bring_loopback_up().map_err(step("bring the loopback interface up"))?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
-        let taken = Taken::take()?;
+        let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
+        let proc = proc.map_err(step("make procfs"))?;
         let network_us = micros(begin, Instant::now());
         let Handed {
             overlay,
             log,
+            dev,
             binds,
             entrances,
         } = self.wait_for_root()?;
@@ -177,13 +168,18 @@ impl Child<'_> {
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
         unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        self.mount_all(&overlay, &taken)?;
-        drop(taken);
-        self.mount_binds(&binds)?;
-        self.write_files()?;
-        make_directories(&self.spec.program.workdir)
-            .and_then(|()| Ok(chdir(self.spec.program.workdir.as_str())?))
-            .map_err(step("enter the working directory"))?;
+        // From here on nothing of the launcher's is open but the socket: what follows is resolved
+        // in what the image, and a bind's other users, have made.
+        close_streams(&dev).map_err(step("close the launcher's streams"))?;
+        self.mount_all(&overlay, &dev, &proc)?;
+        drop((dev, proc));
+        let root = overlay.as_fd();
+        self.mount_binds(root, &binds)?;
+        self.write_files(root)?;
+        let workdir = &self.spec.program.workdir;
+        create_dir_in_root(root, Path::new(workdir))
+            .and_then(|directory| enter_directory(&directory))
+            .map_err(workdir_failed(workdir))?;
         if self.spec.root.read_only {
             self.restrict(&overlay, MountAttributes::MOUNT_ATTR_RDONLY)
                 .map_err(step("make the root read-only"))?;
@@ -220,10 +216,11 @@ impl Child<'_> {
             seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
         let received = received.ok_or(LaunchError::LauncherDied)?;
         let mut fds = received.fds.into_iter();
-        match (received.bytes, fds.next(), fds.next()) {
-            (GO, Some(overlay), Some(log)) => Ok(Handed {
+        match (received.bytes, fds.next(), fds.next(), fds.next()) {
+            (GO, Some(overlay), Some(log), Some(dev)) => Ok(Handed {
                 overlay: Mount::from_fd(overlay),
                 log,
+                dev: Mount::from_fd(dev),
                 binds: fds
                     .by_ref()
                     .take(self.spec.binds.len())
@@ -235,13 +232,7 @@ impl Child<'_> {
         }
     }
 
-    fn mount_all(&self, overlay: &Mount, taken: &Taken) -> Result<(), LaunchError> {
-        let Taken {
-            proc,
-            dev,
-            null,
-            empty,
-        } = taken;
+    fn mount_all(&self, overlay: &Mount, dev: &Mount, proc: &Mount) -> Result<(), LaunchError> {
         overlay.attach(CWD, c"/").map_err(step("mount the root"))?;
         fchdir(overlay.as_fd())
             .and_then(|()| chroot("."))
@@ -254,33 +245,27 @@ impl Child<'_> {
             .map_err(step("restrict /dev/shm"))?;
         if self.spec.program.uid != 0 {
             // Root has the capability; others would have to know which ports are whose.
-            std::fs::write(UNPRIVILEGED_PORTS, "0").map_err(step("open all ports to its user"))?;
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            openat(proc, UNPRIVILEGED_PORTS, flags, Mode::empty())
+                .map_err(io::Error::from)
+                .and_then(|file| File::from(file).write_all(b"0"))
+                .map_err(step("open all ports to its user"))?;
         }
         if self.spec.hardening.masked_proc {
-            self.mask(proc, null, empty)
-                .map_err(step("mask paths in /proc"))?;
+            self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
         }
         Ok(())
     }
 
-    fn mount_binds(&self, binds: &[Mount]) -> Result<(), LaunchError> {
+    fn mount_binds(&self, root: BorrowedFd<'_>, binds: &[Mount]) -> Result<(), LaunchError> {
         for (mount, bind) in binds.iter().zip(&self.spec.binds) {
             let failed = |error| LaunchError::step(&format!("bind at {}", bind.target), &error);
-            let target = Path::new(&bind.target);
-            let is_directory = rustix::fs::fstat(mount)
-                .map(|data| rustix::fs::FileType::from_raw_mode(data.st_mode).is_dir())
-                .map_err(|errno| failed(errno.into()))?;
-            if is_directory {
-                make_directories(&bind.target).map_err(failed)?;
-            } else if !target.exists() {
-                write_file(target, "").map_err(failed)?;
-            }
             let mut attributes =
                 MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOSUID;
             if bind.read_only {
                 attributes |= MountAttributes::MOUNT_ATTR_RDONLY;
             }
-            hold(&bind.target)
+            bind_target(root, mount, Path::new(&bind.target))
                 .and_then(|target| mount.attach(&target, c""))
                 .and_then(|()| self.restrict(mount, attributes))
                 .map_err(failed)?;
@@ -288,13 +273,12 @@ impl Child<'_> {
         Ok(())
     }
 
-    fn mask(&self, proc: &Mount, null: &OwnedFd, empty: &OwnedFd) -> io::Result<()> {
-        let here = Path::new("");
+    fn mask(&self, proc: &Mount, dev: &Mount) -> io::Result<()> {
         for name in &self.proc_paths.hidden_files {
-            Mount::copy_of(null, here)?.attach(proc, name)?;
+            Mount::copy_of(dev, Path::new(NULL_DEVICE))?.attach(proc, name)?;
         }
         for name in &self.proc_paths.hidden_directories {
-            Mount::copy_of(empty, here)?.attach(proc, name)?;
+            Mount::copy_of(dev, Path::new(EMPTY_DEVICE_DIRECTORY))?.attach(proc, name)?;
         }
         for name in &self.proc_paths.read_only {
             let path = Path::new(std::ffi::OsStr::new(name.to_str().unwrap_or_default()));
@@ -314,9 +298,9 @@ impl Child<'_> {
         }
     }
 
-    fn write_files(&self) -> Result<(), LaunchError> {
+    fn write_files(&self, root: BorrowedFd<'_>) -> Result<(), LaunchError> {
         for (path, content) in &self.spec.files {
-            write_file(Path::new(path), content)
+            write_file(root, Path::new(path), content)
                 .map_err(step(&format!("write {path} of the container")))?;
         }
         Ok(())
@@ -363,9 +347,31 @@ fn micros(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
 
-fn hold(path: &str) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+/// Puts /dev/null in the place of the launcher's standard streams.
+fn close_streams(dev: &Mount) -> io::Result<()> {
+    let null = openat(
+        dev,
+        NULL_DEVICE,
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(rustix::stdio::dup2_stderr(&null)?)
+}
+
+/// Makes a directory of the container's the working directory.
+pub(super) fn enter_directory(directory: &OwnedFd) -> io::Result<()> {
+    fchdir(directory)?;
+    // One that the root does not lead to has no absolute path.
+    if getcwd(Vec::new())?.as_bytes().starts_with(b"/") {
+        return Ok(());
+    }
+    Err(io::Error::other("it lies outside the container"))
+}
+
+pub(super) fn workdir_failed(path: &str) -> impl FnOnce(io::Error) -> LaunchError {
+    move |error| LaunchError::step(&format!("enter the working directory {path}"), &error)
 }
 
 /// Attaches at a directory of the container, which is made where the image has none. A symbolic
@@ -400,60 +406,71 @@ fn shared_memory() -> io::Result<Mount> {
     Mount::copy_of(&shm, Path::new(""))
 }
 
-pub(super) fn make_directories(path: &str) -> io::Result<()> {
-    if Path::new(path).is_dir() {
-        return Ok(());
+/// Where a bind is attached. It is made where it is missing; a symbolic link in the last place is
+/// replaced for a file and refused for a directory.
+fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result<OwnedFd> {
+    let kind = |file: BorrowedFd<'_>| -> io::Result<FileType> {
+        Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
+    };
+    let (parent, name) = parent_in_root(root, target)?;
+    let hold = || -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&parent, name, flags, Mode::empty())?)
+    };
+    if kind(mount.as_fd())?.is_dir() {
+        match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => return hold(),
+            Err(errno) => return Err(errno.into()),
+        }
     }
-    DirBuilder::new().recursive(true).mode(0o755).create(path)
-}
-
-/// Replaces whatever the image has there, a symbolic link included.
-fn write_file(path: &Path, content: &str) -> io::Result<()> {
-    if let Some(parent) = path.parent() {
-        make_directories(&parent.to_string_lossy())?;
-    }
-    match std::fs::remove_file(path) {
+    match hold() {
+        Ok(found) if !kind(found.as_fd())?.is_symlink() => return Ok(found),
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(path)?;
-    file.write_all(content.as_bytes())
+    write_file_in(&parent, name, "")?;
+    hold()
 }
 
-/// A terminal is read from, too.
+/// The directory of the container in which `path` is to be, made where it is missing.
+fn parent_in_root<'path>(
+    root: BorrowedFd<'_>,
+    path: &'path Path,
+) -> io::Result<(OwnedFd, &'path OsStr)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    Ok((create_dir_in_root(root, parent)?, name))
+}
+
+fn write_file(root: BorrowedFd<'_>, path: &Path, content: &str) -> io::Result<()> {
+    let (parent, name) = parent_in_root(root, path)?;
+    write_file_in(&parent, name, content)
+}
+
+/// Replaces whatever the image has there, a symbolic link included.
+fn write_file_in(parent: &OwnedFd, name: &OsStr, content: &str) -> io::Result<()> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
+    File::from(file).write_all(content.as_bytes())
+}
+
+/// A terminal is read from, too; otherwise standard input is /dev/null already.
 fn connect_streams(log: &OwnedFd, terminal: bool) -> io::Result<()> {
     if terminal {
         rustix::stdio::dup2_stdin(log)?;
-    } else {
-        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     }
     rustix::stdio::dup2_stdout(log)?;
     Ok(rustix::stdio::dup2_stderr(log)?)
 }
 
 fn set_limits(program: &ProgramSpec) -> io::Result<()> {
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    setrlimit(Resource::Core, none)?;
-    if let Some(wanted) = program.nofile {
-        // A hard limit can only be lowered.
-        let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-        let limit = Some(wanted.min(most));
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: limit,
-                maximum: limit,
-            },
-        )?;
-    }
-    Ok(())
+    lower_limit(Resource::Core, 0)?;
+    lower_limit(Resource::Nofile, program.nofile.unwrap_or(DEFAULT_NOFILE))
 }
 
 /// Returns only with the reason why it could not.

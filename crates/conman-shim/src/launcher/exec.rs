@@ -4,16 +4,19 @@
 //! the shim: the *helper*, which joins the container's cgroups and namespaces, and the command,
 //! which the helper clones. Each waits for the word to go on until the shim has been told of it.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-use conman_linux::{CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process};
-use rustix::process::{chdir, ioctl_tiocsctty, setsid};
+use conman_linux::{
+    CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process, open_in_root,
+};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::Command;
-use super::child::{ChildReport, GO, Privileges, execute, make_directories, step};
+use super::child::{ChildReport, GO, Privileges, enter_directory, execute, step, workdir_failed};
 use super::launch::{Launcher, cgroup_failed};
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
@@ -56,10 +59,16 @@ impl Launcher {
             filter: &self.filter,
         };
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
-        let ours = Cell::new(Some(ours));
+        // Nothing else enters the container.
+        let keep: Vec<_> = [theirs.as_fd(), init.as_fd()]
+            .into_iter()
+            .chain(streams.iter().map(AsFd::as_fd))
+            .chain(cgroup.entrances())
+            .collect();
         let options = CloneOptions {
             sibling: true,
             into_cgroup: cgroup.unified(),
+            keep_only: Some(&keep),
             ..CloneOptions::default()
         };
         let inside = Inside {
@@ -71,13 +80,9 @@ impl Launcher {
             socket: &theirs,
             sole: &self.sole,
         };
-        let process = clone_process(&self.sole, &options, || {
-            drop(ours.take());
-            inside.help()
-        });
+        let process = clone_process(&self.sole, &options, || inside.help());
         let process = process.map_err(step("clone a helper"))?;
         drop(theirs);
-        let ours = ours.take().ok_or(LaunchError::EndedEarly)?;
         let told = helper(process.pid()).map_err(step("report"));
         match told.and_then(|()| go_on(&ours)) {
             Ok(()) => Ok(UnderWay::command(order.ticket, process, ours, clock)),
@@ -87,6 +92,14 @@ impl Launcher {
             }
         }
     }
+}
+
+/// Enters a directory of the container that the process is in.
+fn enter(workdir: &str) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(CWD, "/", flags, Mode::empty())?;
+    let directory = open_in_root(&root, Path::new(workdir), OFlags::DIRECTORY)?;
+    enter_directory(&directory)
 }
 
 /// Programs open /dev/stdout anew, for which it must be theirs. Whatever is no pipe is not the
@@ -133,8 +146,13 @@ impl Inside<'_> {
         // By the pidfd, so that it is this container or none.
         move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
             .map_err(|errno| step("enter the container")(errno.into()))?;
+        let keep: Vec<_> = [self.socket.as_fd()]
+            .into_iter()
+            .chain(self.streams.iter().map(AsFd::as_fd))
+            .collect();
         let options = CloneOptions {
             sibling: true,
+            keep_only: Some(&keep),
             ..CloneOptions::default()
         };
         clone_process(self.sole, &options, || self.run()).map_err(step("clone the command"))
@@ -153,13 +171,12 @@ impl Inside<'_> {
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
         self.wait_for_word()?;
         let program = self.privileges.program;
-        become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        make_directories(&program.workdir)
-            .and_then(|()| Ok(chdir(program.workdir.as_str())?))
-            .map_err(step("enter the working directory"))?;
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
+        // Before anything is resolved that the container may have changed.
         self.connect_streams()
             .map_err(step("connect the standard streams"))?;
+        become_user(0, 0, &[]).map_err(step("become root of the container"))?;
+        enter(&program.workdir).map_err(workdir_failed(&program.workdir))?;
         self.privileges.apply()?;
         self.say(&ChildReport::Executing {
             network_us: 0,

@@ -1,6 +1,5 @@
 //! One start, from the order to the program's exec or to nothing left of it.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -166,7 +165,7 @@ impl Launcher {
         let cgroup = self.cgroups.begin(&spec.cgroup);
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
         phases.cgroup_us = clock.lap();
-        let (process, socket) = self.clone_child(spec, cgroup)?;
+        let (process, socket) = self.clone_child(order, cgroup)?;
         let process = made.process.insert(process);
         cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
         phases.clone_us = clock.lap();
@@ -195,9 +194,14 @@ impl Launcher {
         )?;
         phases.root_us = clock.lap();
         let binds = self.own_binds(&order.spec, binds, user_namespace.as_fd())?;
-        hand_over(&socket, cgroup, &overlay, &log, &binds)?;
+        let dev = self
+            .places
+            .devices(order.ids)
+            .map_err(|error| LaunchError::step("make the container's devices", &error))?;
+        let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
+        hand_over(&socket, cgroup, first, &binds)?;
         // The child's copies alone keep them from now on.
-        drop((overlay, log, binds, user_namespace));
+        drop((overlay, log, dev, binds, user_namespace));
         cgroup.limit_cpu().map_err(cgroup_failed)?;
         phases.quota_us = clock.split();
         Ok(socket)
@@ -242,28 +246,28 @@ impl Launcher {
 
     fn clone_child(
         &self,
-        spec: &LaunchSpec,
+        order: &Start,
         cgroup: &SessionCgroup,
     ) -> Result<(PidFd, OwnedFd), LaunchError> {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
+        let spec = &order.spec;
         let capabilities = spec.hardening.capability_set();
         let capabilities = capabilities.map_err(|error| LaunchError::Spec { error })?;
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
-        // The child closes its copy, so that the launcher's death is the socket's end for it. A
-        // process that is cloned while this one makes itself ready has a copy, too, and ends by
-        // the same rule, the last one first.
-        let ours = Cell::new(Some(ours));
+        // All else of the launcher's is closed: the session must not reach it, and the launcher's
+        // death is the socket's end for the child.
+        let keep = [theirs.as_fd()];
         let options = CloneOptions {
             namespaces: Some(NAMESPACES),
             sibling: true,
             into_cgroup: cgroup.unified(),
-            keep_only: None,
+            keep_only: Some(&keep),
+            owner: Some(order.ids),
         };
         self.places
             .enter_launchpad()
             .map_err(step("enter the launchpad"))?;
         let process = clone_process(&self.sole, &options, || {
-            drop(ours.take());
             let child = Child {
                 spec,
                 features: &self.features,
@@ -278,10 +282,7 @@ impl Launcher {
             .enter_workshop()
             .map_err(step("leave the launchpad"))?;
         let process = process.map_err(step("make the container's namespaces"))?;
-        match ours.take() {
-            Some(ours) => Ok((process, ours)),
-            None => Err(LaunchError::EndedEarly),
-        }
+        Ok((process, ours))
     }
 }
 
@@ -342,11 +343,10 @@ fn map_ids(process: &PidFd, ids: u32) -> Result<File, LaunchError> {
 fn hand_over(
     socket: &OwnedFd,
     cgroup: &SessionCgroup,
-    overlay: &Mount,
-    log: &OwnedFd,
+    first: [BorrowedFd<'_>; 3],
     binds: &[Mount],
 ) -> Result<(), LaunchError> {
-    let fds: Vec<_> = [overlay.as_fd(), log.as_fd()]
+    let fds: Vec<_> = first
         .into_iter()
         .chain(binds.iter().map(AsFd::as_fd))
         .chain(cgroup.entrances())

@@ -7,9 +7,21 @@
 //! the containers are the *shim's* children, and outlive the launcher.
 //!
 //! It has two mount namespaces. The *workshop*, in which it works, shows the shim's roots at their
-//! own paths, procfs and cgroupfs, and nothing else. The *launchpad*, which it enters only to
-//! clone, shows an empty procfs and a small /dev, and nothing of the host; that is what a
+//! own paths, procfs, cgroupfs and the containers' device nodes, and nothing else. The *launchpad*,
+//! which it enters only to clone, shows an empty procfs and nothing of the host; that is what a
 //! container's mount namespace begins as.
+//!
+//! What keeps the launcher itself out of a session's reach:
+//! - A process that enters a container, or is born for it, closes every descriptor except those
+//!   that it needs before it resolves a path that the session influences, and resolves such paths
+//!   inside the container's root, without the links of procfs to open files.
+//! - Until its exec it cannot be traced, and /proc shows nothing of its open files, root or
+//!   program: it is not dumpable, and its memory belongs to the host's user namespace.
+//! - The program file that `/proc/self/exe` leads to belongs to the host's root, which is no user
+//!   of any container, so that a container cannot write to it at any time.
+//! - The owner of a container's user namespace is the first of its own ids. So the kernel counts
+//!   what it limits by user apart from the host's root, and no process of the host has
+//!   capabilities in it only for being the owner.
 //!
 //! A container is made in this order; `L` is the launcher, `C` the container's first process:
 //!
@@ -46,7 +58,10 @@ use std::time::Instant;
 use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::process::{DumpableBehavior, Pid, getppid, set_parent_process_death_signal};
+use rustix::process::{
+    DumpableBehavior, Pid, Resource, Rlimit, getppid, getrlimit, set_parent_process_death_signal,
+    setrlimit,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::options::ShimOptions;
@@ -59,6 +74,15 @@ use under_way::{Failure, UnderWay};
 /// commands for a container that is frozen meanwhile stay here for seconds; each takes two
 /// descriptors.
 const MAX_UNDER_WAY: usize = 64;
+
+/// What users of a container may take together of what the kernel limits by user: queued signals
+/// (timers included), bytes of POSIX message queues, bytes of locked memory. A user namespace is
+/// bounded by the limits of the process that makes it, so the launcher has them itself.
+const USER_LIMITS: [(Resource, u64); 3] = [
+    (Resource::Sigpending, 4_096),
+    (Resource::Msgqueue, 819_200),
+    (Resource::Memlock, 8 << 20),
+];
 
 /// What the shim wants done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -311,13 +335,30 @@ pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     conman_linux::reset_signal_actions();
     nix::sys::signal::SigSet::empty().thread_set_mask()?;
-    rustix::process::umask(Mode::empty());
+    // What must be writable by others gets its mode explicitly.
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    for (resource, limit) in USER_LIMITS {
+        lower_limit(resource, limit)?;
+    }
+    // The shim goes without some.
+    conman_linux::raise_capabilities()?;
     // The shim may be protected from the OOM killer; containers are not.
     let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
     if score.starts_with('-') {
         std::fs::write("/proc/self/oom_score_adj", "0")?;
     }
     Ok(())
+}
+
+/// Sets soft and hard limit, if they are not lower.
+pub(crate) fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
+    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Some(limit.min(most));
+    let both = Rlimit {
+        current: limit,
+        maximum: limit,
+    };
+    Ok(setrlimit(resource, both)?)
 }
 
 fn report(socket: &OwnedFd, report: &Report) -> io::Result<()> {

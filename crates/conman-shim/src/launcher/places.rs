@@ -1,15 +1,20 @@
-//! The launcher's two mount namespaces.
+//! The launcher's two mount namespaces, and the containers' device nodes.
 
-use std::fs::{File, create_dir, create_dir_all};
+use std::collections::BTreeSet;
+use std::fs::{DirBuilder, File, create_dir_all};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use conman_linux::{
     CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
     unshare_namespaces,
 };
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, chmodat, linkat, makedev, mkdirat, mknodat, openat,
+};
+use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_change, mount_remount, unmount,
 };
@@ -21,15 +26,24 @@ use crate::protocol::LaunchError;
 /// Where the new root is put together; any directory that every host has.
 pub(super) const BENCH: &str = "/tmp";
 
-/// An empty directory of the launchpad, to be put over directories of procfs.
-pub(super) const EMPTY: &str = "/empty";
-
 /// Where the workshop attaches layers for an overlay that takes only paths. No root of the shim's
 /// lies below it.
 pub(super) const LAYERS: &str = "/.layers";
 
 /// Where the workshop mounts such an overlay, for a moment.
 pub(super) const OVERLAY: &str = "/.overlay";
+
+/// Where the workshop shows the device nodes, read-only.
+const DEVICE_TREE: &str = "/.devices";
+
+/// Links that all directories of [`DEVICE_TREE`] have.
+const SHARED_LINKS: &str = "links";
+
+/// Empty directories of each: mount points.
+const DIRECTORIES: [&str; 2] = ["shm", EMPTY_DEVICE_DIRECTORY];
+
+/// The directory of /dev in which nothing is ever mounted by conman.
+pub(super) const EMPTY_DEVICE_DIRECTORY: &str = "pts";
 
 /// Devices that harm nobody (Documentation/admin-guide/devices.txt): name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] = [
@@ -55,6 +69,7 @@ const LINKS: [(&str, &str); 5] = [
 pub(super) struct Places {
     workshop: File,
     launchpad: File,
+    devices: Devices,
 }
 
 impl Places {
@@ -62,17 +77,24 @@ impl Places {
     pub(super) fn make(sole: &SoleThread, roots: &[PathBuf]) -> Result<Self, LaunchError> {
         let step = |step: &'static str| move |error: io::Error| LaunchError::step(step, &error);
         make_workshop(roots).map_err(step("make the launcher's mount namespace"))?;
+        let devices = Devices::new().map_err(step("make the containers' devices"))?;
         let workshop = here().map_err(step("hold the launcher's mount namespace"))?;
         make_launchpad_root(sole).map_err(step("make the launchpad"))?;
         let places = Self {
             launchpad: here().map_err(step("hold the launchpad"))?,
             workshop,
+            devices,
         };
         enter_new_root(Path::new(BENCH)).map_err(step("enter the launchpad"))?;
         places
             .enter_workshop()
             .map_err(step("leave the launchpad"))?;
         Ok(places)
+    }
+
+    /// Makes /dev of the container with these ids, detached. The caller is in the workshop.
+    pub(super) fn devices(&mut self, ids: u32) -> io::Result<Mount> {
+        self.devices.of(ids)
     }
 
     /// Moves the caller where containers are cloned.
@@ -120,47 +142,111 @@ fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
     }
     enter_new_root(Path::new(BENCH))?;
     for name in [LAYERS, OVERLAY] {
-        create_dir(name)?;
+        make_directory(Path::new(name))?;
     }
     // The bench of the launchpad.
     create_dir_all(BENCH)
 }
 
-/// What a container's mount namespace begins as. The root is at [`BENCH`] when this returns.
+/// What a container's mount namespace begins as: nothing but what allows it to mount procfs. The
+/// root is at [`BENCH`] when this returns.
 fn make_launchpad_root(sole: &SoleThread) -> io::Result<()> {
     unshare_namespaces(Namespaces::NEWNS)?;
     new_tmpfs(BENCH)?;
     let root = Path::new(BENCH);
-    for name in ["proc", "dev", "empty"] {
-        create_dir(root.join(name))?;
-    }
-    let dev = root.join("dev");
-    fill_dev(&dev)?;
-    mount_empty_proc(sole, &root.join("proc"))?;
+    let proc = root.join("proc");
+    make_directory(&proc)?;
+    mount_empty_proc(sole, &proc)?;
     make_read_only(root)
 }
 
-fn fill_dev(dev: &Path) -> io::Result<()> {
-    let fresh = NewFilesystem::open("tmpfs")?;
-    fresh.set("mode", "755")?;
-    fresh.set("size", "64k")?;
-    attach(&fresh.mount(MountAttributes::empty())?, dev)?;
-    for (name, major, minor) in DEVICES {
-        let mode = Mode::from_raw_mode(0o666);
-        mknodat(
-            CWD,
-            dev.join(name),
-            FileType::CharacterDevice,
-            mode,
-            makedev(major, minor),
-        )?;
+/// The containers' device nodes.
+///
+/// Locks, leases and watches (inotify) are a node's, so that containers with a common node would
+/// notice each other. Each range of ids has a directory of its own with nodes of its own, all in
+/// one filesystem: every further one costs all memory cgroups of the host memory. The directory is
+/// made for the first container with these ids and kept for the next one.
+#[derive(Debug)]
+pub(super) struct Devices {
+    writable: Mount,
+    made: BTreeSet<u32>,
+}
+
+impl Devices {
+    /// Begins with none. The caller is in the workshop.
+    fn new() -> io::Result<Self> {
+        let tree = Path::new(DEVICE_TREE);
+        make_directory(tree)?;
+        let fresh = NewFilesystem::open("tmpfs")?;
+        fresh.set("mode", "700")?;
+        fresh.set("size", "64k")?;
+        fresh.set("nr_inodes", "0")?;
+        attach(&fresh.mount(MountAttributes::empty())?, tree)?;
+        let writable = Mount::copy_of(CWD, tree)?;
+        make_read_only(tree)?;
+        let links = make_directory_in(&writable, SHARED_LINKS)?;
+        for (name, target) in LINKS {
+            rustix::fs::symlinkat(target, &links, name)?;
+        }
+        Ok(Self {
+            writable,
+            made: BTreeSet::new(),
+        })
     }
-    for (name, target) in LINKS {
-        symlink(target, dev.join(name))?;
+
+    /// A detached, read-only /dev for the container with these ids.
+    pub(super) fn of(&mut self, ids: u32) -> io::Result<Mount> {
+        let name = ids.to_string();
+        if !self.made.contains(&ids) {
+            self.fill(&name)?;
+            self.made.insert(ids);
+        }
+        Mount::copy_of(CWD, &Path::new(DEVICE_TREE).join(name))
     }
-    create_dir(dev.join("shm"))?;
-    create_dir(dev.join("pts"))?;
-    make_read_only(dev)
+
+    /// What an attempt that failed has left is completed.
+    fn fill(&self, name: &str) -> io::Result<()> {
+        let directory = make_directory_in(&self.writable, name)?;
+        let device_mode = Mode::from_raw_mode(0o666);
+        for (name, major, minor) in DEVICES {
+            let kind = FileType::CharacterDevice;
+            exists_or(mknodat(
+                &directory,
+                name,
+                kind,
+                device_mode,
+                makedev(major, minor),
+            ))?;
+            // Whatever the umask made of it.
+            chmodat(&directory, name, device_mode, AtFlags::empty())?;
+        }
+        for (name, _) in LINKS {
+            let shared = Path::new(SHARED_LINKS).join(name);
+            let linked = linkat(&self.writable, &shared, &directory, name, AtFlags::empty());
+            exists_or(linked)?;
+        }
+        for name in DIRECTORIES {
+            make_directory_in(&directory, name)?;
+        }
+        Ok(())
+    }
+}
+
+fn exists_or(made: rustix::io::Result<()>) -> io::Result<()> {
+    match made {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).create(path)
+}
+
+fn make_directory_in(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    exists_or(mkdirat(&parent, name, Mode::from_raw_mode(0o755)))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(&parent, name, flags, Mode::empty())?)
 }
 
 /// A user namespace may mount procfs only where a whole one is in sight already. This one belongs

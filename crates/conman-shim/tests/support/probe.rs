@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use conman_shim::{ContainerState, Hardening, LaunchSpec};
+use conman_shim::{ContainerState, Hardening, LaunchSpec, Launched};
 
 use crate::support::{Shim, next_end, subscribe};
 
@@ -91,6 +91,15 @@ impl Probe {
         self
     }
 
+    /// And then the other's calls.
+    pub(crate) fn then(mut self, other: Self) -> Self {
+        let texts = other.texts.iter();
+        self.texts
+            .extend(texts.map(|(at, text)| (at + self.code.len(), *text)));
+        self.code.extend(other.code);
+        self
+    }
+
     /// Writes the program.
     pub(crate) fn write(mut self, path: &Path, mode: u32) {
         // test eax, eax; jns +2; neg eax; mov edi, eax; mov eax, 60; syscall
@@ -156,6 +165,31 @@ pub(crate) fn nothing_but_namespaces() -> Hardening {
     }
 }
 
+/// Starts a program of few system calls in a container.
+pub(crate) fn launch_probe(
+    shim: &Shim,
+    name: &str,
+    probe: Probe,
+    change: impl FnOnce(&mut LaunchSpec),
+) -> Launched {
+    let mut spec = probe_spec(shim, name, probe, 0o755);
+    spec.hardening = nothing_but_namespaces();
+    change(&mut spec);
+    shim.client()
+        .launch(spec)
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"))
+}
+
+fn probe_spec(shim: &Shim, name: &str, probe: Probe, mode: u32) -> LaunchSpec {
+    let layer = format!("probe-{name}");
+    probe.write(&shim.path("store").join(&layer).join("probe"), mode);
+    shim.made_layer(&layer);
+    let mut spec = shim.spec(name, "");
+    spec.root.layers.insert(0, PathBuf::from(layer));
+    spec.program.argv = vec!["/probe".to_owned()];
+    spec
+}
+
 /// Runs a program of few system calls in a container and tells how it ended.
 pub(crate) fn run_probe(
     shim: &Shim,
@@ -164,12 +198,7 @@ pub(crate) fn run_probe(
     mode: u32,
     change: impl FnOnce(&mut LaunchSpec),
 ) -> ContainerState {
-    let layer = format!("probe-{name}");
-    probe.write(&shim.path("store").join(&layer).join("probe"), mode);
-    shim.made_layer(&layer);
-    let mut spec = shim.spec(name, "");
-    spec.root.layers.insert(0, PathBuf::from(layer));
-    spec.program.argv = vec!["/probe".to_owned()];
+    let mut spec = probe_spec(shim, name, probe, mode);
     change(&mut spec);
     let mut client = shim.client();
     subscribe(&mut client);
