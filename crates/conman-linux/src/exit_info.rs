@@ -3,6 +3,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::thread::CapabilitySet;
 
+use crate::privileges::with_effective;
 use crate::proc_stat::ProcStat;
 use crate::{PidFd, ProcessIdentity};
 
@@ -59,9 +60,13 @@ impl Ended {
 }
 
 /// How a process ended that nobody has reaped, whoever's child it was. `None` for one that lives,
-/// is gone, or that the caller would not be permitted to trace.
+/// is gone, or that the caller would not be permitted to trace. CAP_SYS_PTRACE need only be permitted.
 #[must_use]
 pub fn ended_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
+    with_effective(CapabilitySet::SYS_PTRACE, || read_unreaped(identity))
+}
+
+fn read_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
     // Without it the kernel tells a zero.
     let capable = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));

@@ -20,6 +20,7 @@ mod cgroup_mounts;
 mod cgroup_proof;
 mod cgroup_weight;
 mod cgroups;
+mod child_events;
 mod clone_process;
 mod death_watch;
 mod exit_info;
@@ -47,6 +48,7 @@ pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
 pub use cgroup_weight::CgroupWeight;
 pub use cgroups::{CgroupError, Cgroups};
+pub use child_events::{ChildEvent, next_child_event};
 pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
     unshare_namespaces,
@@ -64,6 +66,7 @@ pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
     raise_capabilities,
+    set_effective, with_effective,
 };
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,

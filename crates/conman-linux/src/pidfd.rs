@@ -45,6 +45,16 @@ impl ProcessError {
             Self::Io { .. } => false,
         }
     }
+
+    /// Whether the number is that of a thread, and of no process.
+    pub(crate) fn denies_process(&self) -> bool {
+        let Self::Io { source, .. } = self else {
+            return false;
+        };
+        // The latter from Linux 6.9 on.
+        let errno = Errno::from_io_error(source);
+        matches!(errno, Some(Errno::INVAL | Errno::NOENT))
+    }
 }
 
 /// Whether reading in `/proc/PID` failed because the process is gone: the directory is missing,

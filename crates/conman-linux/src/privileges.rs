@@ -108,6 +108,28 @@ pub fn limit_capabilities(keep: Capabilities, ambient: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a capability of the calling thread effective, or leaves it permitted only. One that is not
+/// permitted stays absent.
+pub fn set_effective(one: Capabilities, effective: bool) -> io::Result<()> {
+    let mut sets = capabilities(None)?;
+    let wanted = effective && sets.permitted.contains(one);
+    if sets.effective.contains(one) == wanted {
+        return Ok(());
+    }
+    sets.effective.set(one, wanted);
+    Ok(set_capabilities(None, sets)?)
+}
+
+/// Does something with a capability made effective that the calling thread is permitted.
+pub fn with_effective<T>(one: Capabilities, work: impl FnOnce() -> T) -> T {
+    let was = capabilities(None).is_ok_and(|sets| sets.effective.contains(one));
+    // Where it fails, `work` finds that out.
+    let _ = set_effective(one, true);
+    let done = work();
+    let _ = set_effective(one, was);
+    done
+}
+
 /// No program that is executed from now on gains anything by set-user-id bits or file
 /// capabilities.
 pub fn no_new_privileges() -> io::Result<()> {

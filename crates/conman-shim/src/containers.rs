@@ -151,7 +151,8 @@ impl Container {
     }
 }
 
-fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
+/// Only for a child that has not been reaped: its PID is no other process's.
+pub(crate) fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
     let pid = Some(pid).filter(|pid| *pid > 0);
     let pid = pid.and_then(rustix::process::Pid::from_raw);
     let pid = pid.ok_or(io::Error::from(rustix::io::Errno::SRCH))?;
@@ -185,6 +186,11 @@ impl Containers {
 
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Container> {
         self.by_name.get_mut(name)
+    }
+
+    /// A child that has not been reaped.
+    pub(crate) fn by_pid(&self, pid: i32) -> Option<&Container> {
+        self.by_name.get(self.names.get(&pid)?)
     }
 
     pub(crate) fn len(&self) -> usize {

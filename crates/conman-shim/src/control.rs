@@ -27,11 +27,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use conman_linux::{Ended, Freezer, SoleThread};
+use conman_linux::{Freezer, SoleThread};
 use nix::sys::signalfd::SignalFd;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_settime,
 };
@@ -217,21 +217,6 @@ impl Control {
         if let Err(error) = epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags) {
             tracing::error!(%error, "epoll refuses a change");
         }
-    }
-}
-
-/// One child that has ended, and how.
-fn reap() -> io::Result<Option<(i32, Ended)>> {
-    loop {
-        return match rustix::process::wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) => {
-                let ended = Ended::from_wait_status(status.as_raw());
-                Ok(Some((pid.as_raw_nonzero().get(), ended)))
-            }
-            Ok(None) | Err(Errno::CHILD) => Ok(None),
-            Err(Errno::INTR) => continue,
-            Err(errno) => Err(errno.into()),
-        };
     }
 }
 

@@ -4,12 +4,17 @@
 mod probe;
 mod support;
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use conman_linux::{Freezer, PidFd};
-use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Request};
+use conman_shim::{
+    CallError, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Request,
+};
 
 use probe::{Arg, Probe};
+use support::fencing::{arm, freezer, is_fenced};
 use support::{
     SOON, Shim, available, has_own_ids, launcher, next_end, subscribe, until, wait_dead,
 };
@@ -393,4 +398,111 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
     assert_only(&shim, &["next.1".to_owned()]);
     client.ask(Request::KillAll).expect("killed");
     wait_dead(&next);
+}
+
+/// Programs that make the kernel tell the shim something of them while they live.
+fn fakers() -> [(&'static str, Probe); 3] {
+    let number = Arg::Number;
+    let traced = || {
+        let usr1 = libc::SIGUSR1.unsigned_abs().into();
+        Probe::of(libc::SYS_ptrace, &[number(0)]).call(libc::SYS_kill, &[number(1), number(usr1)])
+    };
+    [
+        ("traced.1", traced().call(libc::SYS_pause, &[])),
+        (
+            "thread.1",
+            Probe::default()
+                .in_second_thread()
+                .call(libc::SYS_ptrace, &[number(0)])
+                .call(libc::SYS_pause, &[]),
+        ),
+        (
+            "leader.1",
+            Probe::default()
+                .in_second_thread()
+                .call(libc::SYS_pause, &[]),
+        ),
+    ]
+}
+
+#[test]
+fn row_35_an_end_is_told_only_of_what_is_dead_and_what_lives_on_is_fenced() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    subscribe(&mut client);
+    let mut alive = Vec::new();
+    for (name, probe) in fakers() {
+        probe.write(&shim.path("store").join(name).join("probe"), 0o755);
+        shim.made_layer(name);
+        let mut spec = shim.spec(name, "");
+        spec.root.layers.insert(0, name.into());
+        spec.program.argv = vec!["/probe".to_owned()];
+        let launched = client.launch(spec).expect("launched");
+        let process = launched.process.expect("a hold");
+        // It has done all that it does.
+        shim.process_pause(300_000);
+        let is_dead = process.is_dead().expect("asked");
+        let views = client.list().expect("listed");
+        let view = views.iter().find(|view| view.name == name);
+        let told_alive = view.expect("known").state.is_alive();
+        assert!(told_alive || is_dead, "{name} lives and is told as ended");
+        if !is_dead {
+            alive.push((name, process));
+        }
+    }
+    // A zombie of a first thread is no end of the process.
+    assert!(alive.iter().any(|(name, _)| *name == "leader.1"));
+    for (name, _) in &alive {
+        let null = File::open("/dev/null").expect("there is one");
+        let spec = ExecSpec {
+            name: format!("in.{name}"),
+            container: (*name).to_owned(),
+            program: shim.spec("unused", "exit 0").program,
+            terminal: false,
+            kept_terminal: None,
+            hardening: Hardening::default(),
+        };
+        let entered = client.exec(spec, [null.as_fd(); 3]);
+        // The namespaces of a process are its first thread's, so none are left to enter here.
+        assert!(
+            entered.is_ok() || *name != "traced.1",
+            "{name}: {entered:?}"
+        );
+    }
+    arm(&mut client, 60_000);
+    client.ask(Request::FreezeAll).expect("ordered");
+    assert!(is_fenced(&mut client));
+    for (name, process) in alive {
+        let frozen = freezer().is_frozen(&format!("{}/{name}", shim.cgroup));
+        assert!(
+            frozen.expect("asked"),
+            "{name} runs on under a closed fence"
+        );
+        client
+            .ask(Request::Kill { name: name.into() })
+            .expect("killed");
+        assert!(process.wait_dead(SOON).expect("waited"), "{name}");
+    }
+}
+
+#[test]
+fn the_shim_may_trace_nothing_and_its_launcher_may() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    drop(shim.client());
+    let may_trace = |pid: String| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("readable");
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let effective = u64::from_str_radix(effective.expect("a line").trim(), 16);
+        effective.expect("a number") & (1 << 19) != 0
+    };
+    assert!(may_trace("self".to_owned()), "the test's own right");
+    assert!(!may_trace(shim.process.id().to_string()));
+    let launcher = launcher(shim.process.id(), &shim.cgroup).expect("it lives");
+    assert!(may_trace(launcher.pid().to_string()));
 }

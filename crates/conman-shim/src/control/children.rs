@@ -3,12 +3,12 @@
 use std::io;
 
 use conman_core::ownership::FenceEvent;
-use conman_linux::{Ended, ProcessIdentity};
+use conman_linux::{ChildEvent, Ended, ProcessIdentity, Signal, next_child_event};
 use nix::sys::signal::Signal as NixSignal;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{Control, LAUNCHER, open_child, reap};
-use crate::containers::{Container, Reaped};
+use super::{Control, LAUNCHER, open_child};
+use crate::containers::{Container, Reaped, signal_child};
 use crate::fence::slot;
 use crate::launcher::Report;
 use crate::launching::{Left, Pending};
@@ -33,18 +33,41 @@ impl Control {
     }
 
     pub(super) fn reap_all(&mut self) -> io::Result<()> {
-        while let Some((pid, status)) = reap()? {
+        while let Some(event) = next_child_event()? {
+            let (pid, ended) = match event {
+                ChildEvent::Ended { pid, ended } => (pid, ended),
+                ChildEvent::Traced { pid } => {
+                    self.kill_traced(pid);
+                    continue;
+                }
+            };
             if self.launching.pid() == Some(pid) {
-                tracing::error!(pid, ?status, "the launcher has died");
+                tracing::error!(pid, ?ended, "the launcher has died");
                 self.launcher_died();
             } else if self.sweeper.pid() == Some(pid) {
-                tracing::error!(pid, ?status, "the sweeper of logs has died");
+                tracing::error!(pid, ?ended, "the sweeper of logs has died");
                 self.sweeper_died();
             } else {
-                self.child_died(pid, status);
+                self.child_died(pid, ended);
             }
         }
         Ok(())
+    }
+
+    /// Kills a container or command that has made the shim its tracer. The kernel refuses that where
+    /// the shim lacks CAP_SYS_PTRACE in the container's user namespace; no program gains by it, and
+    /// nothing else would let the process run again.
+    fn kill_traced(&self, pid: i32) {
+        tracing::warn!(pid, "a process has made the shim its tracer; killing it");
+        let killed = match self.containers.by_pid(pid) {
+            Some(container) => self.kill(container),
+            // A thread, or a process that is not known yet. Its parent has not reaped it, so the
+            // number is its own.
+            None => signal_child(pid, Signal::KILL),
+        };
+        if let Err(error) = killed {
+            tracing::error!(pid, %error, "a process that traces itself lives on");
+        }
     }
 
     pub(super) fn child_died(&mut self, pid: i32, ended: Ended) {

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 
 use conman_linux::{
     Capabilities, CgroupLayout, Freezer, Interface, SoleThread, boot_id, inherited_fd,
+    set_effective,
 };
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -155,6 +156,11 @@ impl Control {
         if self.fence.is_closed() {
             // Of the program that this one replaces: they have waited for too long.
             self.interrupt_starts();
+        }
+        // A process whose parent may trace it in its user namespace can make that parent its tracer
+        // (cap_ptrace_traceme in security/commoncap.c). The launcher makes it effective for itself.
+        if let Err(error) = set_effective(Capabilities::SYS_PTRACE, false) {
+            tracing::error!(%error, "containers can make the shim their tracer");
         }
         self.ensure_launcher()?;
         self.ensure_sweeper()?;

@@ -55,7 +55,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use conman_linux::{CloneOptions, Features, PidFd, Signal, SoleThread};
+use conman_linux::{
+    Capabilities, CloneOptions, Features, PidFd, Signal, SoleThread, set_effective,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{
@@ -180,6 +182,8 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
 
 fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim, c"shim-launcher")?;
+    // To hold the namespaces of what it clones; the shim does without.
+    set_effective(Capabilities::SYS_PTRACE, true)?;
     let sole = SoleThread::prove()?;
     let mut preparing = preparing::Preparing::begin(&sole, options);
     let launcher = match launch::Launcher::new(sole, options) {

@@ -66,6 +66,24 @@ impl Probe {
         self
     }
 
+    /// What follows is done by a second thread, and the first one ends. The program has no stack of
+    /// its own to share, as it uses none.
+    pub(crate) fn in_second_thread(self) -> Self {
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM;
+        let flags = Arg::Number(u64::from(flags.unsigned_abs()));
+        let mut probe = self.call(libc::SYS_clone, &[flags]);
+        // test eax, eax; jz over the rest; mov eax, 60; syscall
+        probe
+            .code
+            .extend([0x85, 0xC0, 0x74, 0x07, 0xB8, 60, 0, 0, 0, 0x0F, 0x05]);
+        probe
+    }
+
     /// A call through the 32-bit entry, without arguments.
     pub(crate) fn legacy_call(mut self, number: u32) -> Self {
         // mov eax, number; int 0x80
