@@ -37,7 +37,7 @@ const LAST_PAGES_BYTES: u64 = 1 << 20;
 /// `/conman-1a2b3c4d/alice.7`, and the same in every hierarchy.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
-    hierarchies: Vec<Hierarchy>,
+    pub(crate) hierarchies: Vec<Hierarchy>,
 }
 
 impl Cgroups {

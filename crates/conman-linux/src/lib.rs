@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod beneath;
+mod cgroup_cpu;
 mod cgroup_limits;
 mod cgroup_mounts;
 mod cgroup_proof;
@@ -44,6 +45,7 @@ mod spread;
 mod tree_removal;
 
 pub use beneath::{create_dir_beneath, create_dir_in_root, open_beneath, open_in_root};
+pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
 pub use cgroup_weight::CgroupWeight;
@@ -65,8 +67,7 @@ pub use netns_sockets::NetnsSockets;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
-    raise_capabilities,
-    set_effective, with_effective,
+    raise_capabilities, set_effective, with_effective,
 };
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,

@@ -120,7 +120,7 @@ impl CgroupMaker {
         let mut cgroup = self.begin(path)?;
         let limited = self.limit(&mut cgroup, limits);
         match limited.and_then(|()| cgroup.limit_cpu()) {
-            Ok(()) => Ok(cgroup),
+            Ok(_) => Ok(cgroup),
             Err(error) => {
                 cgroup.take_back();
                 Err(error)
@@ -305,12 +305,12 @@ impl SessionCgroup {
         self.entrances.iter().try_for_each(enter)
     }
 
-    /// Limits the processor time, if it is to be. The kernel visits every cgroup of the host for
-    /// it, so this is best done while something else is waited for.
-    pub fn limit_cpu(&self) -> Result<(), MakeCgroupError> {
+    /// Limits the processor time, and returns whether it is to be limited. The kernel visits every
+    /// cgroup of the host for it.
+    pub fn limit_cpu(&self) -> Result<bool, MakeCgroupError> {
         match &self.quota {
-            Some((file, quota)) => write(file, quota),
-            None => Ok(()),
+            Some((file, quota)) => write(file, quota).map(|()| true),
+            None => Ok(false),
         }
     }
 

@@ -51,6 +51,9 @@ pub(crate) struct Container {
     /// The fence kills it, by no order.
     #[serde(default)]
     pub(crate) fenced: bool,
+    /// Its limit of processor time is lifted, or will be.
+    #[serde(skip)]
+    pub(crate) is_lifted: bool,
     /// For one that an earlier shim started, so that it is no child.
     #[serde(skip)]
     pub(crate) held: Option<PidFd>,
@@ -77,6 +80,7 @@ impl Container {
             foreign: false,
             doomed: false,
             fenced: false,
+            is_lifted: false,
             held: None,
         }
     }
@@ -114,6 +118,7 @@ impl Container {
             foreign: self.foreign,
             doomed: self.doomed,
             fenced: self.fenced,
+            is_lifted: self.is_lifted,
             held: None,
         }
     }

@@ -7,6 +7,7 @@
 mod adopting;
 mod children;
 mod clients;
+mod dying;
 mod ending;
 mod fence_orders;
 mod fencing;
@@ -20,7 +21,7 @@ mod requests;
 mod setting_up;
 mod terminals;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -99,6 +100,9 @@ pub(crate) struct Control {
     next_adopted: u64,
     /// Those that are dead, whose status is not to be had yet, and since when.
     unexplained: BTreeMap<String, adopting::Unexplained>,
+    /// Containers that were killed, by when their limit of processor time is lifted unless they are
+    /// dead.
+    lifts: VecDeque<(u64, String)>,
     /// By the name of what they are the terminal of, with their tokens.
     terminals: BTreeMap<String, (u64, Terminal)>,
     terminal_names: BTreeMap<u64, String>,
@@ -159,6 +163,7 @@ impl Control {
         self.fence_on_time();
         self.kill_doomed();
         self.explain_deaths();
+        self.lift_due_limits();
         self.give_up_replacing_in_time();
         self.set_timer();
     }
@@ -169,6 +174,7 @@ impl Control {
             self.next_fence_ns(now),
             self.next_kill_ns(now),
             self.next_look_ns(),
+            self.next_lift_ns(),
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
             self.ending_until_ns,
         ];

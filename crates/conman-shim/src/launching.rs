@@ -17,9 +17,16 @@ use crate::protocol::{decode, encode};
 use crate::seqpacket;
 use crate::sweeper::BoundedLog;
 
-/// Starts that wait or are under way. A start takes about a millisecond, so this is seconds of
-/// work; more are refused.
+/// Starts of containers that wait or are under way. A start takes about a millisecond, so this is
+/// seconds of work; more are refused. As many commands may wait or be under way, apart from them.
 pub(crate) const MAX_PENDING: usize = 4_096;
+
+/// Commands of one container that the launcher has at a time. They run in the container's cgroups, so
+/// that its limits can hold them for seconds.
+const MAX_COMMANDS_UNDER_WAY: usize = 8;
+
+/// Commands of one container that wait or are under way; more are refused.
+const MAX_COMMANDS_OF_ONE: usize = 64;
 
 /// Bound on the death of a launcher that may be waiting for a disk.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -108,11 +115,22 @@ struct Waiting {
     fds: Vec<OwnedFd>,
 }
 
+/// One container's commands that have not been answered.
+#[derive(Debug, Default)]
+struct Commands {
+    /// Those that the launcher has, or is about to get.
+    under_way: usize,
+    /// Those that wait until it has fewer.
+    waiting: VecDeque<Waiting>,
+}
+
 /// The launcher and what it has been asked.
 #[derive(Debug, Default)]
 pub(crate) struct Launching {
     process: Option<(PidFd, OwnedFd)>,
     waiting: VecDeque<Waiting>,
+    /// By the container; only those that have any.
+    commands: BTreeMap<String, Commands>,
     /// Nothing more goes to the launcher, which is to be stopped once it has answered everything.
     held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
@@ -179,13 +197,88 @@ impl Launching {
     ) -> io::Result<()> {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
-        self.waiting.push_back(Waiting {
+        let waiting = Waiting {
             ticket: Some(ticket),
             bytes: encode(&order(ticket)).map_err(io::Error::other)?,
             fds,
-        });
-        self.pending.insert(ticket, start);
+        };
+        self.queue(ticket, start, waiting);
         Ok(())
+    }
+
+    fn queue(&mut self, ticket: u64, start: Pending, waiting: Waiting) {
+        match &start.exec_in {
+            None => self.waiting.push_back(waiting),
+            Some(container) => {
+                let commands = self.commands.entry(container.clone()).or_default();
+                if commands.under_way < MAX_COMMANDS_UNDER_WAY {
+                    commands.under_way += 1;
+                    self.waiting.push_back(waiting);
+                } else {
+                    commands.waiting.push_back(waiting);
+                }
+            }
+        }
+        self.pending.insert(ticket, start);
+    }
+
+    /// What there is no room for: one more start of a container, or of a command in this one.
+    pub(crate) fn lacks_room(&self, exec_in: Option<&str>) -> Option<&'static str> {
+        let of = |commands: &Commands| commands.under_way + commands.waiting.len();
+        let all: usize = self.commands.values().map(of).sum();
+        match exec_in {
+            None => (self.pending.len() - all >= MAX_PENDING).then_some("starts under way"),
+            Some(container) => {
+                let own = self.commands.get(container).map_or(0, of);
+                (own >= MAX_COMMANDS_OF_ONE)
+                    .then_some("commands of this container under way")
+                    .or((all >= MAX_PENDING).then_some("commands under way"))
+            }
+        }
+    }
+
+    /// A start is over or taken back. A command that waited for its container's share of the launcher
+    /// has its turn.
+    pub(crate) fn finish(&mut self, ticket: u64) -> Option<Pending> {
+        let start = self.pending.remove(&ticket)?;
+        if let Some(container) = &start.exec_in
+            && let Some(commands) = self.commands.get_mut(container)
+        {
+            match commands.waiting.pop_front() {
+                Some(next) => self.waiting.push_back(next),
+                None => commands.under_way -= 1,
+            }
+            if commands.under_way == 0 {
+                self.commands.remove(container);
+            }
+        }
+        Some(start)
+    }
+
+    /// Orders that are still here, each of a start.
+    fn unsent(&self) -> impl Iterator<Item = &Waiting> {
+        let commands = self.commands.values();
+        let all = self
+            .waiting
+            .iter()
+            .chain(commands.flat_map(|one| &one.waiting));
+        all.filter(|one| one.ticket.is_some())
+    }
+
+    /// Has a container's limit of processor time lifted that is being killed.
+    pub(crate) fn lift_cpu_limit(&mut self, cgroup: &str) {
+        let order = Order::LiftCpuLimit {
+            cgroup: cgroup.to_owned(),
+        };
+        if self.process.is_some()
+            && let Ok(bytes) = encode(&order)
+        {
+            self.waiting.push_back(Waiting {
+                ticket: None,
+                bytes,
+                fds: Vec::new(),
+            });
+        }
     }
 
     /// Remembers to remove what a start may have left, and orders it if there is a launcher, as the
@@ -214,8 +307,7 @@ impl Launching {
 
     /// Whether the launcher has answered every start that it was told of.
     pub(crate) fn is_idle(&self) -> bool {
-        let waiting = self.waiting.iter().filter(|one| one.ticket.is_some());
-        self.pending.len() == waiting.count()
+        self.pending.len() == self.unsent().count()
     }
 
     /// What is to be named in a handover, once it is idle. Sweeps are ordered anew by whoever
@@ -226,7 +318,7 @@ impl Launching {
         handover.left = sweeps
             .map(|(ticket, left)| (*ticket, left.clone()))
             .collect();
-        for waiting in &self.waiting {
+        for waiting in self.unsent() {
             let Some(ticket) = waiting.ticket else {
                 continue;
             };
@@ -254,20 +346,20 @@ impl Launching {
         self.sweeps.extend(handover.left.drain(..));
         for start in handover.starts.drain(..) {
             let fds: io::Result<Vec<OwnedFd>> = start.fds.into_iter().map(&mut *take).collect();
-            self.waiting.push_back(Waiting {
+            let waiting = Waiting {
                 ticket: Some(start.ticket),
                 bytes: start.order.into_bytes(),
                 fds: fds?,
-            });
-            self.pending.insert(start.ticket, start.pending);
+            };
+            self.queue(start.ticket, start.pending, waiting);
         }
         Ok(())
     }
 
     /// All descriptors that a handover names.
     pub(crate) fn waiting_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let starts = self.waiting.iter().filter(|one| one.ticket.is_some());
-        starts.flat_map(|one| one.fds.iter().map(AsFd::as_fd))
+        self.unsent()
+            .flat_map(|one| one.fds.iter().map(AsFd::as_fd))
     }
 
     /// What an earlier shim remembered to remove.
@@ -327,12 +419,22 @@ impl Launching {
 
     /// Takes back a start that no launcher has been told of.
     pub(crate) fn withdraw(&mut self, name: &str) -> Option<Pending> {
+        let pending = &self.pending;
         let named = |one: &Waiting| {
-            let start = one.ticket.and_then(|ticket| self.pending.get(&ticket));
+            let start = one.ticket.and_then(|ticket| pending.get(&ticket));
             start.is_some_and(|start| start.name == name)
         };
-        let at = self.waiting.iter().position(named)?;
-        let ticket = self.waiting.remove(at)?.ticket?;
+        if let Some(at) = self.waiting.iter().position(named) {
+            let ticket = self.waiting.remove(at)?.ticket?;
+            return self.finish(ticket);
+        }
+        let commands = self.commands.values_mut();
+        let found = commands.filter_map(|one| {
+            let at = one.waiting.iter().position(named)?;
+            one.waiting.remove(at)
+        });
+        // It has no share of the launcher to give back.
+        let ticket = found.into_iter().next()?.ticket?;
         self.pending.remove(&ticket)
     }
 
@@ -369,6 +471,7 @@ impl Launching {
     pub(crate) fn died(&mut self) -> BTreeMap<u64, Pending> {
         self.process = None;
         self.waiting.clear();
+        self.commands.clear();
         std::mem::take(&mut self.pending)
     }
 }

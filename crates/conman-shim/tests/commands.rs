@@ -5,14 +5,15 @@ mod support;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use conman_linux::{Cgroups, Freezer};
+use conman_linux::{Cgroups, Freezer, Signal};
 use conman_shim::{
     CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Launched,
-    Request,
+    Reply, Request, TerminalSize,
 };
 
-use support::{Shim, available, next_end, subscribe, until, wait_dead};
+use support::{Calls, Shim, available, next_end, stopped_launcher, subscribe, until, wait_dead};
 
 fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     ExecSpec {
@@ -363,4 +364,95 @@ fn an_image_chooses_no_working_directory_outside_its_root() {
     let mut spec = shim.spec("own.1", "pwd");
     spec.program.workdir = "/srv/made/here".to_owned();
     assert_eq!(shim.output(spec), "/srv/made/here\n");
+}
+
+/// Commands that wait or are under way, of one container.
+const COMMANDS_OF_ONE: usize = 64;
+
+#[test]
+fn a_throttled_container_full_of_commands_holds_up_nobody_and_dies_soon() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut spec = shim.spec("home.1", "while :; do :; done & while :; do :; done");
+    spec.limits.cpu_millis = Some(10);
+    spec.limits.pids = Some(256);
+    let mut client = shim.client();
+    let throttled = client.launch(spec).expect("launched");
+    let mut calls = Calls::connect(&shim);
+    for number in 0..=COMMANDS_OF_ONE {
+        let mut spec = command(&shim, &format!("c{number}"), "while :; do :; done");
+        spec.kept_terminal = Some(TerminalSize { rows: 24, cols: 80 });
+        calls.send(Request::Exec(Box::new(spec)));
+    }
+    // The last is one too many, unless the first ones have begun by then.
+    let begun = Instant::now();
+    let other = client
+        .launch(shim.spec("other.1", "exec sleep 1000"))
+        .expect("launched");
+    let mut inside = command(&shim, "inside", "echo here");
+    inside.container = "other.1".to_owned();
+    assert_eq!(run(&mut client, inside).expect("executed"), "here\n");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(3), "it waited for {took:?}");
+    let begins = until(|| {
+        let views = client.list().expect("listed");
+        let inside = views
+            .iter()
+            .filter(|view| view.exec_in.as_deref() == Some("home.1"));
+        inside.count() > 1
+    });
+    assert!(begins, "no command begins");
+    let killed = Instant::now();
+    client
+        .ask(Request::Kill {
+            name: "home.1".to_owned(),
+        })
+        .expect("killed");
+    wait_dead(&throttled);
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(2), "it died for {took:?}");
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&other);
+}
+
+#[test]
+fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, home) = home(&shim);
+    let other = client
+        .launch(shim.spec("other.1", "exec sleep 1000"))
+        .expect("launched");
+    // It takes no order, so that all of them wait.
+    let launcher = stopped_launcher(&shim);
+    let mut calls = Calls::connect(&shim);
+    let mut send = |name: &str, container: &str| {
+        let mut spec = command(&shim, name, "true");
+        spec.container = container.to_owned();
+        spec.kept_terminal = Some(TerminalSize { rows: 24, cols: 80 });
+        calls.send(Request::Exec(Box::new(spec)));
+    };
+    for number in 0..COMMANDS_OF_ONE {
+        send(&format!("c{number}"), "home.1");
+    }
+    send("too-many", "home.1");
+    send("others", "other.1");
+    let (id, reply) = calls.next();
+    let full = CallError::Full {
+        what: "commands of this container under way".to_owned(),
+    };
+    assert_eq!(id, COMMANDS_OF_ONE as u64 + 2, "of the one too many");
+    assert_eq!(reply, Reply::Failed { error: full });
+    launcher.signal(Signal::CONT).expect("goes on");
+    for _ in 0..=COMMANDS_OF_ONE {
+        let (_, reply) = calls.next();
+        assert!(matches!(reply, Reply::Launched { .. }), "{reply:?}");
+    }
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&home);
+    wait_dead(&other);
 }

@@ -131,7 +131,7 @@ impl Control {
             Report::Swept { ticket } => self.swept(ticket),
             Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
             Report::Running { ticket, phases } => {
-                let Some(start) = self.launching.pending.remove(&ticket) else {
+                let Some(start) = self.launching.finish(ticket) else {
                     return;
                 };
                 if let Some(container) = self.containers.get_mut(&start.name) {
@@ -149,7 +149,7 @@ impl Control {
                 error,
                 left,
             } => {
-                if let Some(start) = self.launching.pending.remove(&ticket) {
+                if let Some(start) = self.launching.finish(ticket) {
                     if left {
                         self.interrupted(start, error);
                     } else {

@@ -130,6 +130,7 @@ impl Control {
                     let name = name_of(&slot);
                     let by_itself = self.mark_fenced(&name);
                     let done = self.kill_slot(&name);
+                    self.lift_limit_later(&name);
                     let of = || Some(name.clone());
                     undone.extend(done.err().map(|error| ("kill", of(), error)));
                     killed.extend(by_itself.then_some(name));

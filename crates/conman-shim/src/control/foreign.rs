@@ -29,7 +29,7 @@ impl Control {
                 "its cgroup is not one below conman's",
             )));
         }
-        self.admit(name)?;
+        self.admit(name, None)?;
         // What is born in it after it was frozen never runs.
         let made = self.freezer.ensure(cgroup);
         made.map_err(host_error("make the cgroup of", name))?;

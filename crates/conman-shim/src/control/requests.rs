@@ -12,7 +12,7 @@ use crate::containers::{Container, MAX_CONTAINERS};
 use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
-use crate::launching::{MAX_PENDING, Own, Pending};
+use crate::launching::{Own, Pending};
 use crate::protocol::{CallError, LaunchError, Reply};
 use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
 use crate::sweeper::BoundedLog;
@@ -33,7 +33,7 @@ impl Control {
                 "its cgroup is not below the fence's",
             )));
         }
-        self.admit(&spec.name)?;
+        self.admit(&spec.name, None)?;
         let name = spec.name.clone();
         if !self.change(FenceEvent::Open(slot(&name))) {
             return Err(CallError::Fenced);
@@ -115,7 +115,7 @@ impl Control {
             .check()
             .and_then(|()| spec.check_streams(streams.len()));
         checked.map_err(spec_error)?;
-        self.admit(&spec.name)?;
+        self.admit(&spec.name, Some(&spec.container))?;
         let container = self.container(&spec.container)?;
         if container.frozen {
             // It would hold the process that enters it.
@@ -163,8 +163,8 @@ impl Control {
         taken.map_err(host_error("execute", &name))
     }
 
-    /// Whether a container or command of this name may begin.
-    pub(super) fn admit(&mut self, name: &str) -> Result<(), CallError> {
+    /// Whether a container of this name may begin, or a command in a container.
+    pub(super) fn admit(&mut self, name: &str, exec_in: Option<&str>) -> Result<(), CallError> {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
@@ -173,8 +173,8 @@ impl Control {
                 name: name.to_owned(),
             });
         }
-        if self.launching.pending.len() >= MAX_PENDING {
-            return Err(full("starts under way"));
+        if let Some(what) = self.launching.lacks_room(exec_in) {
+            return Err(full(what));
         }
         if self.containers.len() >= MAX_CONTAINERS {
             return Err(full("containers"));
@@ -264,6 +264,7 @@ impl Control {
         }
         let container = self.living(&name)?;
         let killed = self.kill(container);
+        self.lift_limit_later(&name);
         self.doom(&name);
         killed.map_err(host_error("kill", &name))?;
         let container = self.living(&name)?;
@@ -293,16 +294,20 @@ impl Control {
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
         let mut failed = None;
-        let mut appearing = Vec::new();
+        let (mut appearing, mut killed) = (Vec::new(), Vec::new());
         for (name, container) in self.containers.iter() {
-            if container.is_alive()
-                && let Err(error) = self.kill(container)
-            {
-                failed = Some(host_error("kill", name)(error));
+            if container.is_alive() {
+                if let Err(error) = self.kill(container) {
+                    failed = Some(host_error("kill", name)(error));
+                }
+                killed.push(name.clone());
             }
             if container.may_appear() {
                 appearing.push(name.clone());
             }
+        }
+        for name in killed {
+            self.lift_limit_later(&name);
         }
         for name in appearing {
             self.doom(&name);

@@ -1,6 +1,6 @@
 //! Becoming the shim, anew or in the place of a program that this one replaces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -130,6 +130,7 @@ impl Control {
             adopted: BTreeMap::new(),
             next_adopted: FIRST_ADOPTED,
             unexplained: BTreeMap::new(),
+            lifts: VecDeque::new(),
             terminals: BTreeMap::new(),
             terminal_names: BTreeMap::new(),
             next_terminal: FIRST_TERMINAL,

@@ -207,6 +207,9 @@ impl Child<'_> {
         };
         let bytes = encode(&report).map_err(|error| step("report")(io::Error::other(error)))?;
         seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;
+        if self.spec.limits.cpu_millis.is_some() {
+            wait_to_go_on(self.socket)?;
+        }
         Err(execute(&self.spec.program))
     }
 
@@ -304,6 +307,15 @@ impl Child<'_> {
                 .map_err(step(&format!("write {path} of the container")))?;
         }
         Ok(())
+    }
+}
+
+/// Waits for [`GO`] without descriptors.
+pub(super) fn wait_to_go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
+    let mut buffer = [0_u8; 16];
+    match seqpacket::receive(socket, &mut buffer).map_err(step("wait"))? {
+        Some(received) if received.bytes == GO => Ok(()),
+        _ => Err(LaunchError::LauncherDied),
     }
 }
 

@@ -16,7 +16,9 @@ use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::Command;
-use super::child::{ChildReport, GO, Privileges, enter_directory, execute, step, workdir_failed};
+use super::child::{
+    ChildReport, Privileges, enter_directory, execute, step, wait_to_go_on, workdir_failed,
+};
 use super::launch::{Launcher, cgroup_failed};
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
@@ -141,7 +143,7 @@ impl Inside<'_> {
     }
 
     fn enter(&self) -> Result<PidFd, LaunchError> {
-        self.wait_for_word()?;
+        wait_to_go_on(self.socket)?;
         self.cgroup.join().map_err(step("join the cgroups"))?;
         // By the pidfd, so that it is this container or none.
         move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
@@ -169,7 +171,7 @@ impl Inside<'_> {
     }
 
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
-        self.wait_for_word()?;
+        wait_to_go_on(self.socket)?;
         let program = self.privileges.program;
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
         // Before anything is resolved that the container may have changed.
@@ -196,15 +198,6 @@ impl Inside<'_> {
         rustix::stdio::dup2_stdin(input)?;
         rustix::stdio::dup2_stdout(output)?;
         Ok(rustix::stdio::dup2_stderr(error)?)
-    }
-
-    fn wait_for_word(&self) -> Result<(), LaunchError> {
-        let mut buffer = [0_u8; 16];
-        let received = seqpacket::receive(self.socket, &mut buffer).map_err(step("wait"))?;
-        match received {
-            Some(received) if received.bytes == GO => Ok(()),
-            _ => Err(LaunchError::LauncherDied),
-        }
     }
 
     fn say(&self, report: &ChildReport) {

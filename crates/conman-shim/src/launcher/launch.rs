@@ -63,6 +63,12 @@ pub(super) struct Made {
 }
 
 impl Made {
+    /// Limits the processor time; whether it is to be limited.
+    pub(super) fn limit_cpu(&self) -> Result<bool, LaunchError> {
+        let limited = self.cgroup.as_ref().map(SessionCgroup::limit_cpu);
+        limited.unwrap_or(Ok(false)).map_err(cgroup_failed)
+    }
+
     /// Whether something of it may live on. Goes on after a failure; what could not be taken back
     /// is logged where it happens.
     pub(super) fn take_back(self) -> bool {
@@ -202,14 +208,22 @@ impl Launcher {
         hand_over(&socket, cgroup, first, &binds)?;
         // The child's copies alone keep them from now on.
         drop((overlay, log, dev, binds, user_namespace));
-        cgroup.limit_cpu().map_err(cgroup_failed)?;
-        phases.quota_us = clock.split();
         Ok(socket)
     }
 
     /// Removes a little of what starts may have left; the ticket of one that is over.
     pub(super) fn sweep_a_little(&mut self) -> Option<u64> {
         self.sweeping.step(&self.all_cgroups, &self.freezer)
+    }
+
+    /// Lifts a container's limit of processor time if it has held the container back.
+    pub(super) fn lift_cpu_limit(&self, cgroup: &str) {
+        if let Some(limit) = self.all_cgroups.cpu_limit(cgroup)
+            && limit.throttled() > 0
+            && let Err(error) = limit.lift()
+        {
+            tracing::warn!(cgroup, %error, "a killed container dies slowly: its CPU limit stays");
+        }
     }
 
     /// Waits until nothing of an earlier start is in this one's place; `swept` is told of others.

@@ -34,10 +34,13 @@
 //!    by its user namespace, the layers' owners;
 //!    make the overlay
 //! L: send all that ───────────────────────────▶ C: join v1 cgroups, new cgroup namespace, become
-//! L: limit of processor time                       root of its namespace, mount, chroot, files,
-//! L: the next order, until the socket's end        limits, privileges, filters, exec
+//! L: the next order, until C is ready              root of its namespace, mount, chroot, files,
+//!                                                  limits, privileges, filters
+//! L: limit of processor time, if any ─────────▶ C: exec
+//! L: the next order, until the socket's end
 //! ```
-//! C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
+//! The limit of processor time comes last, so that it holds the program back and not the making of its
+//! container. C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
 //! launcher dies C reads the end of the socket instead of its root, and ends.
 
 mod child;
@@ -72,9 +75,8 @@ use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec};
 use under_way::{Failure, UnderWay};
 
-/// Starts whose processes make themselves ready; more orders wait. Far more than processors, since
-/// commands for a container that is frozen meanwhile stay here for seconds; each takes two
-/// descriptors.
+/// Containers whose processes make themselves ready; more orders wait. Commands do not count: the
+/// shim gives few of each container.
 const MAX_UNDER_WAY: usize = 64;
 
 /// What users of a container may take together of what the kernel limits by user: queued signals
@@ -98,6 +100,10 @@ pub(crate) enum Order {
         ticket: u64,
         cgroup: String,
         scratch: PathBuf,
+    },
+    /// Lets a container die that was killed and is throttled.
+    LiftCpuLimit {
+        cgroup: String,
     },
 }
 
@@ -248,7 +254,8 @@ impl Serving<'_> {
     /// Whether there is an order, and which starts have something to say. Neither when it is time
     /// to remove a little of what starts left.
     fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
-        let orders = if self.under_way.len() < MAX_UNDER_WAY {
+        let containers = self.under_way.iter().filter(|one| one.is_container());
+        let orders = if containers.count() < MAX_UNDER_WAY {
             PollFlags::IN
         } else {
             PollFlags::empty()
@@ -296,6 +303,10 @@ impl Serving<'_> {
                     cgroup,
                     scratch,
                 });
+                return Ok(true);
+            }
+            Order::LiftCpuLimit { cgroup } => {
+                self.launcher.lift_cpu_limit(&cgroup);
                 return Ok(true);
             }
         };

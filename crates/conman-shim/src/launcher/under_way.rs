@@ -94,6 +94,10 @@ impl UnderWay {
         self.socket.as_fd()
     }
 
+    pub(super) fn is_container(&self) -> bool {
+        matches!(self.stage, Stage::Container(_))
+    }
+
     pub(super) fn left(&self, now: Instant) -> Duration {
         self.deadline.saturating_duration_since(now)
     }
@@ -162,10 +166,24 @@ impl UnderWay {
                 self.phases.mounts_us = mounts_us;
                 self.phases.harden_us = harden_us;
                 self.executing = true;
-                Ok(())
+                self.limit_cpu()
             }
             ChildReport::Executing { .. } => Err(LaunchError::EndedEarly),
         }
+    }
+
+    /// The last limit, for which a container's process waits.
+    fn limit_cpu(&mut self) -> Result<(), LaunchError> {
+        let Stage::Container(made) = &self.stage else {
+            return Ok(());
+        };
+        let begun = Instant::now();
+        if made.limit_cpu()? {
+            let micros = begun.elapsed().as_micros();
+            self.phases.quota_us = u64::try_from(micros).unwrap_or(u64::MAX);
+            go_on(&self.socket)?;
+        }
+        Ok(())
     }
 
     fn entered(&mut self) -> Result<(), LaunchError> {
@@ -225,11 +243,6 @@ impl Clock {
             begin: now,
             last: now,
         }
-    }
-
-    /// Since the end of the last phase, which goes on.
-    pub(super) fn split(&self) -> u64 {
-        u64::try_from(self.last.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn lap(&mut self) -> u64 {

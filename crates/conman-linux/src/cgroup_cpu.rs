@@ -1,0 +1,61 @@
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use crate::Cgroups;
+use crate::cgroups::is_plain;
+
+/// The limit of a cgroup's processor time.
+#[derive(Debug)]
+pub struct CpuLimit {
+    file: PathBuf,
+    unlimited: &'static str,
+    statistics: PathBuf,
+}
+
+impl Cgroups {
+    /// The limit that a cgroup has itself; `None` where it has none, or is gone.
+    #[must_use]
+    pub fn cpu_limit(&self, path: &str) -> Option<CpuLimit> {
+        if !is_plain(path) {
+            return None;
+        }
+        self.hierarchies.iter().find_map(|hierarchy| {
+            let (file, unlimited) = match hierarchy.unified {
+                true => ("cpu.max", "max"),
+                false if hierarchy.controls("cpu") => ("cpu.cfs_quota_us", "-1"),
+                false => return None,
+            };
+            let directory = hierarchy.directory(path)?;
+            let text = fs::read_to_string(directory.join(file)).ok()?;
+            let limit = CpuLimit {
+                file: directory.join(file),
+                unlimited,
+                statistics: directory.join("cpu.stat"),
+            };
+            (text.split_ascii_whitespace().next() != Some(unlimited)).then_some(limit)
+        })
+    }
+}
+
+impl CpuLimit {
+    /// How often it has held the cgroup back so far; 0 where that cannot be read.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        let text = fs::read_to_string(&self.statistics).unwrap_or_default();
+        let count = text
+            .lines()
+            .find_map(|line| line.strip_prefix("nr_throttled "));
+        count
+            .and_then(|count| count.trim().parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Takes it away, for good. The kernel visits every cgroup of the host for it.
+    pub fn lift(&self) -> io::Result<()> {
+        match fs::OpenOptions::new().write(true).open(&self.file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            file => io::Write::write_all(&mut file?, self.unlimited.as_bytes()),
+        }
+    }
+}
