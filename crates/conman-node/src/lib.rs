@@ -62,6 +62,7 @@ mod session;
 mod sessions;
 mod slow_file;
 mod stuck;
+mod throttled;
 mod told;
 mod view;
 

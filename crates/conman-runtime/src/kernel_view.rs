@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_linux::{CgroupError, Cgroups, try_is_namespace_init};
+use conman_linux::{CgroupError, Cgroups, CpuLimit, try_is_namespace_init};
 
 use crate::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
@@ -72,6 +72,11 @@ impl KernelView {
             pids.extend(self.cgroups.try_pids_below(&path)?);
         }
         Ok(pids.into_iter().collect())
+    }
+
+    pub(crate) fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
+        self.cgroup_paths(key)
+            .find_map(|path| self.cgroups.cpu_limit(&path))
     }
 
     /// The init of the container's PID namespace while it lives.

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use conman_linux::CpuLimit;
 use conman_proto::{
     ExecId, ExecStatus, Generation, KeptExec, ResolvedSpec, RuntimeKind, SessionId, TerminalSize,
 };
@@ -220,6 +221,11 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// whose answer was lost. Never blocks on the daemon. That there is none is proof: what cannot
     /// be looked at is an error.
     fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>>;
+
+    /// The container's limit of processor time, told by the kernel; `None` where it has none.
+    fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {
+        None
+    }
 
     /// The exit code of a container whose init is dead, waiting at most `patience` for the
     /// runtime to notice; `None` when it does not tell in time.

@@ -24,6 +24,7 @@ use crate::certificate;
 use crate::events::{node_event, session_event};
 use crate::hunt::hunt;
 use crate::kill_table::{Fate, KillEntry, Stage};
+use crate::throttled::{self, Killed};
 use crate::{plan, session};
 
 /// Between two looks at sessions whose start is under way, at least.
@@ -287,6 +288,7 @@ impl Preemption {
         }
         let results: Vec<_> = doomed.iter().map(|one| one.process.kill()).collect();
         let killed_at = Instant::now();
+        self.release_processors(&doomed);
         for (one, result) in doomed.into_iter().zip(results) {
             let Doomed {
                 id,
@@ -310,6 +312,19 @@ impl Preemption {
                 self.watch(&id, process);
             }
         }
+    }
+
+    /// Lets those die soon whose own limits keep them from it.
+    fn release_processors(&self, doomed: &[Doomed]) {
+        let killed = doomed.iter().filter_map(|one| {
+            let target = self.targets.get(&one.id)?;
+            Some(Killed {
+                runtime: target.entry.runtime.clone()?,
+                key: target.key(&one.id, one.generation),
+                process: Arc::clone(&one.process),
+            })
+        });
+        throttled::release(killed.collect());
     }
 
     fn await_death(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {

@@ -35,7 +35,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
-use conman_linux::{Features, Interface, PidFd, Signal};
+use conman_linux::{CpuLimit, Features, Interface, PidFd, Signal};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
@@ -307,6 +307,10 @@ impl Runtime for NativeRuntime {
 
     fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.inner.kernel.pids(key)
+    }
+
+    fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
+        self.inner.kernel.cpu_limit(key)
     }
 
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {

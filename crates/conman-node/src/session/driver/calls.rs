@@ -24,6 +24,7 @@ use crate::session::handle::tell_unwanted;
 use crate::session::release::Obituary;
 use crate::session::view::Failure;
 use crate::session::{claim, hold_process, launch, lost_start, make, release};
+use crate::throttled::{self, Killed};
 
 /// What a call that panicked comes to.
 const BROKEN: &str = "conman has a bug: a step panicked; its log says where";
@@ -197,7 +198,15 @@ impl Driver {
         let Some(process) = &self.process else { return };
         // Before the kill, so that the tunnels' ends are told apart from a program's own end.
         self.publisher.close_tunnels(&self.why());
-        match process.kill() {
+        let sent = process.kill();
+        if let (Some(key), Some(runtime)) = (self.key(), &self.runtime) {
+            throttled::release(vec![Killed {
+                runtime: Arc::clone(runtime),
+                key,
+                process: Arc::clone(process),
+            }]);
+        }
+        match sent {
             Ok(true) => self.publisher.killed(self.life.generation(), &self.why()),
             // Dead already: its certificate is on the way.
             Ok(false) => {}
