@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
-use rustix::fs::SeekFrom;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::container_files::host_error;
@@ -311,8 +311,13 @@ impl Source {
     }
 }
 
-fn open(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
+/// Opens a log for reading; `None` before it exists. It does not wait for a container that holds a
+/// lease or has put something else in its place.
+pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = File::options();
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    match options.open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

@@ -1,9 +1,13 @@
 //! The process that keeps logs bounded: a child of the shim, which must not touch a disk itself.
 //!
-//! It looks at the length of each log and punches out its oldest blocks. A log that grows is looked
-//! at every [`SHORTEST`], one that does not every [`LONGEST`]. So a log takes at most its bound, and
-//! beyond it what its container can write to the disk in [`LONGEST`] after a silence, and in
-//! [`SHORTEST`] while it goes on.
+//! It looks at the size of each log, punches out its oldest blocks and frees blocks beyond its end. A
+//! log that changes is looked at every [`SHORTEST`], one that does not every [`LONGEST`]. So a log
+//! takes at most its bound, and beyond it what its container can allocate in [`LONGEST`] after a
+//! silence, and in [`SHORTEST`] while it continues.
+//!
+//! The container has a descriptor to write to its log, and may open the log again for writing. So it
+//! may truncate or extend the log, write anywhere in it, and allocate blocks beyond its end
+//! (`FALLOC_FL_KEEP_SIZE`). The bound holds for the blocks, whatever the length is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -22,10 +26,10 @@ use crate::launcher;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
 
-/// Pause between two looks at a log that grows, and at one that does not. Ten thousand silent ones
-/// cost a thousand looks of a microsecond or two a second.
+/// Pause between two looks at a log that changes, and at one that does not. Ten thousand silent logs
+/// cost five thousand looks of a microsecond or two a second.
 const SHORTEST: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(8);
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// Blocks are punched out whole; the largest of a usual filesystem.
 const BLOCK: u64 = 4_096;
@@ -158,7 +162,7 @@ impl Sweeper {
 #[derive(Debug)]
 struct Watched {
     log: BoundedLog,
-    length: u64,
+    size: LogSize,
     pause: Duration,
     due: Instant,
 }
@@ -177,7 +181,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
                 Order::Watch { name, log } => {
                     let watched = Watched {
                         log,
-                        length: 0,
+                        size: LogSize::default(),
                         pause: SHORTEST,
                         due: Instant::now(),
                     };
@@ -197,37 +201,48 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
+/// What a look at a log compares.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct LogSize {
+    length: u64,
+    allocated_bytes: u64,
+}
+
 impl Watched {
     fn look(&mut self) {
-        let length = match bound(&self.log.path, self.log.bytes) {
-            Ok(length) => length,
+        let size = match bound(&self.log.path, self.log.bytes) {
+            Ok(size) => size,
             // Before its start has made it, and after somebody has removed it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.length,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.size,
             Err(error) => {
                 if self.pause < LONGEST {
                     let path = self.log.path.display();
                     tracing::warn!(%path, %error, "a log cannot be bounded");
                 }
-                self.length
+                self.size
             }
         };
-        self.pause = if length == self.length {
+        self.pause = if size == self.size {
             (self.pause * 2).min(LONGEST)
         } else {
             SHORTEST
         };
-        self.length = length;
+        self.size = size;
         self.due = Instant::now() + self.pause;
     }
 }
 
-/// Removes the oldest blocks when it takes more than it may; its length.
-fn bound(path: &Path, bytes: u64) -> io::Result<u64> {
+/// Removes the oldest blocks when it takes more than it may; the size that it had before.
+fn bound(path: &Path, bytes: u64) -> io::Result<LogSize> {
     let data = std::fs::symlink_metadata(path)?;
-    if data.blocks() * BLOCKS_OF > bytes {
+    let size = LogSize {
+        length: data.len(),
+        allocated_bytes: data.blocks() * BLOCKS_OF,
+    };
+    if size.allocated_bytes > bytes {
         keep_last(path, bytes)?;
     }
-    Ok(data.len())
+    Ok(size)
 }
 
 /// Keeps seven eighths of so many bytes at its end, so that not every line makes work.
@@ -241,9 +256,15 @@ pub(crate) fn keep_last(path: &Path, bytes: u64) -> io::Result<()> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let end = data.len().saturating_sub(bytes / 8 * 7) / BLOCK * BLOCK;
-    if end == 0 {
-        return Ok(());
+    if end > 0 {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, how, 0, end)?;
     }
-    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(fallocate(&file, how, 0, end)?)
+    let data = file.metadata()?;
+    if data.blocks() * BLOCKS_OF > bytes {
+        // The rest is beyond its end, where ext4 and btrfs punch no holes. Setting the length that it
+        // has frees these blocks. What is written between these two lines is lost.
+        file.set_len(data.len())?;
+    }
+    Ok(())
 }

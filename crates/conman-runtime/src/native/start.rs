@@ -112,7 +112,7 @@ fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
 /// The end of a log, for an error.
 fn last_of(log: &Path) -> String {
     use std::os::unix::fs::FileExt;
-    let Ok(file) = std::fs::File::open(log) else {
+    let Ok(Some(file)) = crate::log_files::open(log) else {
         return String::new();
     };
     let length = file.metadata().map_or(0, |data| data.len());

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -186,7 +186,7 @@ impl Launcher {
         let log = if spec.terminal.is_some() && !binds.is_empty() {
             binds.remove(0)
         } else {
-            open_log(spec, order.ids, &mut made.log)
+            open_log(spec, &mut made.log)
                 .map_err(|error| LaunchError::step("open the log", &error))?
         };
         phases.files_us = clock.lap();
@@ -315,11 +315,16 @@ pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     }
 }
 
-fn open_log(spec: &LaunchSpec, ids: u32, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {
+/// Opens the log, which the container's processes write to.
+///
+/// Root owns it: only a file's owner may change its mode or take a lease, which would keep its
+/// readers waiting. Everybody may write to it, so that programs can open `/dev/stdout`; only root can
+/// reach its directory.
+fn open_log(spec: &LaunchSpec, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {
     let mut options = File::options();
     options
         .append(true)
-        .mode(0o640)
+        .mode(0o600)
         .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = match options.clone().create_new(true).open(&spec.log) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(&spec.log)?,
@@ -332,10 +337,8 @@ fn open_log(spec: &LaunchSpec, ids: u32, made: &mut Option<PathBuf>) -> io::Resu
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // Programs open /dev/stdout anew, for which it must be theirs. Its directory is not, so they
-    // reach nothing else.
-    let (user, group) = (ids + spec.program.uid, ids + spec.program.gid);
-    std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
+    std::os::unix::fs::fchown(&file, Some(0), Some(0))?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o622))?;
     Ok(file.into())
 }
 
