@@ -456,3 +456,44 @@ fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not
     wait_dead(&home);
     wait_dead(&other);
 }
+
+#[test]
+fn the_oom_killer_prefers_a_session_whatever_it_writes_and_spares_the_shim() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let own = "cat /proc/self/oom_score_adj; echo 499 > /proc/self/oom_score_adj; \
+               cat /proc/self/oom_score_adj";
+    let script = format!("{own}; exec sleep 1000");
+    let launched = client
+        .launch(shim.spec("home.1", &script))
+        .expect("launched");
+    let inside = run(&mut client, command(&shim, "c.1", own)).expect("executed");
+    // Without it neither has a process a bound below, nor the shim the right to a lower score.
+    let status = std::fs::read_to_string("/proc/self/status").expect("readable");
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = u64::from_str_radix(effective.expect("a line").trim(), 16);
+    let has_resource = effective.expect("a number") & (1 << 24) != 0;
+    let is_kept =
+        |text: &str| text.starts_with("500\n") && (!has_resource || text.ends_with("\n500\n"));
+    let inside = run(&mut client, command(&shim, "c.1", own)).expect("executed");
+    let is_kept = |text: &str| text.starts_with("500\n") && text.ends_with("\n500\n");
+    assert!(is_kept(&inside), "{inside}");
+    assert!(
+        until(|| is_kept(&shim.log("home.1"))),
+        "{}",
+        shim.log("home.1")
+    );
+    let score = |pid: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
+        text.expect("readable")
+            .trim()
+            .parse::<i32>()
+            .expect("a number")
+    };
+    assert!(!has_resource || score(shim.process.id()) < 0);
+    client.ask(Request::KillAll).expect("killed");
+    wait_dead(&launched);
+}

@@ -21,6 +21,9 @@ pub(super) const LABEL_FILES: &str = "dev.conman.files";
 /// That its program has a terminal, so that its log has no frames.
 pub(super) const LABEL_TTY: &str = "dev.conman.tty";
 
+/// As native sessions have: the OOM killer ends them before what the host runs.
+const OOM_SCORE: i64 = 500;
+
 /// What of root's power the container's root keeps: to own and serve its own files, to change to
 /// its own users, and to listen on low ports of its own network. Docker would also grant MKNOD,
 /// NET_RAW, SETFCAP, SETPCAP, SYS_CHROOT and AUDIT_WRITE.
@@ -137,6 +140,7 @@ fn host_config(
         memory_swap: memory,
         nano_cpus: spec.cpus.map(nano_cpus),
         pids_limit: Some(i64::from(spec.pids)),
+        oom_score_adj: Some(OOM_SCORE),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some(HashMap::from([

@@ -19,7 +19,7 @@ use super::Command;
 use super::child::{
     ChildReport, Privileges, enter_directory, execute, step, wait_to_go_on, workdir_failed,
 };
-use super::launch::{Launcher, cgroup_failed};
+use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
 use crate::seqpacket;
@@ -86,6 +86,7 @@ impl Launcher {
         let process = process.map_err(step("clone a helper"))?;
         drop(theirs);
         let told = helper(process.pid()).map_err(step("report"));
+        let told = told.and_then(|()| offer_to_oom_killer(&process));
         match told.and_then(|()| go_on(&ours)) {
             Ok(()) => Ok(UnderWay::command(order.ticket, process, ours, clock)),
             Err(error) => {

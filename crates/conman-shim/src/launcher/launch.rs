@@ -190,6 +190,7 @@ impl Launcher {
                 .map_err(|error| LaunchError::step("open the log", &error))?
         };
         phases.files_us = clock.lap();
+        offer_to_oom_killer(process)?;
         let user_namespace = map_ids(process, order.ids)?;
         let overlay = rootfs::overlay(
             &self.features,
@@ -340,6 +341,16 @@ fn open_log(spec: &LaunchSpec, made: &mut Option<PathBuf>) -> io::Result<OwnedFd
     std::os::unix::fs::fchown(&file, Some(0), Some(0))?;
     file.set_permissions(std::fs::Permissions::from_mode(0o622))?;
     Ok(file.into())
+}
+
+/// What a session's processes have in `oom_score_adj`, and cannot lower: when the host's memory is short
+/// they are ended before what the host runs, by half of the memory.
+const OOM_SCORE: &str = "500";
+
+/// Has the OOM killer prefer a process that waits for this one, and all that descend from it.
+pub(super) fn offer_to_oom_killer(process: &PidFd) -> Result<(), LaunchError> {
+    std::fs::write(format!("/proc/{}/oom_score_adj", process.pid()), OOM_SCORE)
+        .map_err(|error| LaunchError::step("set the OOM score", &error))
 }
 
 /// Gives the child's user namespace its ids and returns the namespace.

@@ -69,6 +69,8 @@ const ADMIN_API: &str = "admin API";
 pub(crate) const EXIT_CONFIG: u8 = 2;
 /// Descriptors beside standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
+/// As in the unit file: the daemon is ended last but for the shim (proc_pid_oom_score_adj(5)).
+const OOM_SCORE: &str = "-900";
 /// Time for tunnels and requests in flight when the daemon stops.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5);
 /// What histograms count in, in seconds. Without them the recorder keeps sketches of 400 KiB each,
@@ -135,6 +137,7 @@ fn start(
     // What this process was given is not for the shim, which outlives it.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
+    protect_from_oom_killer();
     tracing::info!("{config}, {soft} open files at most");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -178,6 +181,18 @@ fn start(
     // Whatever still blocks a thread must not hold up a stop that has been answered for.
     runtime.shutdown_background();
     result
+}
+
+/// Sessions are to be ended before the daemon when memory is short, whoever has started it.
+fn protect_from_oom_killer() {
+    let file = "/proc/self/oom_score_adj";
+    let present = std::fs::read_to_string(file).unwrap_or_default();
+    if present.trim().parse::<i32>().is_ok_and(|score| score < 0) {
+        return;
+    }
+    if let Err(error) = std::fs::write(file, OOM_SCORE) {
+        tracing::warn!(%error, "the OOM killer may choose the daemon: it lacks CAP_SYS_RESOURCE");
+    }
 }
 
 async fn serve(
