@@ -259,10 +259,16 @@ impl Daemon {
 
     /// Ends everything at once, waits until nothing of it is left, stops the daemon.
     pub(crate) async fn stop_all(mut self) -> Result<()> {
-        let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
         if !proc_scan::alive_below(&self.cgroup()).is_empty() {
             self.preempt().await?;
         }
+        self.clean().await?;
+        self.end().await
+    }
+
+    /// After a preemption: waits until nothing of the sessions is left.
+    pub(crate) async fn clean(&self) -> Result<()> {
+        let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
         // A preempted node cleans nothing up, because its machine is going; this one stays.
         self.readmit().await?;
         let clean = async {
@@ -281,7 +287,7 @@ impl Daemon {
                 self.cgroup()
             );
         }
-        self.end().await
+        Ok(())
     }
 
     fn log(&self) -> String {

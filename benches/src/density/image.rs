@@ -16,7 +16,7 @@ pub(super) const PAGE: &str = "alive\n";
 pub(super) const COMMAND: [&str; 6] = ["httpd", "-f", "-p", "8080", "-h", "/srv"];
 
 /// A root directory below `directory`.
-pub(super) fn root(directory: &Path) -> Result<PathBuf> {
+pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     let busybox = BUSYBOX
         .iter()
         .find(|path| Path::new(path).exists())
@@ -37,7 +37,7 @@ pub(super) fn root(directory: &Path) -> Result<PathBuf> {
 }
 
 /// The same as an archive.
-pub(super) fn archive(root: &Path) -> Result<PathBuf> {
+pub(crate) fn archive(root: &Path) -> Result<PathBuf> {
     let archive = root.with_extension("tar");
     let packed = Command::new("tar")
         .args(["--create", "--numeric-owner", "--owner=0", "--group=0"])

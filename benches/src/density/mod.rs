@@ -1,7 +1,7 @@
 //! How many sessions one machine holds, and what the next one costs when there are that many.
 
 mod footprint;
-mod image;
+pub(crate) mod image;
 mod report;
 mod rivals;
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use conman_bench::{
     DensityOptions, Fellows, ForwardTo, HopOptions, KillOptions, ProxyOptions, Report,
-    StartOptions, TunnelsOptions, density, hop, kill, proxy, start, tunnels,
+    StartOptions, TunnelsOptions, density, hop, kill, preempt, proxy, start, tunnels,
 };
 use conman_cli::{BenchArgs, BenchCommand, BenchForwardArgs};
 
@@ -32,6 +32,15 @@ async fn carry_out(command: BenchCommand, json: bool) -> Result<()> {
                 arguments.svg,
             )
         }
+        BenchCommand::Preempt(arguments) => (
+            preempt(&KillOptions {
+                binary,
+                count: size(arguments.count)?,
+                rounds: size(arguments.rounds)?,
+            })
+            .await?,
+            arguments.svg,
+        ),
         BenchCommand::Start(arguments) => {
             let (count, parallel) = (size(arguments.count)?, size(arguments.parallel)?);
             (

@@ -84,6 +84,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Kill many sessions at once: `docker kill`, conman on the bridge, conman without a network
     Kill(BenchKillArgs),
+    /// Preempt native sessions of 0.01 CPU, idle and spinning in alternation
+    Preempt(BenchKillArgs),
     /// Start many sessions: conman's own part of every start, phase by phase
     Start(BenchStartArgs),
     /// Echo through conman, nginx, HAProxy and directly, in rotation
@@ -130,7 +132,7 @@ pub struct BenchForwardArgs {
     pub secret_file: Option<PathBuf>,
 }
 
-/// Arguments of `conman bench kill`.
+/// Arguments of `conman bench kill` and `conman bench preempt`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchKillArgs {
     /// Containers per measurement

@@ -1,0 +1,176 @@
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use conman_proto::RuntimeKind;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::chart::{Plot, shown};
+use crate::daemon::Daemon;
+use crate::density::image;
+use crate::interruption::until_interrupted;
+use crate::kill::{KillOptions, milliseconds};
+use crate::observer::Observer;
+use crate::statistics::median;
+use crate::{Chart, Report};
+
+/// Bound on the last death.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Session starts at a time while a measurement is prepared.
+const PARALLEL_STARTS: usize = 8;
+/// The image's name in conman's store.
+const IMAGE: &str = "conman-bench:preempt";
+/// What each session may use of a processor.
+const CPUS: f64 = 0.01;
+/// Bound on the last death of spinning sessions: this multiple of that of idle ones, and a constant.
+const MOST_TIMES: f64 = 2.0;
+const MOST_MORE_MS: f64 = 200.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Load {
+    Idle,
+    Spinning,
+}
+
+impl Load {
+    const ALL: [Self; 2] = [Self::Idle, Self::Spinning];
+
+    const fn template(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Spinning => "spinning",
+        }
+    }
+}
+
+/// Times in milliseconds from the notice.
+#[derive(Debug, Clone, Serialize)]
+struct Measurement {
+    load: Load,
+    /// As the observer of `/proc` saw it.
+    last_dead_ms: f64,
+    last_release_ms: f64,
+}
+
+/// Preempts a node of native sessions that are limited to a hundredth of a processor, idle and
+/// spinning in alternation.
+///
+/// # Errors
+/// When busybox is missing, a session does not start, or something does not end.
+pub async fn preempt(options: &KillOptions) -> Result<Report> {
+    conman_linux::raise_nofile().context("raising the limit of open files")?;
+    let scratch = tempfile::tempdir().context("making a temporary folder")?;
+    let archive = image::archive(&image::root(scratch.path())?)?;
+    let binary: &PathBuf = &options.binary;
+    let room = options.count;
+    let daemon = Daemon::with_templates(binary, RuntimeKind::Native, room, &templates()).await?;
+    let measured = until_interrupted(async {
+        daemon.import(&archive, IMAGE).await?;
+        measure(options, &daemon).await
+    })
+    .await;
+    let stopped = daemon.stop_all().await;
+    let measurements = measured?;
+    stopped?;
+    report(options, &measurements)
+}
+
+fn templates() -> String {
+    let of = |load: Load, command: serde_json::Value| {
+        let name = load.template();
+        format!(
+            "[templates.{name}]\nimage = \"{IMAGE}\"\ncommand = {command}\ncpus = {CPUS}\n\
+             memory_bytes = 67108864\npids = 32\n\n"
+        )
+    };
+    of(Load::Idle, json!(["sleep", "1000000"]))
+        + &of(Load::Spinning, json!(["sh", "-c", "while :; do :; done"]))
+}
+
+async fn measure(options: &KillOptions, daemon: &Daemon) -> Result<Vec<Measurement>> {
+    let mut measurements = Vec::new();
+    for round in 0..options.rounds {
+        for load in Load::ALL {
+            let name = load.template();
+            let bar = ProgressBar::new(options.count as u64);
+            bar.println(format!("round {}: {name}", round + 1));
+            let progress = |done: usize| bar.set_position(done as u64);
+            let prefix = format!("{name}-{round}");
+            daemon
+                .open(&prefix, name, options.count, PARALLEL_STARTS, progress)
+                .await?;
+            bar.finish_and_clear();
+            measurements.push(one(options, daemon, load).await?);
+        }
+    }
+    Ok(measurements)
+}
+
+async fn one(options: &KillOptions, daemon: &Daemon, load: Load) -> Result<Measurement> {
+    let observer = Observer::of_cgroup(&daemon.cgroup())?;
+    let notice = Instant::now();
+    let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(PATIENCE));
+    let preempted = daemon.preempt().await?;
+    let dead = watching.await.context("the observer panicked")??;
+    ensure!(
+        preempted.released == options.count as u64,
+        "only {} of {} sessions were released: {:?}",
+        preempted.released,
+        options.count,
+        preempted.unreleased.iter().take(3).collect::<Vec<_>>()
+    );
+    daemon.clean().await?;
+    Ok(Measurement {
+        load,
+        last_dead_ms: milliseconds(dead - notice),
+        last_release_ms: preempted
+            .last_release_ms
+            .context("no release was reported")?,
+    })
+}
+
+fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report> {
+    let median_of = |load: Load, value: fn(&Measurement) -> f64| {
+        let of = measurements.iter().filter(|one| one.load == load);
+        let sample: Vec<f64> = of.map(value).collect();
+        median(&sample).context("a load was not measured")
+    };
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["sessions", "last process dead", "last release"]);
+    let mut bars = Vec::new();
+    for load in Load::ALL {
+        let dead = median_of(load, |one| one.last_dead_ms)?;
+        let released = median_of(load, |one| one.last_release_ms)?;
+        let time = |ms| Cell::new(format!("{} ms", shown(ms))).set_alignment(CellAlignment::Right);
+        table.add_row([Cell::new(load.template()), time(dead), time(released)]);
+        bars.push((load.template().to_owned(), dead));
+    }
+    let idle = median_of(Load::Idle, |one| one.last_dead_ms)?;
+    let spinning = median_of(Load::Spinning, |one| one.last_dead_ms)?;
+    let most = idle * MOST_TIMES + MOST_MORE_MS;
+    Ok(Report {
+        missed: (spinning > most).then(|| {
+            let (spinning, most) = (shown(spinning), shown(most));
+            format!("the last spinning session died after {spinning} ms, not within {most} ms")
+        }),
+        table: format!(
+            "{} native sessions of {CPUS} CPU, medians of {} round(s), from the notice\n{table}",
+            options.count, options.rounds
+        ),
+        json: json!({
+            "benchmark": "preempt", "count": options.count, "rounds": options.rounds,
+            "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
+            "measurements": measurements,
+        }),
+        chart: Chart {
+            title: format!("{} sessions preempted: last process dead", options.count),
+            unit: "ms",
+            plot: Plot::Bars(bars),
+        },
+    })
+}
