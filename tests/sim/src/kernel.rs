@@ -156,7 +156,16 @@ impl World {
         if self.process(node, boot, &slot, again).is_some() {
             self.machines[node].processes.remove(&slot);
             self.checker.gone(&(node, slot.clone()));
-            self.notice(node, 0, 30, FenceEvent::Died(slot));
+            self.child_changes(node, &slot);
+        }
+    }
+
+    /// The kernel reports a change of a child to the shim: its end, or what a hostile program makes
+    /// look like one, as a stop under the shim as its tracer does. What counts is whether the pidfd
+    /// shows it dead.
+    fn child_changes(&mut self, node: usize, slot: &Slot) {
+        if !self.machines[node].processes.contains_key(slot) {
+            self.notice(node, 0, 30, FenceEvent::Died(slot.clone()));
         }
     }
 
@@ -172,6 +181,10 @@ impl World {
     /// It exits by itself.
     pub(crate) fn program_ends(&mut self, node: usize) {
         let slot = self.any_process(node);
+        if let Some(slot) = &slot {
+            self.note(|| format!("n{node} {slot:?} fakes its end"));
+            self.child_changes(node, slot);
+        }
         let frozen =
             |slot: &Slot| self.machines[node].processes[slot].frozen || !self.machines[node].up;
         if let Some(slot) = slot.filter(|slot| !frozen(slot)) {
