@@ -67,7 +67,7 @@ pub use netns_sockets::NetnsSockets;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
-    raise_capabilities, set_effective, with_effective,
+    set_effective, with_effective,
 };
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,

@@ -33,7 +33,7 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
 }
 
 /// Makes every capability effective that the calling thread is permitted.
-pub fn raise_capabilities() -> io::Result<()> {
+fn raise_capabilities() -> io::Result<()> {
     let sets = capabilities(None)?;
     Ok(set_capabilities(
         None,

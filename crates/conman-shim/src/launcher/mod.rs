@@ -355,8 +355,6 @@ pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
     for (resource, limit) in USER_LIMITS {
         lower_limit(resource, limit)?;
     }
-    // The shim goes without some.
-    conman_linux::raise_capabilities()?;
     // The shim may be protected from the OOM killer; containers are not.
     let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
     if score.starts_with('-') {
