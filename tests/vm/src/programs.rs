@@ -8,38 +8,47 @@ use crate::{Machine, Medium, say};
 /// Threads of a test program: the machine's processors.
 const THREADS: u32 = 2;
 
-/// Bound on one program, which takes up to a minute on an idle host.
+/// Bound on one module, which takes up to a minute on an idle host.
 const PROGRAM_PATIENCE: Duration = Duration::from_secs(1200);
+
+/// The name of each package's test program.
+const PROGRAM: &str = "suite";
 
 /// What containers of the tests are made of.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// Test programs of other packages, to be run on a machine.
+/// Tests of other packages, to be run on a machine: modules of their test programs.
 #[derive(Debug)]
 pub struct Programs {
-    /// By package and target.
-    chosen: BTreeMap<&'static str, PathBuf>,
+    /// As `PACKAGE/MODULE`.
+    modules: Vec<&'static str>,
+    /// By package.
+    programs: BTreeMap<&'static str, PathBuf>,
 }
 
 impl Programs {
-    /// Those of `wanted` (`PACKAGE/TARGET`) as `cargo xtask test` has built them last. `None` says
-    /// on standard error which is missing.
+    /// The programs of `wanted` (`PACKAGE/MODULE`) as `cargo xtask test` has built them last. `None`
+    /// says on standard error which is missing.
     #[must_use]
     pub fn built(worker: &Path, wanted: &[&'static str]) -> Option<Self> {
         let list = fs::read_to_string(worker.join("programs")).unwrap_or_default();
-        let mut chosen = BTreeMap::new();
-        for name in wanted {
+        let mut programs = BTreeMap::new();
+        for module in wanted {
+            let program = format!("{}/{PROGRAM}", package(module));
             let found = list
                 .lines()
                 .filter_map(|line| line.split_once(' '))
-                .find(|(listed, path)| listed == name && Path::new(path).exists());
+                .find(|(listed, path)| *listed == program && Path::new(path).exists());
             let Some((_, path)) = found else {
-                crate::lacks(&format!("{name} is not built, as with `--package`"));
+                crate::lacks(&format!("{program} is not built, as with `--package`"));
                 return None;
             };
-            chosen.insert(*name, PathBuf::from(path));
+            programs.insert(package(module), PathBuf::from(path));
         }
-        Some(Self { chosen })
+        Some(Self {
+            modules: wanted.to_vec(),
+            programs,
+        })
     }
 
     /// Puts them on a medium, with what they need.
@@ -53,9 +62,11 @@ impl Programs {
             Some(shim) => medium.with_program("conman-shim", &shim),
             None => medium,
         };
-        self.chosen.iter().fold(medium, |medium, (name, path)| {
-            medium.with_program(&file(name), path)
-        })
+        self.programs
+            .iter()
+            .fold(medium, |medium, (package, path)| {
+                medium.with_program(&file(package), path)
+            })
     }
 
     /// Runs them on a machine that has the medium mounted at /media, one after the other, and says
@@ -73,10 +84,11 @@ impl Programs {
             let put = format!("mkdir -p $(dirname {place}) && ln -sf /media/conman-shim {place}");
             let _ = machine.run(&put).ok();
         }
-        for name in self.chosen.keys() {
+        for name in &self.modules {
+            let (package, module) = parts(name);
             let command = format!(
-                "cd /tmp && /media/{} --nocapture --test-threads={THREADS} 2>&1",
-                file(name)
+                "cd /tmp && /media/{} {module}:: --nocapture --test-threads={THREADS} 2>&1",
+                file(package)
             );
             let began = Instant::now();
             let told = machine.run_within(&command, PROGRAM_PATIENCE).ok();
@@ -95,12 +107,21 @@ impl Programs {
 
     /// The shim that belongs to the programs, beside the folder that they lie in.
     fn shim(&self) -> Option<PathBuf> {
-        let (_, path) = self.chosen.first_key_value()?;
+        let (_, path) = self.programs.first_key_value()?;
         Some(path.ancestors().nth(2)?.join("conman-shim"))
     }
 }
 
-/// A name without a slash.
-fn file(name: &str) -> String {
-    name.replace('/', "-")
+/// Package and module of a `PACKAGE/MODULE`.
+fn parts(name: &'static str) -> (&'static str, &'static str) {
+    name.split_once('/').expect("a module has a package")
+}
+
+fn package(name: &'static str) -> &'static str {
+    parts(name).0
+}
+
+/// A package's test program on the medium.
+fn file(package: &str) -> String {
+    format!("{package}-tests")
 }

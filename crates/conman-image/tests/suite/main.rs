@@ -1,0 +1,8 @@
+//! The image store, on files, archives and a registry.
+
+mod hostile_archives;
+mod import;
+mod mounts;
+mod mutated_archives;
+mod pull;
+mod support;

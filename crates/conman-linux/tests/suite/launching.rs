@@ -1,0 +1,345 @@
+//! What launching and freezing containers stands on, on the real kernel.
+
+#![expect(clippy::print_stderr, reason = "a skipped test says so there")]
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use conman_linux::{
+    CgroupLayout, CgroupLimits, CgroupMaker, CgroupPart, Cgroups, Ended, Features, Freezer,
+    Interface, MakeCgroupError, SoleThread,
+};
+
+use crate::support::{Process, SOON};
+
+/// A cgroup that is gone, with its processes, when the test is over.
+struct Scratch {
+    path: String,
+    cgroups: Cgroups,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self {
+            path: format!("/conman-launch-{}-{number}", std::process::id()),
+            cgroups: Cgroups::detect().expect("this host has cgroups"),
+        }
+    }
+
+    fn inner(&self) -> String {
+        format!("{}/one.1", self.path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let left = self.cgroups.remove_tree(&self.path);
+        if !std::thread::panicking() {
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+}
+
+/// Puts a process into a cgroup of whatever hierarchy freezes.
+fn put(cgroup: &str, process: &Process) {
+    let name = cgroup.trim_start_matches('/');
+    let unified = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let found = unified
+        .iter()
+        .map(|mount| std::path::Path::new(mount).join(name).join("cgroup.procs"))
+        .find(|file| file.exists())
+        .expect("the cgroup is in the unified hierarchy");
+    std::fs::write(found, process.pid().to_string()).expect("a process joins");
+}
+
+/// Every limit there is.
+const ALL_LIMITS: CgroupLimits = CgroupLimits {
+    memory_bytes: Some(64 << 20),
+    pids: Some(17),
+    cpu_millis: Some(250),
+};
+
+/// What a cgroup's files of this name hold, in whatever hierarchies have it.
+fn values(cgroup: &str, file: &str) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let mounts = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let points = mounts.filter_map(|line| line.split(' ').nth(4));
+    let below = cgroup.trim_start_matches('/');
+    let files = points.map(|point| std::path::Path::new(point).join(below).join(file));
+    let texts = files.filter_map(|file| std::fs::read_to_string(file).ok());
+    texts.map(|text| text.trim().to_owned()).collect()
+}
+
+fn part(part: CgroupPart) -> CgroupLayout {
+    CgroupLayout::detect().expect("readable").part(part)
+}
+
+#[test]
+fn v1_hierarchies_alone_take_every_limit_and_freeze_and_kill() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::V1);
+    let Ok(freezer) = Freezer::of(&layout) else {
+        eprintln!("skipped: this host has no v1 freezer");
+        return;
+    };
+    let cgroup = CgroupMaker::of(&layout)
+        .make(&scratch.inner(), &ALL_LIMITS)
+        .expect("made");
+    assert!(cgroup.unified().is_none());
+    assert_eq!(cgroup.entrances().count(), 4, "memory, pids, cpu, freezer");
+    let expected = [
+        ("memory.limit_in_bytes", "67108864"),
+        ("pids.max", "17"),
+        ("cpu.cfs_quota_us", "25000"),
+        ("freezer.state", "THAWED"),
+    ];
+    for (file, value) in expected {
+        assert_eq!(values(&scratch.inner(), file), [value], "{file}");
+    }
+    let process = Process::idle();
+    let pids = freezer_tasks(&scratch.inner());
+    std::fs::write(pids, process.pid().to_string()).expect("a process joins");
+    freezer.freeze(&scratch.path).expect("ordered");
+    assert!(freezer.wait_frozen(&scratch.inner(), SOON).expect("waited"));
+    assert!(!freezer.dies_frozen());
+    freezer.kill(&scratch.inner()).expect("killed");
+    // The parent holds it still.
+    freezer.thaw(&scratch.path).expect("thawed");
+    assert!(process.pidfd().wait_dead(SOON).expect("waited"));
+}
+
+fn freezer_tasks(cgroup: &str) -> std::path::PathBuf {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let line = mounts.lines().find(|line| {
+        let options = line.rsplit(' ').next().unwrap_or_default();
+        line.contains(" - cgroup ") && options.split(',').any(|option| option == "freezer")
+    });
+    let point = line.and_then(|line| line.split(' ').nth(4));
+    std::path::Path::new(point.expect("a v1 freezer"))
+        .join(cgroup.trim_start_matches('/'))
+        .join("cgroup.procs")
+}
+
+#[test]
+fn a_unified_hierarchy_alone_takes_every_limit_or_refuses_the_first_that_it_cannot() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::Unified);
+    if Freezer::of(&layout).is_err() {
+        eprintln!("skipped: this host has no unified cgroup hierarchy");
+        return;
+    }
+    let maker = CgroupMaker::of(&layout);
+    match maker.make(&scratch.inner(), &ALL_LIMITS) {
+        Ok(cgroup) => {
+            assert!(cgroup.unified().is_some() && cgroup.entrances().next().is_none());
+            let expected = [
+                ("memory.max", "67108864"),
+                ("memory.oom.group", "1"),
+                ("pids.max", "17"),
+                ("cpu.max", "25000 100000"),
+            ];
+            for (file, value) in expected {
+                assert_eq!(values(&scratch.inner(), file), [value], "{file}");
+            }
+        }
+        Err(MakeCgroupError::NoController { controller }) => {
+            eprintln!("skipped in part: the {controller} controller belongs to v1 on this host");
+            assert_eq!(
+                values(&scratch.inner(), "cgroup.procs"),
+                [""; 0],
+                "it was taken back"
+            );
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let plain = format!("{}/plain.1", scratch.path);
+    let cgroup = maker.make(&plain, &CgroupLimits::default()).expect("made");
+    assert!(cgroup.unified().is_some());
+}
+
+#[test]
+fn limits_that_no_hierarchy_can_enforce_are_refused_by_name() {
+    let scratch = Scratch::new();
+    let maker = CgroupMaker::of(&CgroupLayout::parse(b""));
+    let cases = [
+        ("memory", ALL_LIMITS),
+        (
+            "cpu",
+            CgroupLimits {
+                cpu_millis: Some(1_000),
+                ..CgroupLimits::default()
+            },
+        ),
+    ];
+    for (name, limits) in cases {
+        let error = maker.make(&scratch.inner(), &limits).expect_err("refused");
+        assert!(
+            matches!(error, MakeCgroupError::NoController { controller } if controller == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_older_kernel_is_entered_instead_of_born_in_and_killed_one_by_one() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::Unified);
+    let Ok(freezer) = Freezer::of(&layout) else {
+        eprintln!("skipped: this host has no unified cgroup hierarchy");
+        return;
+    };
+    let cgroup = CgroupMaker::of(&layout)
+        .without_birth()
+        .make(&scratch.inner(), &CgroupLimits::default())
+        .expect("made");
+    assert!(cgroup.unified().is_none());
+    assert_eq!(cgroup.entrances().count(), 1);
+    let processes: Vec<Process> = (0..3).map(|_| Process::idle()).collect();
+    for process in &processes {
+        put(&scratch.inner(), process);
+    }
+    freezer
+        .killing_one_by_one()
+        .kill(&scratch.path)
+        .expect("killed");
+    for process in &processes {
+        assert!(process.pidfd().wait_dead(SOON).expect("waited"));
+    }
+}
+
+#[test]
+fn interfaces_are_left_out_by_their_names() {
+    let features = Features::probe().expect("probed");
+    for interface in Interface::ALL {
+        assert_eq!(Interface::from_name(interface.name()), Some(interface));
+        let less = features.clone().without(&[interface]);
+        let json = serde_json::to_value(&less).expect("JSON");
+        assert_eq!(json[interface.name()], serde_json::json!(false));
+        assert!(!less.has(interface) && less.lacking().any(|one| one == interface));
+    }
+    assert_eq!(Interface::from_name("everything"), None);
+    // Owners are mapped by the same call.
+    assert!(
+        !features
+            .without(&[Interface::MountAttributes])
+            .mapped_layers
+    );
+}
+
+#[test]
+fn a_process_with_several_threads_may_not_clone() {
+    let other = std::thread::spawn(|| SoleThread::prove().is_err());
+    assert!(other.join().expect("no panic"));
+}
+
+#[test]
+fn a_cgroup_is_made_once_with_its_limits_and_never_taken_over() {
+    let scratch = Scratch::new();
+    let maker = CgroupMaker::detect().expect("detected");
+    let limits = CgroupLimits {
+        memory_bytes: Some(64 << 20),
+        pids: Some(17),
+        cpu_millis: Some(250),
+    };
+    let cgroup = maker.make(&scratch.inner(), &limits).expect("made");
+    let process = Process::idle();
+    put(&scratch.inner(), &process);
+    let again = maker
+        .make(&scratch.inner(), &limits)
+        .expect_err("it exists");
+    assert!(matches!(again, MakeCgroupError::Exists { .. }), "{again}");
+    drop(process);
+    cgroup.take_back();
+    maker
+        .make(&scratch.inner(), &limits)
+        .expect("after it was taken back it can be made")
+        .take_back();
+}
+
+#[test]
+fn nothing_outside_of_conmans_own_is_made() {
+    let maker = CgroupMaker::detect().expect("detected");
+    for path in [
+        "/",
+        "",
+        "/docker/a",
+        "/conman-x/../y",
+        "conman-x",
+        "/conman-x//y",
+    ] {
+        let error = maker
+            .make(path, &CgroupLimits::default())
+            .expect_err("refused");
+        assert!(
+            matches!(error, MakeCgroupError::Refused { .. }),
+            "{path}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_frozen_cgroup_is_proven_frozen_and_dies_without_a_thaw() {
+    let scratch = Scratch::new();
+    let maker = CgroupMaker::detect().expect("detected");
+    let freezer = Freezer::detect().expect("this host can freeze");
+    let _cgroup = maker
+        .make(&scratch.inner(), &CgroupLimits::default())
+        .expect("made");
+    if !freezer.dies_frozen() {
+        eprintln!("skipped: this host has no unified cgroup hierarchy");
+        return;
+    }
+    let process = Process::idle();
+    put(&scratch.inner(), &process);
+    let pidfd = process.pidfd();
+    assert!(!freezer.is_frozen(&scratch.path).expect("readable"));
+    freezer.freeze(&scratch.path).expect("frozen by its parent");
+    assert!(freezer.wait_frozen(&scratch.inner(), SOON).expect("waited"));
+    freezer.thaw(&scratch.path).expect("thawed");
+    assert!(!freezer.is_frozen(&scratch.inner()).expect("readable"));
+    freezer.freeze(&scratch.path).expect("frozen again");
+    assert!(freezer.wait_frozen(&scratch.path, SOON).expect("waited"));
+    freezer.kill(&scratch.path).expect("killed");
+    assert!(pidfd.wait_dead(SOON).expect("waited"));
+}
+
+#[test]
+fn freezing_what_does_not_exist_says_so() {
+    let freezer = Freezer::detect().expect("this host can freeze");
+    let error = freezer
+        .freeze("/conman-nobody/x")
+        .expect_err("no such cgroup");
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    let error = freezer.freeze("/conman/../x").expect_err("not plain");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn the_exit_code_of_a_reaped_process_comes_through_its_pidfd() {
+    if !Features::probe().expect("probed").exit_status_by_pidfd {
+        eprintln!("skipped: this kernel does not tell exit codes through a pidfd");
+        return;
+    }
+    let mut child = Command::new("sh")
+        .args(["-c", "exit 7"])
+        .spawn()
+        .expect("sh runs");
+    let pid = i32::try_from(child.id()).expect("a pid");
+    // It cannot be reaped, nor its PID be another's, before `wait`.
+    let pidfd = conman_linux::PidFd::open(pid).expect("it exists, if only as a zombie");
+    assert!(pidfd.wait_dead(SOON).expect("waited"));
+    child.wait().expect("reaped");
+    assert_eq!(pidfd.ended().expect("asked"), Some(Ended::Exited(7)));
+}
+
+#[test]
+fn the_features_of_this_kernel_are_told() {
+    let features = Features::probe().expect("probed");
+    assert!(!features.release.is_empty());
+    assert_eq!(
+        features.unified_cgroups,
+        Cgroups::detect().expect("detected").has_unified()
+    );
+}

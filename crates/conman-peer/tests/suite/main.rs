@@ -1,0 +1,5 @@
+//! Calls between nodes, over real connections.
+
+mod asking;
+mod map;
+mod reuse;

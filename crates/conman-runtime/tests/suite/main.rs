@@ -1,0 +1,5 @@
+//! The native runtime and that of plain processes.
+
+mod native;
+mod native_host;
+mod process;

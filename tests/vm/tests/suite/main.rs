@@ -1,0 +1,4 @@
+//! Machines under systemd, in an emulator.
+
+mod fleet;
+mod worker;
