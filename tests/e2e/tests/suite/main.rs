@@ -1,0 +1,30 @@
+//! One node on real containers: `conman serve` and its clients as users run them.
+
+mod api_fuzz;
+mod attach;
+mod auth_admin;
+mod auth_connect;
+mod auth_hosts;
+mod auth_tokens;
+mod browser_origins;
+mod config;
+mod crash;
+mod docker_trouble;
+mod early_signals;
+mod events;
+mod exec_logs;
+mod failed_starts;
+mod host_limits;
+mod images;
+mod native_crash;
+mod native_sessions;
+mod preempt;
+mod proxy_abuse;
+mod proxy_bulk;
+mod proxy_hold;
+mod proxy_http;
+mod proxy_idle;
+mod proxy_websocket;
+mod service;
+mod sessions;
+mod specs;
