@@ -8,6 +8,9 @@ use anyhow::{Context, Result, bail};
 use crate::process::{cargo, output};
 use crate::{cluster, earlier, setup};
 
+/// The module of the faults in the test program of fleets.
+const ROWS: &str = "rows::";
+
 /// Of two versions in one fleet.
 const OF_VERSIONS: &str = "row_34";
 
@@ -32,7 +35,7 @@ pub(crate) struct AcceptanceArguments {
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     let asked = names(arguments.filter.as_deref().unwrap_or_default())?;
     if asked.is_empty() {
-        bail!("no fault has such a name; see `cargo test -p conman-cluster --test rows -- --list`");
+        bail!("no fault has such a name; see `cargo test -p conman-cluster rows:: -- --list`");
     }
     setup::for_clusters()?;
     let docker = setup::for_docker()?;
@@ -73,10 +76,11 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
 fn names(filter: &str) -> Result<Vec<String>> {
     let mut list = cargo();
     list.args(["test", "--quiet", "--locked", "--package", "conman-cluster"]);
-    list.args(["--test", "rows", filter, "--", "--list"]);
+    list.args(["--test", "suite", ROWS, "--", "--list"]);
     let listed = output(&mut list)?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+    let names = names.filter(|name| name.starts_with(ROWS) && name.contains(filter));
     Ok(names.map(str::to_owned).collect())
 }
 
@@ -89,7 +93,7 @@ fn rows(
 ) -> Result<bool> {
     let mut command = cargo();
     command.args(["test", "--locked", "--package", "conman-cluster"]);
-    command.args(["--test", "rows", "--", "--nocapture", "--exact"]);
+    command.args(["--test", "suite", "--", "--nocapture", "--exact"]);
     command.args(names);
     for variable in judged {
         command.env(variable, "1");

@@ -7,8 +7,8 @@ use conman_cluster::overlap::monotonic_ns;
 use conman_e2e::eventually_some;
 use tokio::process::{Child, Command};
 
-use crate::fleet::{Fleet, PATIENCE, within};
-use crate::node::{started, untouched};
+use super::fleet::{Fleet, PATIENCE, within};
+use super::node::{started, untouched};
 
 /// What each has for its end from its start, which is no later than when it finds out.
 const BOUND_MS: u64 = 1_000;

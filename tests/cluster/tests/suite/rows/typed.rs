@@ -6,7 +6,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// `conman` over that node's socket, unless its arguments say where; and what it prints.
 pub(crate) fn conman(fleet: &Fleet, arguments: &[&str]) -> Child {

@@ -7,9 +7,9 @@ use conman_cluster::{Cluster, Cut};
 use conman_e2e::eventually;
 use http::Method;
 
-use crate::client::Client;
-use crate::fleet::{Fleet, PATIENCE, measured, within};
-use crate::load::Bystander;
+use super::client::Client;
+use super::fleet::{Fleet, PATIENCE, measured, within};
+use super::load::Bystander;
 
 /// A session on the first node.
 async fn placed(fleet: &mut Fleet, id: &str) -> u64 {

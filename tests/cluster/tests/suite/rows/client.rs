@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 pub(crate) struct Client {
     through: SocketAddr,

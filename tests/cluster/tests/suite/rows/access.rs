@@ -8,7 +8,7 @@ use conman_cluster::{Authority, Cluster, etcd_files, trust_for_etcd};
 use conman_e2e::eventually;
 use tokio::time::sleep;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// The first second of the year.
 const ENDS_2090: &str = "conman_etcd_certificate_expiry_seconds 3786912000";

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::fleet::{Fleet, PATIENCE, momentary};
+use super::fleet::{Fleet, PATIENCE, momentary};
 
 /// Between two calls of the API: twenty a second.
 const PACE: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use conman_proto::{DrainReport, DrainState, EventKind};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// `CONMAN_PREVIOUS_BINARY` names the release before this one, which the second node runs; without it
 /// both are this one, and what is tried is only that nothing depends on which of two nodes it is.

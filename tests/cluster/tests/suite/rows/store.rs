@@ -10,9 +10,9 @@ use conman_proto::{Event, EventKind};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::events::{each_once, has_seen_the_end, kill_sessions_of, until, was_killed};
-use crate::fleet::{Fleet, PATIENCE, measured, momentary, within};
-use crate::load::Bystander;
+use super::events::{each_once, has_seen_the_end, kill_sessions_of, until, was_killed};
+use super::fleet::{Fleet, PATIENCE, measured, momentary, within};
+use super::load::Bystander;
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 /// A witness that has not written for so long stands still: fifty times its pause.

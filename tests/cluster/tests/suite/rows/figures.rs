@@ -7,7 +7,7 @@ use conman_proto::EnsureResponse;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// More than any machine has.
 const A_PEBIBYTE: u64 = 1 << 50;

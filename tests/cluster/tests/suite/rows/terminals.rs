@@ -17,8 +17,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::fleet::{Fleet, PATIENCE};
-use crate::typed::{printed, refused};
+use super::fleet::{Fleet, PATIENCE};
+use super::typed::{printed, refused};
 
 /// Rows and columns.
 const SMALL: (u16, u16) = (30, 100);

@@ -10,7 +10,7 @@ use conman_linux::{PidFd, Signal};
 use conman_proto::{Event, EventKind, EventPage, Session, SessionState};
 use http::{Method, StatusCode};
 
-use crate::fleet::{Fleet, PATIENCE, measured};
+use super::fleet::{Fleet, PATIENCE, measured};
 
 /// A witness that has not written for so long stands still: fifty times its pause.
 const QUIET: Duration = Duration::from_secs(1);

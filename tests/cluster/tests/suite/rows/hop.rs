@@ -19,10 +19,10 @@ use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::client::Client;
-use crate::fleet::{Fleet, PATIENCE, measured};
-use crate::load::Bystander;
-use crate::typed::{began, conman, printed, told};
+use super::client::Client;
+use super::fleet::{Fleet, PATIENCE, measured};
+use super::load::Bystander;
+use super::typed::{began, conman, printed, told};
 
 /// What a node knows of another one's incarnation is up to a second old: of so many, some come within.
 const RESTARTS: usize = 4;

@@ -4,8 +4,8 @@ use conman_cluster::Cluster;
 use conman_e2e::{eventually, eventually_some};
 use conman_proto::{DrainReport, NodeList, NodeStanding, NodeState};
 
-use crate::fleet::{Fleet, PATIENCE};
-use crate::typed::{printed, refused};
+use super::fleet::{Fleet, PATIENCE};
+use super::typed::{printed, refused};
 
 /// A command's words, with what it is to print; it ends well.
 async fn says(fleet: &Fleet, arguments: &[&str], parts: &[&str]) {

@@ -7,8 +7,8 @@ use conman_linux::Signal;
 use http::Method;
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE, within};
-use crate::load::Bystander;
+use super::fleet::{Fleet, PATIENCE, within};
+use super::load::Bystander;
 
 /// Asks the first node once for a container of Docker's there; whether it runs.
 async fn asked_for(fleet: &Fleet, id: &str) -> bool {

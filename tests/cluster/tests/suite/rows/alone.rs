@@ -6,7 +6,7 @@ use conman_cluster::Cluster;
 use conman_e2e::eventually;
 use http::{Method, StatusCode};
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// How often a session ran before the node joined, so that its generations are beyond the fleet's.
 const LIVES: usize = 4;

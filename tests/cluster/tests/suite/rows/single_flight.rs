@@ -3,7 +3,7 @@
 use conman_cluster::Cluster;
 use futures_util::future::join_all;
 
-use crate::fleet::Fleet;
+use super::fleet::Fleet;
 
 const ROUNDS: usize = 6;
 

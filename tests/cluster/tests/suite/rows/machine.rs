@@ -12,9 +12,9 @@ use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::client::Client;
-use crate::fleet::{Fleet, PATIENCE, measured, within};
-use crate::load::{Asked, Bystander, Load};
+use super::client::Client;
+use super::fleet::{Fleet, PATIENCE, measured, within};
+use super::load::{Asked, Bystander, Load};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_19_no_notice_has_every_session_taken_over() {

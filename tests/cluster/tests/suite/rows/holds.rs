@@ -7,8 +7,8 @@ use conman_proto::{NodeList, NodeStanding, NodeState, Session};
 use http::StatusCode;
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE, measured};
-use crate::hop::open;
+use super::fleet::{Fleet, PATIENCE, measured};
+use super::hop::open;
 
 /// What the second node's metrics say under a name.
 async fn figure(fleet: &Fleet, name: &str) -> f64 {

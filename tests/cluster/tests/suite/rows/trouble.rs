@@ -7,7 +7,7 @@ use conman_cluster::{Authority, Cluster};
 use conman_e2e::{eventually, eventually_some};
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// Waits until a node says why it is not ready, in these words.
 async fn says(fleet: &Fleet, node: usize, words: &[&str]) {

@@ -11,8 +11,8 @@ use serde_json::json;
 use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
-use crate::fleet::{Fleet, PATIENCE, within};
-use crate::load::Bystander;
+use super::fleet::{Fleet, PATIENCE, within};
+use super::load::Bystander;
 
 /// Sessions that a fault is to leave alone.
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
@@ -123,7 +123,7 @@ const ESSENTIAL_ALONE: [&str; 1] = ["shim keeper"];
 
 /// What starts the daemon anew, and how long that takes by itself: `WatchdogSec` and `RestartSec`.
 #[cfg(debug_assertions)]
-const UNIT: &str = include_str!("../../../../deploy/systemd/conman.service");
+const UNIT: &str = include_str!("../../../../../deploy/systemd/conman.service");
 #[cfg(debug_assertions)]
 const UNIT_MS: u64 = 6_100;
 

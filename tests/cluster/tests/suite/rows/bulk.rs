@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 const MIB: usize = 1 << 20;
 /// Of a download, and of what a WebSocket brings once it is read.

@@ -5,7 +5,7 @@ use conman_e2e::{eventually, eventually_some};
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 /// A node that is slow to answer for a moment is looked up once more: the least of these counts.
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];

@@ -11,9 +11,9 @@ use conman_shim::{Client, Request};
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use crate::fleet::{Fleet, PATIENCE, measured, within};
-use crate::store::isolate_members;
-use crate::typed::{began, conman};
+use super::fleet::{Fleet, PATIENCE, measured, within};
+use super::store::isolate_members;
+use super::typed::{began, conman};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 

@@ -13,7 +13,7 @@ use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE};
 
 const KEPT: &str = "kept the fleet's former secret: ";
 const OVER: &str = "nothing is wrong with the fleet's secret any more";

@@ -1,0 +1,7 @@
+//! Whole fleets: what clusters are made of, witnesses, faults row by row.
+
+mod cluster;
+mod overlap;
+mod people;
+mod rows;
+mod witness;
