@@ -1,5 +1,4 @@
 //! Pinned seeds over the core as it is.
-#![forbid(unsafe_code)]
 
 use conman_sim::checker::Rule;
 use conman_sim::{Pauses, simulate};
