@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{cargo, target_dir};
+use crate::process::{cargo, cargo_build_conman, target_dir};
 use crate::progress::Step;
 use crate::setup;
 
@@ -153,16 +153,18 @@ pub(crate) fn release() -> Result<PathBuf> {
 }
 
 pub(crate) fn build(conman: bool) -> Result<()> {
-    let mut build = cargo();
-    build.args(["build", "--locked", "--package", "conman-cluster"]);
+    let cluster = ["--package", "conman-cluster"];
     if conman {
-        build.args(["--package", "conman"]);
+        let mut build = cargo_build_conman();
+        build.args(cluster);
         let step = Step::start("building conman and the cluster's programs");
         step.run(&mut build)?;
         step.done();
         return Ok(());
     }
-    let status = build.arg("--quiet").status().context("starting cargo")?;
+    let mut build = cargo();
+    build.args(["build", "--locked", "--quiet"]).args(cluster);
+    let status = build.status().context("starting cargo")?;
     if !status.success() {
         bail!("the cluster's program cannot be built ({status})");
     }

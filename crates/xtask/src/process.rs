@@ -30,6 +30,14 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// A development build of the daemon, which shares the dependencies' build with the tests.
+pub(crate) fn cargo_build_conman() -> Command {
+    let mut command = cargo();
+    command.args(["build", "--locked", "--package", "conman"]);
+    command.args(["--features", "conman/dev-build"]);
+    command
+}
+
 /// Cargo's build folder.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)

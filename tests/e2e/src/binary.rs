@@ -35,6 +35,7 @@ fn build(profile: &Path) {
     command
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--package", "conman"])
+        .args(["--features", "dev-build"])
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in a target folder"));
     if profile.ends_with("release") {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use daemon::Conman;
 
-use crate::process::{cargo, interrupted, is_raised, pause};
+use crate::process::{cargo_build_conman, interrupted, is_raised, pause};
 use crate::progress::Step;
 use crate::setup;
 
@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     let stop = interrupted()?;
     let machine = setup::for_demo()?;
     let step = Step::start("building conman");
-    step.run(cargo().args(["build", "--locked", "--package", "conman"]))?;
+    step.run(&mut cargo_build_conman())?;
     step.done();
     let step = Step::start("starting conman");
     let mut conman = Conman::start()?;
