@@ -6,6 +6,10 @@ use conman_proto::SessionId;
 /// Longest source and longest target in bytes (PATH_MAX with its NUL is 4,096).
 const MAX_PATH_BYTES: usize = 4_095;
 
+/// Host id of user 0 in files of binds unless the configuration says otherwise: 0x7f00_0000, in a
+/// part of the ids that systemd leaves unused, and with its 65,536 ids below 2^31.
+pub const DEFAULT_BIND_FIRST_ID: u32 = 0x7f00_0000;
+
 /// What stands for the session's id in a source.
 const ID_PLACEHOLDER: &str = "{id}";
 
@@ -48,7 +52,7 @@ pub enum BindError {
     Control,
     #[error("this node allows no binds: its configuration names no directory for them")]
     NoneAllowed,
-    #[error("the source must lie below {}", roots.join(" or "))]
+    #[error("the source must be {} or lie below", roots.join(" or "))]
     Outside { roots: Vec<String> },
 }
 
@@ -127,9 +131,9 @@ impl fmt::Display for Bind {
     }
 }
 
-/// The allowed directory that `source` lies below, the deepest if there are several, and the way
-/// down from there: what a lookup that follows no symbolic link starts from. `None` when it lies
-/// below none; an allowed directory does not lie below itself.
+/// Returns the allowed directory that is `source` or contains it, the deepest if there are several,
+/// and the relative path from there, which is empty for the directory itself. A lookup that follows
+/// no symbolic link starts there. `None` when no allowed directory contains `source`.
 #[must_use]
 pub fn bind_root<'a>(roots: &'a [PathBuf], source: &Path) -> Option<(&'a Path, PathBuf)> {
     roots
@@ -140,7 +144,6 @@ pub fn bind_root<'a>(roots: &'a [PathBuf], source: &Path) -> Option<(&'a Path, P
             below
                 .components()
                 .all(|part| matches!(part, Component::Normal(_)))
-                && below.components().next().is_some()
         })
         .max_by_key(|(root, _)| root.components().count())
         .map(|(root, below)| (root, below.to_path_buf()))
@@ -178,14 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_lie_below_an_allowed_directory_is_refused() {
-        for text in [
-            "/srv/work:/w",
-            "/srv/workx/a:/w",
-            "/srv:/w",
-            "/etc/shadow:/w",
-            "/data:/w",
-        ] {
+    fn an_allowed_directory_itself_may_be_bound() {
+        for text in ["/srv/work:/w", "/data:/w:ro"] {
+            assert_eq!(resolve(text).expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_no_allowed_directory_contains_is_refused() {
+        for text in ["/srv/workx/a:/w", "/srv:/w", "/etc/shadow:/w"] {
             let error = resolve(text).expect_err(text);
             assert!(
                 matches!(error, BindError::Outside { .. }),
@@ -272,8 +276,9 @@ mod tests {
         );
         assert_eq!(
             bind_root(&roots, Path::new("/a/b")),
-            Some((Path::new("/a"), PathBuf::from("b")))
+            Some((Path::new("/a/b"), PathBuf::new()))
         );
+        assert_eq!(bind_root(&roots, Path::new("/")), None);
     }
 
     proptest! {
@@ -284,7 +289,7 @@ mod tests {
             suffix in "(:ro|:rw)?",
         ) {
             if let Ok(bind) = resolve(&format!("{source}:{target}{suffix}")) {
-                let below = |root: &str| bind.source.starts_with(root) && bind.source != Path::new(root);
+                let below = |root: &str| bind.source.starts_with(root);
                 prop_assert!(below("/srv/work") || below("/data"));
                 prop_assert!(bind.source.components().all(|c| c != Component::ParentDir));
                 prop_assert_eq!(Bind::parse(&bind.to_string()), Ok(bind));

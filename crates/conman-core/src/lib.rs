@@ -29,7 +29,7 @@ mod sparing;
 mod spec_policy;
 
 pub use activity::{Activity, ActivityGuard};
-pub use bind::{Bind, BindError, bind_root};
+pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
 pub use closing::Closing;
 pub use end_cause::{DRAINED, EndCause, FENCED, LOST, PREEMPTED, UNRECORDED};
 pub use naming::{CgroupDriver, CgroupParent, Instance};

@@ -184,6 +184,12 @@ impl Mount {
         })
     }
 
+    /// Whether set-user-id bits of its files have no effect through this mount.
+    pub fn is_nosuid(&self) -> io::Result<bool> {
+        let flags = fstatvfs(&self.fd)?.f_flag;
+        Ok(flags.contains(StatVfsMountFlags::NOSUID))
+    }
+
     #[expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
     fn change(&self, change: &MountAttr) -> io::Result<()> {
         // SAFETY: the path is an empty C string, which AT_EMPTY_PATH makes mean the descriptor

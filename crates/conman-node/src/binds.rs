@@ -26,7 +26,7 @@ impl fmt::Display for BadBind {
             Self::Form(text, error) => write!(formatter, "the bind `{text}` is not valid: {error}"),
             Self::NotAllowed(path) => write!(
                 formatter,
-                "the bind's source {} is not below the node's bind_roots",
+                "the bind's source {} is not in a directory of binds.allow",
                 path.display()
             ),
             Self::Missing(path) => write!(
@@ -95,12 +95,15 @@ mod tests {
             (good[0].source(), good[0].read_only),
             (root.path().join("alice"), true)
         );
+        let whole = format!("{}:/work", root.path().display());
+        let whole = check(&[whole], &roots).expect("allowed");
+        assert_eq!(whole[0].source(), root.path());
         for (name, words) in [("bob", "does not exist"), ("link", "symbolic link")] {
             let error = check(&[bind(name, ":/work")], &roots).expect_err(name);
             assert!(error.to_string().contains(words), "{error}");
         }
         let elsewhere = format!("{}:/work", outside.path().display());
         let error = check(&[elsewhere], &roots).expect_err("outside");
-        assert!(error.to_string().contains("bind_roots"), "{error}");
+        assert!(error.to_string().contains("binds.allow"), "{error}");
     }
 }

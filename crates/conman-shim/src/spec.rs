@@ -123,6 +123,10 @@ pub struct BindSpec {
     pub target: String,
     #[serde(default)]
     pub read_only: bool,
+    /// The host's id `first_id + n` is id `n` inside. Never 0 for a bind that can be written to:
+    /// the container could make set-user-id files of the host's root.
+    #[serde(default)]
+    pub first_id: u32,
 }
 
 /// What `/` is.
@@ -257,6 +261,9 @@ impl LaunchSpec {
         }
         for bind in &self.binds {
             check_inner_path("binds", &bind.target)?;
+            if bind.first_id == 0 && !bind.read_only {
+                return Err(SpecError::new("binds", "writable with ids of the host"));
+            }
         }
         self.hardening.capability_set().map(|_| ())
     }

@@ -1,3 +1,6 @@
+use conman_core::DEFAULT_BIND_FIRST_ID;
+use conman_proto::RuntimeKind;
+
 use super::stage::Stage;
 use crate::BindPlan;
 
@@ -132,6 +135,10 @@ pub async fn binds_are_mounted_as_asked(stage: &Stage) {
     let shared = stage.dir().join("shared");
     std::fs::create_dir(&shared).expect("a new directory");
     std::fs::write(shared.join("from-host"), "hello\n").expect("written");
+    if stage.runtime().kind() == RuntimeKind::Native {
+        let owner = Some(DEFAULT_BIND_FIRST_ID);
+        std::os::unix::fs::chown(&shared, owner, owner).expect("owned");
+    }
     let mut plan = stage.plan("alice", &["sleep", "1000"]);
     let bind = |target: &str, read_only| BindPlan {
         root: stage.dir().to_owned(),

@@ -59,20 +59,20 @@ impl Inner {
         let mut below = below.map_err(|error| refused("create", key, error.to_string()))?;
         below.extend(self.images.base().map(Path::to_owned));
         let own = OWN_FILES.map(|(source, target)| {
-            let target = target.to_owned();
-            let read_only = true;
-            (
-                (plan.files_dir.clone(), PathBuf::from(source)),
-                BindSpec { target, read_only },
-            )
+            let bind = BindSpec {
+                target: target.to_owned(),
+                read_only: true,
+                first_id: 0,
+            };
+            ((plan.files_dir.clone(), PathBuf::from(source)), bind)
         });
         let asked = plan.binds.iter().map(|bind| {
-            let target = bind.target.clone();
-            let read_only = bind.read_only;
-            (
-                (bind.root.clone(), bind.below.clone()),
-                BindSpec { target, read_only },
-            )
+            let spec = BindSpec {
+                target: bind.target.clone(),
+                read_only: bind.read_only,
+                first_id: self.bind_first_id,
+            };
+            ((bind.root.clone(), bind.below.clone()), spec)
         });
         let (sources, binds) = own.into_iter().chain(asked).unzip();
         let program = program::first_program(key, &plan.spec, &image.config, &layers)?;

@@ -340,6 +340,7 @@ mod tests {
             instance: Instance::new([9; 4]),
             directory: directory.join("containers"),
             images: ImageStore::open(&images, ImageLimits::default()).expect("a new store"),
+            bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
             socket: directory.join("nobody.sock"),
             shim: None,
             fence: crate::FenceOpener::Anybody,

@@ -66,6 +66,8 @@ pub struct NativeOptions {
     /// Where the containers' directories are; this instance's alone.
     pub directory: PathBuf,
     pub images: ImageStore,
+    /// Host id of user 0 in files of binds; user `n` is `bind_first_id + n`.
+    pub bind_first_id: u32,
     /// Where this instance's shim listens.
     pub socket: PathBuf,
     /// Starts a shim where none answers; without it somebody else must.
@@ -103,6 +105,7 @@ struct Inner {
     kernel: KernelView,
     store: Store,
     images: Images,
+    bind_first_id: u32,
     ends: Arc<Ends>,
     link: Link,
     timeouts: NativeTimeouts,
@@ -125,6 +128,7 @@ impl NativeRuntime {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
+            bind_first_id: options.bind_first_id,
             link: Link::new(
                 options.socket,
                 options.shim,

@@ -14,6 +14,7 @@ use conman_linux::{
 use rustix::fs::OFlags;
 
 use super::Start;
+use super::bind_owners::BindOwners;
 use super::child::{Child, GO, ProcPaths};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
@@ -191,7 +192,7 @@ impl Launcher {
         };
         phases.files_us = clock.lap();
         offer_to_oom_killer(process)?;
-        let user_namespace = map_ids(process, order.ids)?;
+        let user_namespace = map_ids(process, 0, order.ids)?;
         let overlay = rootfs::overlay(
             &self.features,
             &spec.root,
@@ -200,7 +201,7 @@ impl Launcher {
             order.ids,
         )?;
         phases.root_us = clock.lap();
-        let binds = self.own_binds(&order.spec, binds, user_namespace.as_fd())?;
+        let binds = self.own_binds(spec, binds, user_namespace.as_fd(), order.ids)?;
         let dev = self
             .places
             .devices(order.ids)
@@ -238,25 +239,23 @@ impl Launcher {
             .clear(cgroup, scratch, &self.all_cgroups, &self.freezer, swept)
     }
 
-    /// Gives the files of binds their owners: what is user `n`'s on the host is user `n`'s inside.
-    /// A kernel that cannot (before Linux 5.12) shows them as nobody's.
+    /// Maps the owners of the binds' files.
     fn own_binds(
         &self,
         spec: &LaunchSpec,
         binds: Vec<OwnedFd>,
         user_namespace: BorrowedFd<'_>,
+        ids: u32,
     ) -> Result<Vec<Mount>, LaunchError> {
-        let mut mounts = Vec::with_capacity(binds.len());
-        for (fd, bind) in binds.into_iter().zip(&spec.binds) {
-            let mount = Mount::from_fd(fd);
-            if self.features.mount_attributes {
-                mount.map_owners(user_namespace).map_err(|error| {
-                    LaunchError::step(&format!("prepare the bind at {}", bind.target), &error)
-                })?;
-            }
-            mounts.push(mount);
-        }
-        Ok(mounts)
+        let mut owners = BindOwners {
+            sole: &self.sole,
+            supported: self.features.mount_attributes,
+            container: user_namespace,
+            ids,
+            namespace: None,
+        };
+        let binds = binds.into_iter().zip(&spec.binds);
+        binds.map(|(fd, bind)| owners.map(fd, bind)).collect()
     }
 
     fn clone_child(
@@ -353,9 +352,10 @@ pub(super) fn offer_to_oom_killer(process: &PidFd) -> Result<(), LaunchError> {
         .map_err(|error| LaunchError::step("set the OOM score", &error))
 }
 
-/// Gives the child's user namespace its ids and returns the namespace.
-fn map_ids(process: &PidFd, ids: u32) -> Result<File, LaunchError> {
-    let map = format!("0 {ids} {RANGE_SIZE}\n");
+/// Gives a child's user namespace its ids, `inside` being the first inside and `ids` on the host,
+/// and returns the namespace.
+pub(super) fn map_ids(process: &PidFd, inside: u32, ids: u32) -> Result<File, LaunchError> {
+    let map = format!("{inside} {ids} {RANGE_SIZE}\n");
     let pid = process.pid();
     let write = |name: &str| std::fs::write(format!("/proc/{pid}/{name}"), &map);
     let opened = write("uid_map")

@@ -43,6 +43,7 @@
 //! container. C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
 //! launcher dies C reads the end of the socket instead of its root, and ends.
 
+mod bind_owners;
 mod child;
 mod exec;
 mod launch;

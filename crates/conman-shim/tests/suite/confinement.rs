@@ -68,7 +68,7 @@ fn what_is_the_hosts_roots_alone_is_out_of_reach_for_root_inside() {
 }
 
 #[test]
-fn root_inside_is_nobody_outside_and_files_of_others_stay_theirs() {
+fn root_inside_is_nobody_outside_and_the_hosts_files_stay_the_hosts() {
     if !available() || !maps_binds() {
         return;
     }
@@ -81,8 +81,8 @@ fn root_inside_is_nobody_outside_and_files_of_others_stay_theirs() {
         std::fs::set_permissions(work.join(name), mode).expect("set");
         chown(work.join(name), Some(owner), Some(owner)).expect("owned");
     };
-    file("inside", 65_535);
-    file("outside", 65_536);
+    file("inside", conman_core::DEFAULT_BIND_FIRST_ID + 65_535);
+    file("outside", 0);
     let mut spec = shim.spec(
         "who.1",
         "cat /work/inside; stat -c %u /work/outside; cat /work/outside; chown 0 /work/outside; exec sleep 1000",
@@ -91,6 +91,7 @@ fn root_inside_is_nobody_outside_and_files_of_others_stay_theirs() {
     spec.binds = vec![BindSpec {
         target: "/work".to_owned(),
         read_only: false,
+        first_id: conman_core::DEFAULT_BIND_FIRST_ID,
     }];
     let mount = Mount::copy_of(rustix::fs::CWD, &work).expect("copied");
     let mut client = shim.client();

@@ -1,10 +1,10 @@
 //! Containers from the order to the certificate, through the socket of a real shim.
 
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::sync::Arc;
 
-use conman_linux::{Mount, NetnsSockets};
+use conman_linux::{Mount, MountAttributes, NetnsSockets, NewFilesystem};
 use conman_shim::{
     BindSpec, CallError, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
     SHARED_IDS,
@@ -455,31 +455,54 @@ fn a_stranger_to_the_protocol_is_dropped_and_others_are_served() {
     assert_eq!(client.list().expect("still served"), []);
 }
 
+/// Host id of user 0 in binds' files.
+const FIRST_ID: u32 = conman_core::DEFAULT_BIND_FIRST_ID;
+
+fn bind(target: &str, read_only: bool) -> BindSpec {
+    BindSpec {
+        target: target.to_owned(),
+        read_only,
+        first_id: FIRST_ID,
+    }
+}
+
+/// A directory of the host for binds, with a file in it, both of which are the container's root's.
+fn work_directory(shim: &Shim) -> std::path::PathBuf {
+    let work = shim.path("work");
+    std::fs::create_dir(&work).expect("made");
+    std::fs::write(work.join("greeting"), "from the host\n").expect("written");
+    for path in [&work, &work.join("greeting")] {
+        chown(path, Some(FIRST_ID), Some(FIRST_ID)).expect("owned");
+    }
+    work
+}
+
+fn copy_of(path: &std::path::Path) -> Mount {
+    Mount::copy_of(rustix::fs::CWD, path).expect("copied")
+}
+
 #[test]
-fn binds_show_the_hosts_files_with_their_owners_and_read_only_where_asked() {
+fn binds_show_the_hosts_files_and_are_read_only_where_requested() {
     if !available() || !maps_binds() {
         return;
     }
     let shim = Shim::start();
-    let work = shim.path("work");
-    std::fs::create_dir(&work).expect("made");
-    std::fs::write(work.join("greeting"), "from the host\n").expect("written");
+    let work = work_directory(&shim);
     let mut spec = shim.spec(
         "bind.1",
-        "cat /work/greeting; stat -c %u /work/greeting; touch /work/new; echo $?; \
+        "cat /work/greeting; stat -c %u:%g /work/greeting; touch /work/new; echo $?; \
          cat /etc/greeting; touch /read/x; echo $?",
     );
-    let bind = |target: &str, read_only| BindSpec {
-        target: target.to_owned(),
-        read_only,
-    };
     spec.binds = vec![
         bind("/work", false),
         bind("/etc/greeting", true),
         bind("/read", true),
     ];
-    let copy = |path: &std::path::Path| Mount::copy_of(rustix::fs::CWD, path).expect("copied");
-    let mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
+    let mounts = [
+        copy_of(&work),
+        copy_of(&work.join("greeting")),
+        copy_of(&work),
+    ];
     let mut client = shim.client();
     let refused = client
         .launch_with(spec.clone(), &mounts[..2])
@@ -491,12 +514,103 @@ fn binds_show_the_hosts_files_with_their_owners_and_read_only_where_asked() {
     wait_dead(&launched);
     let log = shim.log("bind.1");
     assert!(
-        log.starts_with("from the host\n0\n0\nfrom the host\n"),
+        log.starts_with("from the host\n0:0\n0\nfrom the host\n"),
         "{log}"
     );
     assert!(log.contains("Read-only file system\n1\n"), "{log}");
-    // On the host it belongs to whom it does inside.
-    assert_eq!(std::fs::metadata(work.join("new")).expect("made").uid(), 0);
+}
+
+#[test]
+fn files_made_in_a_bind_belong_to_no_user_of_the_host() {
+    if !available() || !maps_binds() {
+        return;
+    }
+    let shim = Shim::start();
+    let work = work_directory(&shim);
+    let roots = shim.path("roots");
+    std::fs::create_dir(&roots).expect("made");
+    for directory in [&work, &roots] {
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o777)).expect("set");
+    }
+    let mut client = shim.client();
+    let mut run = |name: &str, script: &str, uid: u32| {
+        let mut spec = shim.spec(name, &format!("{script}; echo end; exec sleep 1000"));
+        (spec.program.uid, spec.program.gid) = (uid, uid);
+        spec.binds = vec![bind("/work", false), bind("/roots", false)];
+        let launched = client
+            .launch_with(spec, &[copy_of(&work), copy_of(&roots)])
+            .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        assert!(until(|| shim.log(name).ends_with("end\n")));
+        launched
+    };
+    // The second and third container have other ids of the host than the first, which still runs.
+    let copy = "for x in /roots/x /work/x; do cp /bin/busybox $x && chmod 6755 $x; done";
+    let setuid = run("setuid.1", copy, 0);
+    let user = run("user.1", "touch /work/user", 1_000);
+    let script = "cd /work; stat -c %u:%g:%a x; stat -c %u user; echo more >> x; chown 7 x";
+    let other = run("other.1", script, 0);
+    for launched in [setuid, user, other] {
+        let process = launched.process.as_ref().expect("a hold");
+        process.kill().expect("killed");
+        wait_dead(&launched);
+    }
+    let made = std::fs::metadata(roots.join("x"));
+    assert!(made.is_err(), "the host's root has a program: {made:?}");
+    assert!(shim.log("other.1").starts_with("0:0:6755\n1000\nend\n"));
+    let owner = |name: &str| std::fs::metadata(work.join(name)).expect("made");
+    let (program, file) = (owner("x"), owner("user"));
+    assert_eq!((program.uid(), program.gid()), (FIRST_ID + 7, FIRST_ID));
+    assert_eq!(
+        (file.uid(), file.gid()),
+        (FIRST_ID + 1_000, FIRST_ID + 1_000)
+    );
+}
+
+#[test]
+fn a_writable_bind_whose_owners_cannot_be_mapped_is_refused_unless_it_is_nosuid() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let mut launch = |name: &str, read_only: bool, attributes: MountAttributes| {
+        // This file system has no mapped owners.
+        let ramfs = NewFilesystem::open("ramfs").expect("opened");
+        let mount = ramfs.mount(attributes).expect("mounted");
+        let mut spec = shim.spec(name, "stat -c %u /work");
+        spec.binds = vec![bind("/work", read_only)];
+        client.launch_with(spec, &[mount])
+    };
+    let refused = launch("refused.1", false, MountAttributes::empty()).expect_err("unsafe");
+    for words in ["/work", "cannot map owners", "nosuid"] {
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    let harmless = [
+        ("nosuid.1", false, MountAttributes::MOUNT_ATTR_NOSUID),
+        ("reads.1", true, MountAttributes::empty()),
+    ];
+    for (name, read_only, attributes) in harmless {
+        let launched = launch(name, read_only, attributes);
+        wait_dead(&launched.unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert_eq!(shim.log(name), "65534\n", "{name}");
+    }
+}
+
+#[test]
+fn a_writable_bind_with_the_hosts_own_ids_is_refused() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let work = work_directory(&shim);
+    let mut spec = shim.spec("own.1", "true");
+    spec.binds = vec![BindSpec {
+        first_id: 0,
+        ..bind("/work", false)
+    }];
+    let refused = shim.client().launch_with(spec, &[copy_of(&work)]);
+    let refused = refused.expect_err("it could make files of the host's root");
+    assert!(refused.to_string().contains("binds"), "{refused}");
 }
 
 #[test]

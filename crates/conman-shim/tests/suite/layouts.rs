@@ -6,7 +6,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount};
+use conman_linux::{
+    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount, MountAttributes,
+};
 use conman_shim::{
     BindSpec, CallError, ClientError, ContainerState, LaunchError, MAX_LAYERS, Reply, Request,
     SHARED_IDS,
@@ -214,6 +216,7 @@ fn what_is_read_only_is_so_without_mount_setattr_too() {
     let bind = |target: &str, read_only| BindSpec {
         target: target.to_owned(),
         read_only,
+        first_id: conman_core::DEFAULT_BIND_FIRST_ID,
     };
     spec.binds = vec![
         bind("/read", true),
@@ -223,6 +226,13 @@ fn what_is_read_only_is_so_without_mount_setattr_too() {
     let copy = |path: &Path| Mount::copy_of(rustix::fs::CWD, path).expect("copied");
     let mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
     let mut client = shim.client();
+    let mut unsafe_spec = spec.clone();
+    unsafe_spec.name = "unsafe.1".to_owned();
+    let refused = client.launch_with(unsafe_spec, &mounts);
+    let refused = refused.expect_err("a bind that can be written to without mapped owners");
+    assert!(refused.to_string().contains("/write"), "{refused}");
+    let nosuid = MountAttributes::MOUNT_ATTR_NOSUID;
+    mounts[2].set_attributes(nosuid).expect("set");
     let launched = client
         .launch_with(spec, &mounts)
         .unwrap_or_else(|error| panic!("{error}: {error:?}"));

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
-use conman_core::SpecPolicy;
+use conman_core::{DEFAULT_BIND_FIRST_ID, SpecPolicy};
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::ProxyOptions;
+use conman_shim::RANGE_SIZE;
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
@@ -188,6 +189,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         .into_iter()
         .map(PathBuf::from)
         .collect();
+    let bind_first_id = bind_first_id(&binds);
     binds.finish();
     for (name, template) in root.section("templates").sections() {
         policy.templates.insert(name, templates::template(template));
@@ -209,6 +211,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         images,
         docker_socket,
         log_format,
+        bind_first_id,
         policy,
     };
     if let Some(shared) = &config.shared {
@@ -216,6 +219,14 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         registry::kill_mistakes(reader, &config, shared);
     }
     config
+}
+
+/// The first of the 65,536 host ids that own the files of binds. Those below are the host's own.
+fn bind_first_id(binds: &Section<'_, '_>) -> u32 {
+    let highest = u64::from(u32::MAX - RANGE_SIZE);
+    binds
+        .integer("first_id", u64::from(RANGE_SIZE)..=highest)
+        .unwrap_or(DEFAULT_BIND_FIRST_ID)
 }
 
 /// The policy checks itself and names fields as it has them; here they are named as in the file.

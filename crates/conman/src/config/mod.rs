@@ -55,7 +55,9 @@ pub(crate) struct Config {
     pub(crate) docker_socket: PathBuf,
     /// `log.format`.
     pub(crate) log_format: LogFormat,
-    /// Templates, `[binds]`, and the limits of specs.
+    /// `binds.first_id`: host id of user 0 in files of native sessions' binds.
+    pub(crate) bind_first_id: u32,
+    /// Templates, `binds.allow`, and the limits of specs.
     pub(crate) policy: SpecPolicy,
 }
 

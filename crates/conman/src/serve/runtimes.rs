@@ -118,6 +118,7 @@ fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRu
         instance: state.instance.clone(),
         directory: config.state_dir.join(NATIVE),
         images: state.images.clone(),
+        bind_first_id: config.bind_first_id,
         socket: ShimPlace::of(&state.instance).socket(),
         shim: Some(shim::command(config)?),
         fence,

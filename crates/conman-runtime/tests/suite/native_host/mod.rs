@@ -86,6 +86,7 @@ impl Host {
             instance: instance.clone(),
             directory: self.path(instance.as_str()),
             images: self.store.clone(),
+            bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
             socket: self.path(&format!("{instance}.sock")),
             shim,
             fence,
