@@ -393,10 +393,10 @@ impl Node {
         &self.context.options.policy
     }
 
-    /// Where a session is reached.
+    /// Where a browser reaches a session.
     #[must_use]
-    pub fn url(&self, id: &SessionId) -> String {
-        self.context.options.urls.url(id)
+    pub fn browser_url(&self, id: &SessionId) -> String {
+        self.context.options.browser_urls.url(id)
     }
 
     /// The node as the API shows it.

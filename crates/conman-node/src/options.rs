@@ -20,6 +20,8 @@ pub struct NodeOptions {
     pub limits: NodeLimits,
     pub bounds: NodeBounds,
     pub urls: UrlScheme,
+    /// Likewise, for browsers.
+    pub browser_urls: UrlScheme,
     /// Time between a preemption notice that names none and the end of the machine.
     pub preempt_budget_ms: u32,
     /// Watch the metadata server of Google Compute Engine for preemption notices.
@@ -42,6 +44,7 @@ impl NodeOptions {
             limits: NodeLimits::default(),
             bounds: NodeBounds::default(),
             urls: UrlScheme::host("http", "localhost:7701"),
+            browser_urls: UrlScheme::host("http", "localhost:7701"),
             preempt_budget_ms: 25_000,
             gce: None,
             standing: watch::channel(Standing::Alone).1,

@@ -33,6 +33,12 @@ pub(crate) enum Unforwarded {
         location: String,
         set_cookie: HeaderValue,
     },
+    #[error("a browser asks for a session by its path")]
+    BrowserPath {
+        session: SessionId,
+        /// The session's own host, where it has one.
+        host: Option<String>,
+    },
     #[error("the caller may not connect")]
     Denied(Box<Problem>),
     #[error("the session cannot be reached")]
@@ -139,6 +145,7 @@ impl Unforwarded {
             Self::Address(AddressError::Unknown)
             | Self::AddSlash { .. }
             | Self::TokenExchanged { .. }
+            | Self::BrowserPath { .. }
             | Self::Denied(_)
             | Self::Refused(_)
             | Self::HoldFull { .. }
@@ -243,6 +250,15 @@ impl Unforwarded {
             Self::NoPeer(problem) => (*problem, None),
             Self::NotHere(turned) => (
                 Problem::new("not-here", "Not here", 421, turned.to_string()),
+                None,
+            ),
+            Self::BrowserPath { session, host } => (
+                Problem::new(
+                    "browser-path",
+                    "Browsers need the session's own host",
+                    403,
+                    browser_path(&session, host),
+                ),
                 None,
             ),
             Self::HoldFull { session } => (
@@ -362,6 +378,19 @@ impl Unforwarded {
             ),
         }
     }
+}
+
+fn browser_path(session: &SessionId, host: Option<String>) -> String {
+    let own = host.map_or_else(
+        || "set `listen.domain`, and open it by its own host".to_owned(),
+        |host| format!("open it at `{host}` instead"),
+    );
+    format!(
+        "a browser asked for session `{session}` by its path. All sessions share one origin there, \
+         so a page of one could read another's: {own}. Programs send no `Origin`, `Sec-Fetch-*`, \
+         `Upgrade-Insecure-Requests` or cookie of conman's; `listen.browser_paths = true` lets \
+         browsers in here"
+    )
 }
 
 fn bad_request(detail: impl Into<String>) -> Problem {

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::answer::Unforwarded;
+use crate::answer_heads::{AnswerHeads, Awaited, HeadFault};
 use crate::body::RequestBody;
 use crate::pool::Wire;
 use crate::watchdog::Watchdog;
@@ -64,7 +65,9 @@ pub(crate) async fn handshake(
         Some(_) => (HOP_HEAD_BYTES, HOP_HEADERS),
         None => (0, 0),
     };
-    let io = TokioIo::new(BackendIo::new(stream, options.write_stall_timeout));
+    let awaited = Awaited::default();
+    let heads = AnswerHeads::new(awaited.clone(), options.head_timeout);
+    let io = TokioIo::new(BackendIo::new(stream, heads, options.write_stall_timeout));
     let (sender, connection): (SendRequest<RequestBody>, _) = Builder::new()
         .max_buf_size(options.max_head_bytes + more_bytes)
         .max_headers(options.max_headers + more_headers)
@@ -83,7 +86,11 @@ pub(crate) async fn handshake(
             tracing::trace!(error = ?ended.err(), "connection to a session ended");
         });
     }
-    Ok(Wire { sender, seal })
+    Ok(Wire {
+        sender,
+        seal,
+        awaited,
+    })
 }
 
 /// No delay for small writes, and probes that find a peer which is gone without a word.
@@ -106,8 +113,8 @@ pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
     }
 }
 
-/// A connection to a session as hyper sees it: writing is bounded, reading is not, because a
-/// session may be silent for as long as it likes.
+/// A connection to a session as hyper sees it: writing is bounded, and so is the time for a head
+/// that has begun. A session may be silent for as long as it likes otherwise.
 ///
 /// Many programs refuse an upload without reading it, answer, and close, which resets the
 /// connection. hyper would give up at the first write that fails, with the answer unread, so what
@@ -117,15 +124,19 @@ pub(crate) struct BackendIo {
     stream: Stream,
     /// The session takes nothing more.
     deaf: bool,
+    heads: AnswerHeads,
+    read_watch: Watchdog,
     write_watch: Watchdog,
     write_stall: Duration,
 }
 
 impl BackendIo {
-    pub(crate) fn new(stream: Stream, write_stall: Duration) -> Self {
+    pub(crate) fn new(stream: Stream, heads: AnswerHeads, write_stall: Duration) -> Self {
         Self {
             stream,
             deaf: false,
+            heads,
+            read_watch: Watchdog::default(),
             write_watch: Watchdog::default(),
             write_stall,
         }
@@ -167,7 +178,19 @@ impl AsyncRead for BackendIo {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let this = &mut *self;
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            let observed = this.heads.observe(&buf.filled()[before..]);
+            return observed
+                .map_or_else(|fault| Poll::Ready(Err(io::Error::other(fault))), |()| read);
+        }
+        if let Some(until) = this.heads.until() {
+            ready!(this.read_watch.poll_until(cx, until));
+            return Poll::Ready(Err(io::Error::other(HeadFault::Slow)));
+        }
+        Poll::Pending
     }
 }
 

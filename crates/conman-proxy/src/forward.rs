@@ -15,9 +15,13 @@ use tokio::time::Instant;
 
 use crate::address::{self, Address};
 use crate::answer::Unforwarded;
+use crate::answer_heads::HeadFault;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
 use crate::client_io::{BodyWatch, Ticket};
-use crate::headers::{Provenance, accepts_trailers, name_session, strip_forged, strip_hop_by_hop};
+use crate::confine::{confine, is_browsers};
+use crate::headers::{
+    Provenance, X_FORWARDED_PREFIX, accepts_trailers, name_session, strip_forged, strip_hop_by_hop,
+};
 use crate::hop::{self, Wait};
 use crate::loan::Loan;
 use crate::peers::{Asked, PULSE, X_CONMAN_EXPECT};
@@ -82,6 +86,12 @@ async fn from_client(
         Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
         Err(error) => return Err(Unforwarded::Address(error)),
     };
+    let options = &worker.options;
+    if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
+        let host = domain.map(|domain| format!("{id}.{domain}{}", port_of(&host)));
+        return Err(Unforwarded::BrowserPath { session: id, host });
+    }
+    let scope = scope(&parts, &prefix, options);
     let may_start = match gate.admit(&mut parts, &id, &prefix) {
         Verdict::Admit { may_start } => may_start,
         Verdict::Redirect {
@@ -117,13 +127,36 @@ async fn from_client(
         },
     };
     let outgoing = Outgoing::new(client, &route, arrived);
-    match (&route.way, offer.is_some()) {
+    let answered = match (&route.way, offer.is_some()) {
         (Way::Peer { .. }, _) => hop::forward(client, route, outgoing, offer, wait).await,
         (Way::Session | Way::Api, true) => {
             let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
             tried.answered(&route)
         }
         (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
+    };
+    let mut response = answered?;
+    confine(response.headers_mut(), &scope);
+    Ok(response)
+}
+
+/// The path that a browser knows the session by, with what a trusted proxy took off before it.
+fn scope(parts: &Parts, prefix: &str, options: &ProxyOptions) -> Vec<u8> {
+    let outer = parts.headers.get(&X_FORWARDED_PREFIX);
+    match outer.filter(|_| options.trust_forwarded && !prefix.is_empty()) {
+        Some(outer) => [outer.as_bytes(), prefix.as_bytes()].concat(),
+        None => prefix.as_bytes().to_vec(),
+    }
+}
+
+/// The port in a `Host` field with its colon; empty where there is none.
+fn port_of(host: &HeaderValue) -> &str {
+    let host = host.to_str().unwrap_or_default();
+    let port = host.rfind(':').map_or("", |colon| &host[colon..]);
+    if port.bytes().skip(1).all(|byte| byte.is_ascii_digit()) {
+        port
+    } else {
+        ""
     }
 }
 
@@ -451,6 +484,15 @@ pub(crate) fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> U
         Some(FaultKind::Stalled(waited)) => return Unforwarded::BodyStalled { waited },
         Some(FaultKind::Broken) => return Unforwarded::BodyBroken,
         None => {}
+    }
+    if let Some(fault) = HeadFault::of(&error) {
+        return Unforwarded::BadAnswer {
+            session,
+            why: match fault {
+                HeadFault::Slow => "a head that it did not complete in time",
+                HeadFault::Endless => "more interim answers (1xx) than anything needs",
+            },
+        };
     }
     if error.is_parse_too_large() {
         return Unforwarded::BadAnswer {

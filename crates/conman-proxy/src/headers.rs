@@ -12,7 +12,7 @@ pub(crate) static X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-c
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-static X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+pub(crate) static X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
 /// Fields that concern one connection alone (RFC 9110, section 7.6.1), those of older practice
 /// included. `Trailer` stays: it announces what is forwarded too.

@@ -273,8 +273,10 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
         .map_err(|error| unreachable(&error))
 }
 
-/// Marks a request as this node's, where the connection asks for that.
+/// The last step before a request is sent on the connection, whose answer is awaited from now on:
+/// marks the request as this node's, where the connection asks for that.
 pub(crate) fn seal(wire: &Wire, request: Request<RequestBody>) -> Request<RequestBody> {
+    wire.awaited.begin();
     let Some(seal) = &wire.seal else {
         return request;
     };

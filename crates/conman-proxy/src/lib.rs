@@ -40,15 +40,18 @@
 //! * An idle tunnel owns no buffer. Everything that waits on a peer has a bound in time, but for
 //!   an answer's next byte and an idle tunnel, which may take days.
 //!
-//! Interim answers other than `100 Continue` (`103 Early Hints`) are not passed on.
+//! Interim answers other than `100 Continue` (`103 Early Hints`) are not passed on, and of those to
+//! one request there is a bound.
 #![forbid(unsafe_code)]
 
 mod address;
 mod answer;
+mod answer_heads;
 mod backend;
 mod body;
 mod buffers;
 mod client_io;
+mod confine;
 mod forward;
 mod frames;
 mod framing;

@@ -58,6 +58,8 @@ pub struct ProxyOptions {
     /// Whether `X-Forwarded-*` and `Forwarded` of the client are believed and extended, because
     /// the only clients are proxies of one's own.
     pub trust_forwarded: bool,
+    /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
+    pub browser_paths: bool,
     /// Looks after the acceptor and the workers.
     pub vitals: Vitals,
 }
@@ -106,6 +108,7 @@ impl Default for ProxyOptions {
             close_timeout: Duration::from_secs(2),
             keepalive: Keepalive::default(),
             trust_forwarded: false,
+            browser_paths: false,
             vitals: Vitals::default(),
         }
     }

@@ -7,6 +7,7 @@ use conman_proto::SessionId;
 use hyper::client::conn::http1::SendRequest;
 use tokio::time::Instant;
 
+use crate::answer_heads::Awaited;
 use crate::body::RequestBody;
 use crate::{Route, Seal, Way};
 
@@ -32,6 +33,7 @@ pub(crate) struct Pool {
 pub(crate) struct Wire {
     pub(crate) sender: SendRequest<RequestBody>,
     pub(crate) seal: Option<Arc<dyn Seal>>,
+    pub(crate) awaited: Awaited,
 }
 
 /// What a connection leads to.

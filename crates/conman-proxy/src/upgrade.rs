@@ -11,9 +11,9 @@ use hyper_util::rt::TokioIo;
 
 use crate::answer::Unforwarded;
 use crate::backend::{self, BackendIo};
-use crate::body::{RequestBody, ResponseBody};
+use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::client_io::ClientIo;
-use crate::forward::session_response;
+use crate::forward::{self, session_response};
 use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
 use crate::hop::{self, Tried};
 use crate::pool::Lease;
@@ -89,10 +89,7 @@ pub(crate) async fn forward(
         return Err(Unforwarded::Ambiguous);
     };
     let activity = route.activity.begin();
-    let unanswered = |source| {
-        let session = route.session.clone();
-        Unforwarded::Unanswered { session, source }
-    };
+    let unanswered = |error| forward::unanswered(route, error, &Fault::default());
     let mut wire = if matches!(route.way, Way::Peer { .. }) {
         match hop::open(client, route).await {
             Ok(wire) => wire,

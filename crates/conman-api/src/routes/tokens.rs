@@ -53,7 +53,10 @@ pub(crate) async fn make(
         .node
         .get(&id)
         .is_none_or(|session| session.port.is_some());
-    let url = has_port.then(|| format!("{}?{IN_URL}={}", state.node.url(&id), minted.token));
+    let url = has_port.then(|| {
+        let page = state.node.browser_url(&id);
+        format!("{page}?{IN_URL}={}", minted.token)
+    });
     Ok(Json(ConnectToken {
         token: minted.token,
         expires_at: minted.expires_at,

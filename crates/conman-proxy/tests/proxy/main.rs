@@ -1,4 +1,6 @@
 //! The proxy from outside: real sockets on loopback on both sides.
+mod answer_heads;
+mod confinement;
 mod forwarding;
 mod framing;
 mod hold;

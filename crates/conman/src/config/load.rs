@@ -292,6 +292,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         section.mistake(mistake.field, mistake.rule);
     }
     let trust_forwarded = section.boolean("trust_forwarded").unwrap_or(false);
+    let browser_paths = section.boolean("browser_paths").unwrap_or(false);
     section.finish();
     Listen {
         api,
@@ -304,6 +305,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         urls,
         secure_urls,
         trust_forwarded,
+        browser_paths,
     }
 }
 

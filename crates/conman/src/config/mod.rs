@@ -95,6 +95,8 @@ pub(crate) struct Listen {
     pub(crate) secure_urls: bool,
     /// Whether `X-Forwarded-*` of clients are believed.
     pub(crate) trust_forwarded: bool,
+    /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
+    pub(crate) browser_paths: bool,
 }
 
 /// `[fleet]`

@@ -460,11 +460,14 @@ async fn start_node(
         config.policy.clone(),
     );
     options.limits = config.limits.node.clone();
-    options.urls = config
-        .listen
-        .urls
-        .clone()
-        .unwrap_or_else(|| local_urls(sessions));
+    let listen = &config.listen;
+    options.urls = listen.urls.clone().unwrap_or_else(|| local_urls(sessions));
+    options.browser_urls = match listen.urls {
+        None if !listen.browser_paths => {
+            UrlScheme::host("http", &format!("{}:{}", listen.domain, sessions.port()))
+        }
+        _ => options.urls.clone(),
+    };
     options.preempt_budget_ms = config.preempt.budget_ms;
     options.gce = config
         .preempt
@@ -514,6 +517,7 @@ fn start_proxy(
         max_connections: config.limits.max_connections,
         max_held: config.limits.node.max_held,
         trust_forwarded: config.listen.trust_forwarded,
+        browser_paths: config.listen.browser_paths,
         vitals: vitals.clone(),
         ..ProxyOptions::default()
     };

@@ -48,8 +48,8 @@ pub(crate) fn explain(conman: &Conman) {
         "
 conman is running.
 
-  a shell in a browser    http://{sessions}/s/console/
-  a Python web server     http://{sessions}/s/notebook/     or  http://notebook.localhost:{port}/
+  a shell in a browser    http://console.localhost:{port}/
+  a Python web server     http://notebook.localhost:{port}/
   the API                 http://{api}/v1/sessions
 
 Try:

@@ -272,30 +272,63 @@ async fn a_token_in_the_url_is_exchanged_once_for_a_cookie_of_this_host_alone() 
 }
 
 #[tokio::test]
-async fn the_url_that_comes_with_a_token_leads_into_the_session_by_its_path() {
+async fn the_url_that_comes_with_a_token_leads_a_browser_to_the_sessions_own_host() {
     let Some(docker) = docker_shared().await else {
         return;
     };
     let stage = Stage::start(&docker).await;
     let made = stage.token("a", 300).await;
     let url = made.url.expect("the session has a port");
-    let origin = format!("http://{}", stage.conman.sessions_address());
-    let target = url
-        .strip_prefix(&origin)
-        .expect("an address of this listener");
-    let sessions = stage.conman.sessions();
-    let (location, line) = stage
-        .exchange(sessions.request(Method::GET, target, None))
-        .await;
-    assert_eq!(location, "/s/a/");
-    assert!(line.contains("; Path=/s/a;"), "{line}");
+    let port = stage.conman.sessions_address().port();
+    let own = format!("http://a.localhost:{port}");
+    let target = url.strip_prefix(&own).expect("the session's own host");
+    let (location, line) = stage.exchange(stage.get("a", target)).await;
+    assert_eq!(location, "/");
     let cookie = line.split(';').next().expect("a cookie");
-    let page = |path: &str| with(sessions.request(Method::GET, path, None), "cookie", cookie);
-    let answer = stage.send(page("/s/a/")).await;
+    let answer = stage
+        .send(with(stage.get("a", "/"), "cookie", cookie))
+        .await;
     assert_eq!(answer.status, StatusCode::OK);
     head_without(&answer.text(), &[&made.token, cookie]);
     // Even if a browser sent it there.
-    assert_unauthenticated(&stage.send(page("/s/b/")).await, "cookie");
+    let elsewhere = with(stage.get("b", "/"), "cookie", cookie);
+    assert_unauthenticated(&stage.send(elsewhere).await, "cookie");
+}
+
+#[tokio::test]
+async fn where_browsers_may_use_paths_the_url_of_a_token_and_its_cookie_keep_to_the_path() {
+    let Some(docker) = docker_shared().await else {
+        return;
+    };
+    for browser_paths in [true, false] {
+        let conman = Conman::builder()
+            .set("listen", &format!("browser_paths = {browser_paths}"))
+            .set("listen", "url = \"http://sessions.example/s/{id}/\"")
+            .set("listen", "hosts = [\"sessions.example\"]")
+            .toml(ECHO_TEMPLATE)
+            .start(&docker)
+            .await;
+        let api = conman.api();
+        api.ensure("a", &json!({"template": "echo"})).await;
+        let made = api.post("/v1/sessions/a/token", &json!({})).await;
+        let made: ConnectToken = made.expect(StatusCode::OK);
+        let url = made.url.expect("the session has a port");
+        let target = url.strip_prefix("http://sessions.example");
+        let sessions = conman.sessions();
+        let get = |target: &str| sessions.request(Method::GET, target, None);
+        let redirect = answer(&sessions, get(target.expect("as configured"))).await;
+        assert_eq!(redirect.headers[LOCATION], "/s/a/");
+        let line = redirect.headers[SET_COOKIE].to_str().expect("text");
+        assert!(line.contains("; Path=/s/a;"), "{line}");
+        let cookie = line.split(';').next().expect("a cookie");
+        let page = answer(&sessions, with(get("/s/a/"), "cookie", cookie)).await;
+        if browser_paths {
+            assert_eq!(page.status, StatusCode::OK, "{}", page.text());
+        } else {
+            assert_eq!(page.status, StatusCode::FORBIDDEN, "{}", page.text());
+            assert!(page.text().contains("a.localhost"), "{}", page.text());
+        }
+    }
 }
 
 #[tokio::test]
