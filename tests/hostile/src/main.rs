@@ -1,0 +1,58 @@
+//! The hostile battery: attacks from inside a session on the host, on conman and on other sessions.
+//!
+//! [`probes`] is the table: each probe has a name, an area and the published attacks that it tries
+//! again. Most run as functions of `inside.py` in one session; the others have a session for
+//! themselves and are judged from outside, by the host's files, cgroups, processes and counters.
+//! A [`bystander`] uses another session all the time: none of its operations may fail or be slow.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line tool talks on standard output"
+)]
+
+mod bystander;
+mod image;
+mod outside;
+mod probes;
+mod run;
+mod world;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tokio::task::LocalSet;
+
+/// Runs the hostile battery against a daemon of its own.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Only probes whose names contain one of these.
+    filter: Vec<String>,
+    /// Only list the probes.
+    #[arg(long)]
+    list: bool,
+    /// The long probes as well, and the bystander's times held to those of a quiet machine.
+    #[arg(long)]
+    acceptance: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let selected = probes::selected(&arguments.filter, arguments.acceptance);
+    if arguments.list {
+        for probe in &selected {
+            println!("{:<11} {:<32} {}", probe.area, probe.name, probe.known);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let Some(native) = conman_e2e::native() else {
+        return ExitCode::SUCCESS;
+    };
+    // Probes stay on this thread; the bystander's operations do not wait for it.
+    let battery = run::all(&native, &selected, arguments.acceptance);
+    if LocalSet::new().run_until(battery).await {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,172 @@
+//! Runs the selected probes: those inside one session together, those with sessions of their own
+//! some at a time, and those that load the machine one after the other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_e2e::{Native, lacks};
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use crate::bystander::Bystander;
+use crate::image;
+use crate::probes::{How, Probe};
+use crate::world::{Verdict, World};
+
+/// Probes with sessions of their own at a time.
+const AT_A_TIME: usize = 3;
+
+/// Bound on a single probe.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What a probe came to, and how long it took; an error where the probe itself failed.
+type Outcome = (Result<Verdict, String>, Duration);
+
+/// Runs them and prints what they came to: whether none has succeeded and the bystander is well.
+pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bool) -> bool {
+    if let Some(what) = image::missing() {
+        lacks(&what);
+        return true;
+    }
+    let begun = Instant::now();
+    let world = Arc::new(World::start(native).await);
+    let bystander = Bystander::start(world.api(), world.conman.sessions()).await;
+    let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
+    let inside: Vec<&str> = selected
+        .iter()
+        .filter(|probe| matches!(probe.how, How::Inside))
+        .map(|probe| probe.name)
+        .collect();
+    if !inside.is_empty() {
+        outcomes.extend(together(&world, &inside).await);
+    }
+    let several = selected.iter().filter_map(|probe| match probe.how {
+        How::Outside(run) => Some(outside(&world, probe.name, run)),
+        How::Inside | How::Alone(_) => None,
+    });
+    let several = stream::iter(several).buffer_unordered(AT_A_TIME);
+    outcomes.extend(several.collect::<Vec<_>>().await);
+    for probe in selected {
+        if let How::Alone(run) = probe.how {
+            outcomes.extend([outside(&world, probe.name, run).await]);
+        }
+    }
+    let (wrong, summary) = bystander.finish(strict).await;
+    let well = report(selected, &outcomes, &wrong);
+    println!("bystander: {summary}");
+    println!(
+        "{} probes in {} s",
+        selected.len(),
+        begun.elapsed().as_secs()
+    );
+    well
+}
+
+/// The attacks that need nothing but a session, in one, while another one has left its traces.
+async fn together(world: &Arc<World>, names: &[&'static str]) -> Vec<(&'static str, Outcome)> {
+    let (other, _) = world.helper("traces", &["hold_traces"], "holding").await;
+    world
+        .exec(&other, &["python3", "/inside.py", "try", "leave_traces"])
+        .await;
+    let socket = format!("conman-e2e-port-{}", world.conman.api_address().port());
+    let ports = [world.conman.api_address(), world.conman.sessions_address()];
+    let ports = ports.map(|address| address.port().to_string()).join(",");
+    let mut spec = world.spec(&["sleep_long"]);
+    spec["env"] = json!({
+        "HOSTILE_STATE_DIR": world.conman.state_dir(),
+        "HOSTILE_CANARY": "hostile",
+        "HOSTILE_PORTS": ports,
+        "HOSTILE_SOCKET": socket,
+    });
+    let id = world.id("inside");
+    world.api().ensure(&id, &spec).await;
+    let mut outcomes = Vec::new();
+    for some in names.chunks(16) {
+        let begun = Instant::now();
+        let command: Vec<&str> = ["python3", "/inside.py", "try"]
+            .into_iter()
+            .chain(some.iter().copied())
+            .collect();
+        let request = json!({"command": command, "timeout_ms": 60_000});
+        let answer = world.exec_answer(&id, &request);
+        let text = match timeout(PATIENCE, answer).await {
+            Ok(answer) => answer.json()["stdout"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            Err(_) => String::new(),
+        };
+        let took = begun.elapsed() / u32::try_from(some.len()).unwrap_or(1);
+        for name in some {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("{name} ")));
+            let line = line.unwrap_or("broken: it reported nothing");
+            let verdict = match line.split_once(": ") {
+                Some(("held", why)) => Ok(Verdict::Held(why.to_owned())),
+                Some(("reached", what)) => Ok(Verdict::Reached(what.to_owned())),
+                _ => Err(line.to_owned()),
+            };
+            outcomes.push((*name, (verdict, took)));
+        }
+    }
+    world.stop(&id).await;
+    world.stop(&other).await;
+    outcomes
+}
+
+async fn outside(
+    world: &Arc<World>,
+    name: &'static str,
+    run: crate::probes::Run,
+) -> (&'static str, Outcome) {
+    let begun = Instant::now();
+    let world = Arc::clone(world);
+    // A task, so that a panic of one probe is not the end of all.
+    let task = tokio::task::spawn_local(async move { timeout(PATIENCE, run(&world)).await });
+    let verdict = match task.await {
+        Ok(Ok(verdict)) => Ok(verdict),
+        Ok(Err(_)) => Err("it took too long".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
+    (name, (verdict, begun.elapsed()))
+}
+
+fn report(
+    selected: &[&'static Probe],
+    outcomes: &BTreeMap<&'static str, Outcome>,
+    wrong: &[String],
+) -> bool {
+    let (mut reached, mut broken) = (Vec::new(), Vec::new());
+    for probe in selected {
+        let Some((verdict, took)) = outcomes.get(probe.name) else {
+            continue;
+        };
+        let (word, text) = match verdict {
+            Ok(Verdict::Held(why)) => ("held", why),
+            Ok(Verdict::Reached(what)) => ("REACHED", what),
+            Err(why) => ("BROKEN", why),
+        };
+        let text: String = text.replace('\n', " ").chars().take(200).collect();
+        println!(
+            "{:<10} {:<30} {word:<8} {:>6.2} s  {text}",
+            probe.area,
+            probe.name,
+            took.as_secs_f64()
+        );
+        match word {
+            "REACHED" => reached.push(probe.name),
+            "BROKEN" => broken.push(probe.name),
+            _ => {}
+        }
+    }
+    println!("reached: {}: {}", reached.len(), reached.join(" "));
+    println!("broken: {}: {}", broken.len(), broken.join(" "));
+    for what in wrong {
+        println!("the bystander suffered: {what}");
+    }
+    reached.is_empty() && broken.is_empty() && wrong.is_empty()
+}
