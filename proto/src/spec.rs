@@ -151,6 +151,15 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 6_291_456)]
     pub memory_bytes: Option<u64>,
+    /// Limit of the disk space that its files and its log take, in bytes; binds do not count. With
+    /// the native runtime only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 67_108_864)]
+    pub disk_bytes: Option<u64>,
+    /// Limit of its files and directories; one for each 16 KiB of `disk_bytes` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1_024)]
+    pub disk_inodes: Option<u64>,
     /// CPU limit in cores, for example 0.5.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0.01)]
@@ -208,6 +217,10 @@ pub struct ResolvedSpec {
     pub ready_timeout_s: u32,
     pub network: Network,
     pub memory_bytes: Option<u64>,
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    #[serde(default)]
+    pub disk_inodes: Option<u64>,
     pub cpus: Option<f64>,
     pub pids: u32,
     pub labels: BTreeMap<String, String>,

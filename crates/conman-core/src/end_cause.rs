@@ -32,6 +32,8 @@ pub enum EndCause {
     Deleted,
     /// It was idle, or lived, for as long as its spec allows.
     Expired,
+    /// It took more disk space or inodes than its spec allows.
+    DiskLimit,
     /// Its daemon was told to take its sessions along.
     ShutDown,
     /// The registry holds it for another's, or knows no container of it.

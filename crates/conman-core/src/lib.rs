@@ -42,5 +42,6 @@ pub use resolve::{
 };
 pub use sparing::Sparing;
 pub use spec_policy::{
-    HIGHEST_MAX_CPUS, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_MEMORY_BYTES, SpecPolicy, Template,
+    HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,
+    MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy, Template,
 };

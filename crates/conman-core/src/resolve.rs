@@ -4,7 +4,10 @@ use conman_proto::{FieldError, Network, ResolvedSpec, RuntimeKind, SessionId, Se
 
 use crate::bind::Bind;
 use crate::nearest::nearest;
-use crate::spec_policy::{MIN_CPUS, MIN_MEMORY_BYTES, SpecPolicy, Template};
+use crate::spec_policy::{
+    DISK_BYTES_PER_INODE, HIGHEST_MAX_DISK, MIN_CPUS, MIN_DISK_BYTES, MIN_DISK_INODES,
+    MIN_MEMORY_BYTES, SpecPolicy, Template,
+};
 use crate::{image_reference, preempt_signal};
 
 mod mistakes;
@@ -166,6 +169,8 @@ fn fill_in(
         mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
     }
 
+    let (disk_bytes, disk_inodes) = disk(policy, base, request, runtime, mistakes);
+
     ResolvedSpec {
         template: request.template.clone(),
         runtime,
@@ -184,6 +189,8 @@ fn fill_in(
         ),
         network,
         memory_bytes: memory(policy, base, request, mistakes),
+        disk_bytes,
+        disk_inodes,
         cpus: cpus(policy, base, request, mistakes),
         pids: within(
             "pids",
@@ -329,6 +336,48 @@ fn memory(
         );
     }
     Some(memory)
+}
+
+/// Limits of space and inodes.
+fn disk(
+    policy: &SpecPolicy,
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> (Option<u64>, Option<u64>) {
+    let mut bytes = request.disk_bytes.or(base.disk_bytes);
+    let mut inodes = request.disk_inodes.or(base.disk_inodes);
+    if runtime != RuntimeKind::Native {
+        for (field, given) in [("disk_bytes", bytes), ("disk_inodes", inodes)] {
+            if given.is_some() {
+                mistakes.add(
+                    field,
+                    format!("the {runtime} runtime has no limits of disk space; leave it out"),
+                );
+            }
+        }
+        return (None, None);
+    }
+    bytes = bytes
+        .or(policy.default_disk_bytes)
+        .or(policy.max_disk_bytes);
+    let most = policy.max_disk_bytes.unwrap_or(HIGHEST_MAX_DISK);
+    if let Some(bytes) = bytes.filter(|bytes| !(MIN_DISK_BYTES..=most).contains(bytes)) {
+        mistakes.add(
+            "disk_bytes",
+            format!("is {bytes}; must be {MIN_DISK_BYTES} (64 MiB) to {most}"),
+        );
+    }
+    inodes = inodes.or(bytes.map(|bytes| (bytes / DISK_BYTES_PER_INODE).max(MIN_DISK_INODES)));
+    let range = MIN_DISK_INODES..=HIGHEST_MAX_DISK;
+    if let Some(inodes) = inodes.filter(|inodes| !range.contains(inodes)) {
+        mistakes.add(
+            "disk_inodes",
+            format!("is {inodes}; must be at least {MIN_DISK_INODES}"),
+        );
+    }
+    (bytes, inodes)
 }
 
 fn cpus(

@@ -111,6 +111,7 @@ fn told_loss(end: End) -> Option<NodeLoss> {
         EndCause::Unrecorded
         | EndCause::Deleted
         | EndCause::Expired
+        | EndCause::DiskLimit
         | EndCause::ShutDown
         | EndCause::Disowned
         | EndCause::Exited

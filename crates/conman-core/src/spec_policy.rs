@@ -8,6 +8,14 @@ use crate::resolve::resolve_template;
 
 /// Least memory limit in bytes: below it Docker refuses to make a container.
 pub const MIN_MEMORY_BYTES: u64 = 6 << 20;
+/// Least limit of disk space in bytes: four logs of the native runtime, which count.
+pub const MIN_DISK_BYTES: u64 = 64 << 20;
+/// Least limit of inodes.
+pub const MIN_DISK_INODES: u64 = 1_024;
+/// Disk space for each inode where only the space is limited: what ext4 is made for.
+pub(crate) const DISK_BYTES_PER_INODE: u64 = 16 << 10;
+/// Greatest limits of disk space and inodes: what quotas count in.
+pub const HIGHEST_MAX_DISK: u64 = i64::MAX as u64;
 /// Least CPU limit in cores: the kernel's least quota, 1 ms in each period of 100 ms.
 pub const MIN_CPUS: f64 = 0.01;
 /// Greatest CPU limit that a node may allow.
@@ -37,6 +45,11 @@ pub struct SpecPolicy {
     pub default_memory_bytes: Option<u64>,
     /// Greatest memory limit; specs may go without one only when this is absent.
     pub max_memory_bytes: Option<u64>,
+    /// Limit of disk space of a spec that names none; `max_disk_bytes` when absent. Of sessions of
+    /// the native runtime, like the next one.
+    pub default_disk_bytes: Option<u64>,
+    /// Greatest limit of disk space; specs may go without one only when this is absent.
+    pub max_disk_bytes: Option<u64>,
     /// CPU limit of a spec that names none; `max_cpus` when absent.
     pub default_cpus: Option<f64>,
     /// Greatest CPU limit; specs may go without one only when this is absent.
@@ -59,6 +72,8 @@ impl Default for SpecPolicy {
             bind_roots: Vec::new(),
             default_memory_bytes: None,
             max_memory_bytes: None,
+            default_disk_bytes: Some(10 << 30),
+            max_disk_bytes: None,
             default_cpus: None,
             max_cpus: None,
             default_pids: 256,
@@ -100,6 +115,12 @@ impl SpecPolicy {
                 format!("is {max}; must be at least {MIN_MEMORY_BYTES}"),
             );
         }
+        if let Some(max) = self.max_disk_bytes.filter(|max| *max < MIN_DISK_BYTES) {
+            add(
+                "max_disk_bytes",
+                format!("is {max}; must be at least {MIN_DISK_BYTES}"),
+            );
+        }
         if let Some(max) = self
             .max_cpus
             .filter(|max| !(MIN_CPUS..=HIGHEST_MAX_CPUS).contains(max))
@@ -123,6 +144,7 @@ impl SpecPolicy {
         // A wrong default is one mistake, not one for each template that leaves it alone.
         let plain = Self {
             default_memory_bytes: None,
+            default_disk_bytes: None,
             default_cpus: None,
             default_ready_timeout_s: Self::default().default_ready_timeout_s,
             ..self.clone()
@@ -137,12 +159,15 @@ impl SpecPolicy {
     fn default_mistakes(&self, mistakes: &mut Vec<FieldError>) {
         let defaults = SessionRequest {
             memory_bytes: self.default_memory_bytes,
+            disk_bytes: self.default_disk_bytes,
             cpus: self.default_cpus,
             ready_timeout_s: Some(self.default_ready_timeout_s),
             ..SessionRequest::default()
         };
         let template = Template {
             request: defaults,
+            // Disk limits are its.
+            runtime: Some(RuntimeKind::Native),
             ..Template::default()
         };
         mistakes.extend(

@@ -24,6 +24,7 @@ mod cgroups;
 mod child_events;
 mod clone_process;
 mod death_watch;
+mod disk_usage;
 mod exit_info;
 mod features;
 mod freezer;
@@ -37,6 +38,7 @@ mod privileges;
 pub mod proc_scan;
 mod proc_stat;
 mod process_facts;
+mod project_quota;
 mod realtime;
 mod replaced_file;
 mod session_cgroup;
@@ -56,6 +58,7 @@ pub use clone_process::{
     unshare_namespaces,
 };
 pub use death_watch::DeathWatch;
+pub use disk_usage::{DiskUsage, nameless_usage, tree_usage};
 pub use exit_info::{Ended, ended_unreaped};
 pub use features::{Features, Interface};
 pub use freezer::Freezer;
@@ -72,6 +75,7 @@ pub use privileges::{
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,
 };
+pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
 pub use replaced_file::{replace_file, sync_parent};
 pub use rustix::process::Signal;

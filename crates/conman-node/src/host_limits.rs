@@ -19,6 +19,8 @@ pub struct HostLimit {
 pub(crate) struct HostLimits {
     /// None for a runtime that no limit binds.
     latest: Mutex<BTreeMap<RuntimeKind, HostLimit>>,
+    /// While the disk is short, whatever the runtime.
+    disk: Mutex<Option<HostLimit>>,
     /// A start was refused: what was seen last may be outdated.
     pub(crate) met: Notify,
 }
@@ -32,8 +34,20 @@ impl HostLimits {
         };
     }
 
+    pub(crate) fn set_disk(&self, limit: Option<HostLimit>) {
+        *self.lock_disk() = limit;
+    }
+
+    pub(crate) fn disk(&self) -> Option<HostLimit> {
+        self.lock_disk().clone()
+    }
+
     pub(crate) fn of(&self, runtime: RuntimeKind) -> Option<HostLimit> {
-        self.lock().get(&runtime).cloned()
+        self.disk().or_else(|| self.lock().get(&runtime).cloned())
+    }
+
+    fn lock_disk(&self) -> MutexGuard<'_, Option<HostLimit>> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A panic while the lock is held cannot leave half a change: each is one map operation.

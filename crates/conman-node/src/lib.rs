@@ -38,6 +38,7 @@ mod certificate;
 mod cleanup;
 mod condemned;
 mod context;
+mod disk_watch;
 mod drain;
 mod emergency;
 mod ensure;

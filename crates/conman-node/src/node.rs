@@ -43,7 +43,7 @@ use crate::route::SessionRoute;
 use crate::runtime_health::RuntimeHealth;
 use crate::session::View;
 use crate::sessions::Sessions;
-use crate::{access, adoption, cleanup, ensure, lost, reconcile, runtime_health, view};
+use crate::{access, adoption, cleanup, disk_watch, ensure, lost, reconcile, runtime_health, view};
 
 /// How long starts under way may hold up a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
@@ -135,6 +135,10 @@ impl Node {
             tokio::spawn(essential(
                 reconcile::NAME,
                 reconcile::run(Arc::clone(&context)),
+            )),
+            tokio::spawn(essential(
+                disk_watch::NAME,
+                disk_watch::run(Arc::clone(&context)),
             )),
             tokio::spawn(essential(
                 runtime_health::NAME,
@@ -408,7 +412,9 @@ impl Node {
     /// What is amiss without making the node unready, in words.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        self.health.warnings()
+        let mut warnings = self.health.warnings();
+        warnings.extend(disk_watch::warning(&self.context));
+        warnings
     }
 
     /// Sessions whose containers there are, whose part of the host's limits is taken thus. Those

@@ -66,6 +66,9 @@ pub struct NodeLimits {
     pub max_held_per_session: usize,
     /// Connections held for all sessions together.
     pub max_held: usize,
+    /// Bytes that stay free on the file system with the state directory: with less, no session is
+    /// started.
+    pub disk_reserve_bytes: u64,
 }
 
 impl Default for NodeLimits {
@@ -76,6 +79,7 @@ impl Default for NodeLimits {
             max_stopped_kept: 1_000,
             max_held_per_session: 128,
             max_held: 4_096,
+            disk_reserve_bytes: 512 << 20,
         }
     }
 }

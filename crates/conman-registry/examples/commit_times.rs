@@ -190,6 +190,8 @@ fn spec() -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         memory_bytes: Some(1 << 28),
+        disk_bytes: None,
+        disk_inodes: None,
         cpus: Some(0.5),
         pids: 128,
         labels: BTreeMap::new(),

@@ -574,6 +574,8 @@ pub(crate) fn spec(template: &str) -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         memory_bytes: Some(u64::MAX),
+        disk_bytes: None,
+        disk_inodes: None,
         cpus: Some(0.1 + 0.2),
         pids: 128,
         labels: BTreeMap::new(),

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use conman_linux::CpuLimit;
+use conman_linux::{CpuLimit, DiskUsage};
 use conman_proto::{
     ExecId, ExecStatus, Generation, KeptExec, ResolvedSpec, RuntimeKind, SessionId, TerminalSize,
 };
@@ -237,6 +237,17 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     async fn was_fenced(&self, _key: &ContainerKey) -> bool {
         // A runtime that is under no fence.
         false
+    }
+
+    /// What the files and the log of a container take, binds left out, as far as that is more than
+    /// `limits`: otherwise it may be measured in part. `None` also where the file system enforces the
+    /// limits.
+    async fn excess_disk_usage(
+        &self,
+        _key: &ContainerKey,
+        _limits: DiskUsage,
+    ) -> Result<Option<DiskUsage>, RuntimeError> {
+        Ok(None)
     }
 
     /// Removes dead or never started containers with all they left (cgroups, files), as one

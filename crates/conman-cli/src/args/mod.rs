@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn every_option_of_run_reaches_the_request() {
-        let words = "run alice --template t --image i --port 80 -e A=b=c --label k=v --node-label pool=gpu --memory 256M \
+        let words = "run alice --template t --image i --port 80 -e A=b=c --label k=v --node-label pool=gpu --memory 256M --disk 1G \
              --cpus 0.5 --pids 7 --bind /a:/b:ro --network bridge --idle-timeout 10m \
              --max-lifetime 2h --ready-path /up --ready-timeout 30s --preempt-signal SIGTERM \
              --preempt-grace 500ms -t --no-wait -- prog -x";
@@ -178,7 +178,7 @@ mod tests {
         let expected = serde_json::json!({
             "template": "t", "image": "i", "command": ["prog", "-x"], "args": [],
             "env": {"A": "b=c"}, "port": 80, "ready_path": "/up", "ready_timeout_s": 30,
-            "network": "bridge", "memory_bytes": 268_435_456, "cpus": 0.5, "pids": 7,
+            "network": "bridge", "memory_bytes": 268_435_456, "disk_bytes": 1_073_741_824, "cpus": 0.5, "pids": 7,
             "labels": {"k": "v"}, "binds": ["/a:/b:ro"], "idle_timeout_s": 600,
             "max_lifetime_s": 7200, "preempt_signal": "SIGTERM", "preempt_grace_ms": 500,
             "tty": true, "node_labels": {"pool": "gpu"},

@@ -80,6 +80,9 @@ pub struct RunArgs {
     /// Memory limit, for example 256M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
+    /// Limit of the disk space that its files and its log take, for example 2G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub disk: Option<u64>,
     /// CPU limit in cores, for example 0.5
     #[arg(long, value_name = "CORES", value_parser = parse_cpus)]
     pub cpus: Option<CpuCount>,
@@ -147,6 +150,8 @@ impl RunArgs {
             ready_timeout_s: self.ready_timeout,
             network: self.network,
             memory_bytes: self.memory,
+            disk_bytes: self.disk,
+            disk_inodes: None,
             cpus: self.cpus.map(|cpus| cpus.0),
             pids: self.pids,
             labels: map(&self.label),

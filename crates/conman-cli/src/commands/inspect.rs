@@ -103,6 +103,11 @@ fn describe_spec(lines: &mut Lines, spec: &ResolvedSpec) {
         spec.memory_bytes
             .map_or_else(|| "no limit".to_owned(), bytes),
     );
+    lines.add_some("disk", spec.disk_bytes.map(bytes));
+    lines.add_some(
+        "files",
+        spec.disk_inodes.map(|inodes| format!("at most {inodes}")),
+    );
     lines.add(
         "cpus",
         spec.cpus

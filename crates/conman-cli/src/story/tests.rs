@@ -100,6 +100,8 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             ready_timeout_s: 60,
             network: Network::Loopback,
             memory_bytes: Some(268_435_456),
+            disk_bytes: None,
+            disk_inodes: None,
             cpus: None,
             pids: 128,
             labels: BTreeMap::new(),

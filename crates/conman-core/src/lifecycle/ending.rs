@@ -74,8 +74,8 @@ impl Cause {
                 failed: exit_code != Some(0),
                 reason: format!("the program ended by itself, {code}"),
             },
-            Self::Asked(_, why) => Outcome {
-                failed: false,
+            Self::Asked(cause, why) => Outcome {
+                failed: *cause == EndCause::DiskLimit,
                 reason: why.clone(),
             },
         }

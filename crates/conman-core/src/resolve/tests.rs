@@ -585,3 +585,29 @@ fn what_becomes_of_a_session_without_its_node_is_the_requests_or_the_templates_t
     };
     assert_eq!(resolved(waits).on_node_loss, OnNodeLoss::Wait);
 }
+
+#[test]
+fn disk_limits_are_the_native_runtimes_and_hold_when_nobody_says_otherwise() {
+    let native = SpecPolicy {
+        default_runtime: RuntimeKind::Native,
+        max_disk_bytes: Some(20 << 30),
+        ..policy()
+    };
+    let id = "alice".parse().expect("a session id");
+    let mut request = SessionRequest {
+        template: Some("python".to_owned()),
+        ..SessionRequest::default()
+    };
+    let spec = resolve(&native, &id, &request).expect("a spec");
+    assert_eq!(
+        (spec.disk_bytes, spec.disk_inodes),
+        (Some(10 << 30), Some(655_360))
+    );
+    request.disk_bytes = Some(21 << 30);
+    request.disk_inodes = Some(1);
+    let mistakes = resolve(&native, &id, &request).expect_err("beyond the bounds");
+    assert_eq!(fields(&mistakes), ["disk_bytes", "disk_inodes"]);
+    // Docker's and bare processes have none.
+    let mistakes = resolve(&policy(), &id, &request).expect_err("no such limits");
+    assert_eq!(fields(&mistakes), ["disk_bytes", "disk_inodes"]);
+}

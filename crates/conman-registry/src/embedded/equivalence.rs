@@ -328,6 +328,8 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         memory_bytes: None,
+        disk_bytes: None,
+        disk_inodes: None,
         cpus: spec.cpus,
         pids: 256,
         labels: BTreeMap::new(),

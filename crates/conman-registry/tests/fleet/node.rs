@@ -199,6 +199,8 @@ pub(crate) fn spec() -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         memory_bytes: None,
+        disk_bytes: None,
+        disk_inodes: None,
         cpus: None,
         pids: 128,
         labels: BTreeMap::new(),

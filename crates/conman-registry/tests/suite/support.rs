@@ -77,6 +77,8 @@ pub(crate) fn spec() -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         memory_bytes: Some(1 << 28),
+        disk_bytes: None,
+        disk_inodes: None,
         cpus: Some(0.5),
         pids: 128,
         labels: BTreeMap::new(),

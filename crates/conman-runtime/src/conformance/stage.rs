@@ -145,6 +145,8 @@ impl Stage {
             ready_timeout_s: 60,
             network: Network::Loopback,
             memory_bytes: None,
+            disk_bytes: None,
+            disk_inodes: None,
             cpus: None,
             pids: 64,
             labels: BTreeMap::new(),

@@ -30,6 +30,7 @@ impl Inner {
                 subject: key.to_string(),
             });
         }
+        self.limit_disk(plan, &dir);
         let files = ContainerFiles::at(&plan.files_dir);
         if let Err(error) = files.write(key).and_then(|()| dir.write(&stored)) {
             for taken_back in [files.remove(), self.store.discard(&dir)] {

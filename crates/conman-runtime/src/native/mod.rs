@@ -11,6 +11,7 @@
 
 mod base_layer;
 mod create;
+mod disk;
 mod ends;
 mod exec;
 mod failure;
@@ -35,7 +36,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
-use conman_linux::{CpuLimit, Features, Interface, PidFd, Signal};
+use conman_linux::{CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, Signal};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
@@ -106,6 +107,8 @@ struct Inner {
     store: Store,
     images: Images,
     bind_first_id: u32,
+    /// Of the file system with the containers' directories.
+    quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
     link: Link,
     timeouts: NativeTimeouts,
@@ -129,6 +132,7 @@ impl NativeRuntime {
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
             bind_first_id: options.bind_first_id,
+            quotas: ProjectQuotas::of(&options.directory),
             link: Link::new(
                 options.socket,
                 options.shim,
@@ -329,6 +333,15 @@ impl Runtime for NativeRuntime {
 
     async fn was_fenced(&self, key: &ContainerKey) -> bool {
         self.inner.link.was_fenced(key).await
+    }
+
+    async fn excess_disk_usage(
+        &self,
+        key: &ContainerKey,
+        limits: DiskUsage,
+    ) -> Result<Option<DiskUsage>, RuntimeError> {
+        let (inner, key) = (Arc::clone(&self.inner), key.clone());
+        away("measure", move || inner.excess_disk_usage(&key, limits)).await
     }
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {

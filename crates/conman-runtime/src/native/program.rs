@@ -166,6 +166,8 @@ mod tests {
             ready_timeout_s: 60,
             network: Network::Loopback,
             memory_bytes: None,
+            disk_bytes: None,
+            disk_inodes: None,
             cpus: Some(0.5),
             pids: 64,
             labels: BTreeMap::new(),

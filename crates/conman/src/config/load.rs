@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
-use conman_core::{DEFAULT_BIND_FIRST_ID, SpecPolicy};
+use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_DISK, SpecPolicy};
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::ProxyOptions;
@@ -357,6 +357,9 @@ fn limits(section: &Section<'_, '_>) -> Limits {
                 100_000,
             ),
             max_held: count("max_held", defaults.max_held, 1_000_000),
+            disk_reserve_bytes: section
+                .integer("disk_reserve_bytes", 0..=HIGHEST_MAX_DISK)
+                .unwrap_or(defaults.disk_reserve_bytes),
         },
         max_connections: count("max_connections", 16_384, 10_000_000),
         max_api_connections: count("max_api_connections", 1_024, 1_000_000),
@@ -374,6 +377,14 @@ fn spec_limits(section: &Section<'_, '_>, policy: &mut SpecPolicy) {
     let bytes = |field| section.integer(field, 1..=u64::from(u32::MAX) << 20);
     policy.default_memory_bytes = bytes("default_memory_bytes");
     policy.max_memory_bytes = bytes("max_memory_bytes");
+    policy.max_disk_bytes = section.integer("max_disk_bytes", 1..=HIGHEST_MAX_DISK);
+    policy.default_disk_bytes = match section.integer("default_disk_bytes", 0..=HIGHEST_MAX_DISK) {
+        Some(0) => None,
+        None => policy
+            .default_disk_bytes
+            .min(policy.max_disk_bytes.or(policy.default_disk_bytes)),
+        given => given,
+    };
     policy.default_cpus = section.number("default_cpus");
     policy.max_cpus = section.number("max_cpus");
     let number = |field, default| {

@@ -26,6 +26,8 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
         network,
         memory_bytes: section.integer("memory_bytes", ANY),
+        disk_bytes: section.integer("disk_bytes", ANY),
+        disk_inodes: section.integer("disk_inodes", ANY),
         cpus: section.number("cpus"),
         pids: section.integer("pids", ANY),
         labels: section.string_map("labels"),

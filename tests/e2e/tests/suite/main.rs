@@ -9,6 +9,7 @@ mod auth_tokens;
 mod browser_origins;
 mod config;
 mod crash;
+mod disk_limits;
 mod docker_trouble;
 mod early_signals;
 mod events;

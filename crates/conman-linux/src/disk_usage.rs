@@ -1,0 +1,369 @@
+//! Space and inodes that hostile programs take: of a directory tree, and of files without a name
+//! that processes still use.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::ops::AddAssign;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat};
+use rustix::io::Errno;
+
+/// What `st_blocks` counts (stat(3type)).
+const BLOCK_BYTES: u64 = 512;
+
+/// `MAX_HANDLE_SZ` of name_to_handle_at(2).
+const MAX_HANDLE_BYTES: usize = 128;
+
+/// What procfs appends to the path of a file that has no name any more.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Space and inodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+impl DiskUsage {
+    /// Whether it takes no more than this of each.
+    #[must_use]
+    pub fn is_within(&self, limits: Self) -> bool {
+        self.bytes <= limits.bytes && self.inodes <= limits.inodes
+    }
+}
+
+impl AddAssign for DiskUsage {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.inodes += other.inodes;
+    }
+}
+
+/// What a directory and everything below it takes; a file with several names counts once. Stops after
+/// more than `max_inodes`, so that the size of the tree does not bound the time.
+///
+/// Programs may change the tree meanwhile: what they move may be missed or counted twice. Follows no
+/// symbolic link. Directories are reopened by file handles, so neither the depth of the tree nor the
+/// length of a path matters. The caller needs CAP_DAC_READ_SEARCH.
+pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<DiskUsage> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = openat(CWD, path, flags, Mode::empty())?;
+    let mut usage = DiskUsage::default();
+    let mut linked = HashSet::new();
+    let mut pending = vec![DirectoryHandle::of(top.as_fd(), c".")?];
+    while let Some(handle) = pending.pop() {
+        // It may have been removed.
+        let Some(directory) = handle.open(top.as_fd())? else {
+            continue;
+        };
+        let Some(listing) = found(Dir::read_from(&directory))? else {
+            continue;
+        };
+        for entry in listing {
+            // The directory may have been removed.
+            let Some(entry) = found(entry)? else { break };
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let Some(data) = found(statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW))? else {
+                continue;
+            };
+            let is_directory = FileType::from_raw_mode(data.st_mode).is_dir();
+            if !is_directory && data.st_nlink > 1 && !linked.insert(data.st_ino) {
+                continue;
+            }
+            usage += of(&data);
+            if usage.inodes > max_inodes {
+                return Ok(usage);
+            }
+            if is_directory {
+                match DirectoryHandle::of(directory.as_fd(), name) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    other => pending.push(other?),
+                }
+            }
+        }
+    }
+    Ok(usage)
+}
+
+fn found<T>(result: Result<T, Errno>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn of(data: &Stat) -> DiskUsage {
+    DiskUsage {
+        bytes: u64::try_from(data.st_blocks).unwrap_or_default() * BLOCK_BYTES,
+        inodes: 1,
+    }
+}
+
+/// A directory that can be opened again without its path.
+struct DirectoryHandle {
+    kind: i32,
+    bytes: Box<[u8]>,
+}
+
+/// `struct file_handle` with as much room as a handle may take.
+#[repr(C)]
+struct RawHandle {
+    length: u32,
+    kind: i32,
+    bytes: [u8; MAX_HANDLE_BYTES],
+}
+
+impl DirectoryHandle {
+    #[expect(unsafe_code, reason = "this system call has no safe wrapper")]
+    fn of(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Self> {
+        let mut raw = RawHandle {
+            length: MAX_HANDLE_BYTES as u32,
+            kind: 0,
+            bytes: [0; MAX_HANDLE_BYTES],
+        };
+        let mut mount_id: libc::c_int = 0;
+        // SAFETY: name_to_handle_at(2) reads `name`, which ends with a NUL byte, and writes at most
+        // `length` bytes of `raw.bytes`, the two fields before them, and `mount_id`. All of these
+        // live until it returns.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                directory.as_raw_fd(),
+                name.as_ptr(),
+                &raw mut raw,
+                &raw mut mount_id,
+                0,
+            )
+        };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let length = usize::try_from(raw.length).unwrap_or(MAX_HANDLE_BYTES);
+        Ok(Self {
+            kind: raw.kind,
+            bytes: raw.bytes[..length.min(MAX_HANDLE_BYTES)].into(),
+        })
+    }
+
+    /// `None` where it does not exist any more. `mount`: any file of its file system.
+    #[expect(unsafe_code, reason = "this system call has no safe wrapper")]
+    fn open(&self, mount: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+        let mut raw = RawHandle {
+            length: u32::try_from(self.bytes.len()).unwrap_or_default(),
+            kind: self.kind,
+            bytes: [0; MAX_HANDLE_BYTES],
+        };
+        raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: open_by_handle_at(2) reads `raw`, which lives until it returns.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                mount.as_raw_fd(),
+                &raw const raw,
+                flags,
+            )
+        };
+        if let Ok(fd) = i32::try_from(fd)
+            && fd >= 0
+        {
+            // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+            return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ESTALE | libc::ENOENT | libc::ENOTDIR) => Ok(None),
+            _ => Err(error),
+        }
+    }
+}
+
+/// What regular files without a name take that these processes have open or mapped, each file once.
+///
+/// Counts files of `devices` only. Looks at no more than `max_looks` descriptors and mappings. Files
+/// that are neither open nor mapped, but in a message that no process has received, are not found.
+#[must_use]
+pub fn nameless_usage(pids: &[i32], devices: &[u64], max_looks: usize) -> DiskUsage {
+    let mut search = NamelessFiles {
+        devices,
+        looks: max_looks,
+        seen: HashSet::new(),
+        usage: DiskUsage::default(),
+    };
+    for pid in pids {
+        search.look_at_process(&PathBuf::from(format!("/proc/{pid}")));
+    }
+    search.usage
+}
+
+struct NamelessFiles<'a> {
+    devices: &'a [u64],
+    looks: usize,
+    /// Device and inode.
+    seen: HashSet<(u64, u64)>,
+    usage: DiskUsage,
+}
+
+impl NamelessFiles<'_> {
+    /// A process that ends meanwhile has no files.
+    fn look_at_process(&mut self, process: &Path) {
+        // Each thread may have a table of its own.
+        for thread in entries(&process.join("task")) {
+            for descriptor in entries(&thread.join("fd")) {
+                if !self.may_look() {
+                    return;
+                }
+                let target = fs::read_link(&descriptor);
+                let is_deleted =
+                    |path: PathBuf| ends_with_deleted(path.as_os_str().as_encoded_bytes());
+                if target.is_ok_and(is_deleted) {
+                    self.count(&descriptor);
+                }
+            }
+        }
+        let Ok(maps) = fs::read(process.join("maps")) else {
+            return;
+        };
+        for line in maps.split(|byte| *byte == b'\n') {
+            if !self.may_look() {
+                return;
+            }
+            if ends_with_deleted(line)
+                && let Some(name) = mapping_name(line)
+            {
+                self.count(&process.join("map_files").join(name));
+            }
+        }
+    }
+
+    fn may_look(&mut self) -> bool {
+        self.looks = self.looks.saturating_sub(1);
+        self.looks > 0
+    }
+
+    fn count(&mut self, link: &Path) {
+        let Ok(data) = fs::metadata(link) else { return };
+        if data.is_file()
+            && data.nlink() == 0
+            && self.devices.contains(&data.dev())
+            && self.seen.insert((data.dev(), data.ino()))
+        {
+            self.usage += DiskUsage {
+                bytes: data.blocks() * BLOCK_BYTES,
+                inodes: 1,
+            };
+        }
+    }
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let listed = fs::read_dir(directory).into_iter().flatten().flatten();
+    listed.map(|entry| entry.path())
+}
+
+fn ends_with_deleted(text: &[u8]) -> bool {
+    text.ends_with(DELETED)
+}
+
+/// The name in `map_files` of a line of `maps`, which has leading zeros.
+fn mapping_name(line: &[u8]) -> Option<String> {
+    let range = line.split(|byte| *byte == b' ').next()?;
+    let (from, to) = std::str::from_utf8(range).ok()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(format!("{:x}-{:x}", number(from)?, number(to)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::mkdirat;
+
+    use super::*;
+
+    const MANY: u64 = 1 << 20;
+
+    fn is_root() -> bool {
+        let root = rustix::process::geteuid().is_root();
+        if !root {
+            #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
+            {
+                eprintln!("skipped: file handles are opened by root");
+            }
+        }
+        root
+    }
+
+    #[test]
+    fn a_tree_is_measured_however_deep_it_is() {
+        if !is_root() {
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let empty = tree_usage(root.path(), MANY).expect("measured");
+        assert_eq!(empty, DiskUsage::default());
+        fs::write(root.path().join("file"), vec![1; 100_000]).expect("written");
+        fs::hard_link(root.path().join("file"), root.path().join("again")).expect("linked");
+        symlink("/usr", root.path().join("link")).expect("linked");
+        let mut at = openat(CWD, root.path(), OFlags::DIRECTORY, Mode::empty()).expect("opened");
+        for _ in 0..5_000 {
+            mkdirat(&at, "d", Mode::from_raw_mode(0o700)).expect("made");
+            at = openat(&at, "d", OFlags::DIRECTORY, Mode::empty()).expect("opened");
+        }
+        let bottom = openat(&at, "f", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR);
+        let mut bottom = File::from(bottom.expect("made"));
+        bottom.write_all(&vec![1; 200_000]).expect("written");
+        bottom.sync_all().expect("on disk");
+        File::open(root.path().join("file"))
+            .and_then(|file| file.sync_all())
+            .expect("on disk");
+        let usage = tree_usage(root.path(), MANY).expect("measured");
+        assert_eq!(usage.inodes, 5_003);
+        assert!(usage.bytes >= 300_000, "{usage:?}");
+        let part = tree_usage(root.path(), 100).expect("measured");
+        assert_eq!(part.inodes, 101);
+        crate::remove_tree(&root.path().join("d")).expect("removed");
+    }
+
+    #[test]
+    fn files_without_a_name_are_counted_while_they_are_open() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("file");
+        let device = fs::metadata(root.path()).expect("it exists").dev();
+        let pids = [rustix::process::getpid().as_raw_nonzero().get()];
+        let mut file = File::create(&path).expect("made");
+        file.write_all(&vec![1; 1 << 20]).expect("written");
+        file.sync_all().expect("on disk");
+        let again = file.try_clone().expect("duplicated");
+        let before = nameless_usage(&pids, &[device], 1 << 20);
+        fs::remove_file(&path).expect("removed");
+        let with = nameless_usage(&pids, &[device], 1 << 20);
+        // Other tests of this program may have some, too, but none as large.
+        assert!(
+            with.bytes >= before.bytes + (1 << 20),
+            "{before:?} {with:?}"
+        );
+        assert!(with.bytes < before.bytes + (2 << 20), "{before:?} {with:?}");
+        drop((file, again));
+        let after = nameless_usage(&pids, &[device], 1 << 20);
+        assert!(after.bytes < 1 << 20, "{after:?}");
+    }
+
+    #[test]
+    fn a_mapping_is_named_without_leading_zeros() {
+        let line = b"00400000-0040b000 r-xp 00000000 fe:00 5 /tmp/x (deleted)";
+        assert_eq!(mapping_name(line).as_deref(), Some("400000-40b000"));
+        assert!(ends_with_deleted(line));
+    }
+}

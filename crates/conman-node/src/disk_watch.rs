@@ -1,0 +1,296 @@
+//! Ends sessions that take more of the disk than their specs allow, where the file system does not
+//! enforce that, and refuses starts while the disk is short.
+//!
+//! One task. Every second it reads how much of the file system with the state directory is free.
+//! Measuring a session means to look at all of its files, so sessions are measured, one after the
+//! other, soon after the disk got fuller, and rarely otherwise.
+//!
+//! The disk may hang, and the task with it: it is essential, but gives no signs of life.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::EndCause;
+use conman_linux::DiskUsage;
+use conman_proto::LimitMet;
+use conman_runtime::ContainerKey;
+use tokio::time::{Instant, sleep};
+
+use crate::context::Context;
+use crate::host_limits::HostLimit;
+use crate::session::SessionHandle;
+
+/// What the task is called when it ends.
+pub(crate) const NAME: &str = "disk watch";
+
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Sessions are measured once the disk got fuller by so much.
+const GROWTH: DiskUsage = DiskUsage {
+    bytes: 32 << 20,
+    inodes: 4_096,
+};
+
+/// Bounds on the time between two rounds while it does not: what one session takes another may have
+/// given back.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// And so many times what the last round took.
+const PAUSE_FACTOR: u32 = 20;
+
+/// A session is measured again after so many times what measuring it took, so that one with many
+/// files does not keep others from being measured.
+const SESSION_PAUSE_FACTOR: u32 = 8;
+
+/// A file system at the moment of a look.
+#[derive(Debug, Clone, Copy)]
+struct Space {
+    total_bytes: u64,
+    /// As far as sessions may use it.
+    free_bytes: u64,
+    used: DiskUsage,
+}
+
+/// When sessions are measured.
+#[derive(Debug)]
+struct Schedule {
+    /// The least that was used since the last round.
+    baseline: Option<DiskUsage>,
+    /// Not before, if the disk got fuller, and otherwise.
+    soonest: Instant,
+    latest: Instant,
+    /// Sessions that take long, and when they may be measured again.
+    postponed: HashMap<ContainerKey, Instant>,
+}
+
+/// Watches until it is aborted.
+pub(crate) async fn run(context: Arc<Context>) {
+    let now = Instant::now();
+    let mut schedule = Schedule {
+        baseline: None,
+        soonest: now,
+        latest: now,
+        postponed: HashMap::new(),
+    };
+    loop {
+        let state_dir = context.options.state_dir.clone();
+        let looked = tokio::task::spawn_blocking(move || space(&state_dir));
+        match looked.await {
+            Ok(Ok(space)) => {
+                note(&context, space);
+                if schedule.is_due(space.used, Instant::now()) {
+                    measure_all(&context, &mut schedule).await;
+                }
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "cannot read how full the disk is"),
+            Err(error) => tracing::debug!(%error, "reading how full the disk is has failed"),
+        }
+        sleep(LOOK_INTERVAL).await;
+    }
+}
+
+impl Schedule {
+    /// Whether to measure sessions now; if so, the next round's growth counts from here.
+    fn is_due(&mut self, used: DiskUsage, now: Instant) -> bool {
+        let baseline = self.baseline.get_or_insert(used);
+        baseline.bytes = baseline.bytes.min(used.bytes);
+        baseline.inodes = baseline.inodes.min(used.inodes);
+        let grown = used.bytes - baseline.bytes >= GROWTH.bytes
+            || used.inodes - baseline.inodes >= GROWTH.inodes;
+        let due = now >= self.latest || grown && now >= self.soonest;
+        if due {
+            self.baseline = Some(used);
+        }
+        due
+    }
+
+    fn finish_round(&mut self, begun: Instant, now: Instant) {
+        let took = now - begun;
+        let pause = (took * PAUSE_FACTOR).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        (self.soonest, self.latest) = (now + took, now + pause);
+        self.postponed.retain(|_, at| *at > now);
+    }
+}
+
+fn space(state_dir: &std::path::Path) -> std::io::Result<Space> {
+    let data = rustix::fs::statvfs(state_dir)?;
+    Ok(Space {
+        total_bytes: data.f_blocks * data.f_frsize,
+        free_bytes: data.f_bavail * data.f_frsize,
+        used: DiskUsage {
+            bytes: data.f_blocks.saturating_sub(data.f_bfree) * data.f_frsize,
+            inodes: data.f_files.saturating_sub(data.f_ffree),
+        },
+    })
+}
+
+/// Refuses starts while less is free than the reserve.
+fn note(context: &Context, space: Space) {
+    metrics::gauge!("conman_disk_free_bytes").set(space.free_bytes as f64);
+    let reserve = context.options.limits.disk_reserve_bytes;
+    let limit = (space.free_bytes < reserve).then(|| HostLimit {
+        max_sessions: 0,
+        met: LimitMet {
+            name: "disk space".to_owned(),
+            bounds: format!(
+                "bytes of the file system with {}, less limits.disk_reserve_bytes",
+                context.options.state_dir.display()
+            ),
+            value: space.total_bytes.saturating_sub(reserve),
+            used: space.total_bytes.saturating_sub(space.free_bytes),
+            remedy: "remove sessions, images or other files there, or make it larger".to_owned(),
+        },
+    });
+    let before = context.host_limits.disk().is_some();
+    if limit.is_some() && !before {
+        tracing::warn!(
+            free_bytes = space.free_bytes,
+            reserve_bytes = reserve,
+            "the disk is short; no session is started"
+        );
+    } else if limit.is_none() && before {
+        tracing::info!(free_bytes = space.free_bytes, "the disk is no longer short");
+    }
+    context.host_limits.set_disk(limit);
+}
+
+/// That the disk is short, in words.
+pub(crate) fn warning(context: &Context) -> Option<String> {
+    let met = context.host_limits.disk()?.met;
+    Some(format!(
+        "the disk is short and no session is started: {} of {} {} are used; {}",
+        met.used, met.value, met.bounds, met.remedy
+    ))
+}
+
+async fn measure_all(context: &Context, schedule: &mut Schedule) {
+    let begun = Instant::now();
+    for handle in context.sessions.live() {
+        let spec = &handle.spec;
+        let (Some(generation), Some(runtime)) =
+            (handle.generation(), context.runtime(spec.runtime))
+        else {
+            continue;
+        };
+        let limits = DiskUsage {
+            bytes: spec.disk_bytes.unwrap_or(u64::MAX),
+            inodes: spec.disk_inodes.unwrap_or(u64::MAX),
+        };
+        let key = ContainerKey {
+            session: handle.id.clone(),
+            generation,
+        };
+        let before = Instant::now();
+        if spec.disk_bytes.or(spec.disk_inodes).is_none()
+            || schedule.postponed.get(&key).is_some_and(|at| *at > before)
+        {
+            continue;
+        }
+        match runtime.excess_disk_usage(&key, limits).await {
+            Ok(Some(usage)) => end(&handle, usage, limits),
+            Ok(None) => {}
+            Err(error) => {
+                let error = crate::error_chain(&error);
+                tracing::warn!(session = %key, error, "cannot measure what a session takes of the disk");
+            }
+        }
+        let took = before.elapsed();
+        let again = Instant::now() + took * SESSION_PAUSE_FACTOR;
+        if took > LOOK_INTERVAL / SESSION_PAUSE_FACTOR {
+            schedule.postponed.insert(key, again);
+        }
+    }
+    schedule.finish_round(begun, Instant::now());
+}
+
+fn end(handle: &SessionHandle, usage: DiskUsage, limits: DiskUsage) {
+    let why = excess(usage, limits);
+    tracing::warn!(session = %handle.id, why, "ending a session");
+    handle.order_stop(EndCause::DiskLimit, &why);
+}
+
+/// Why a session is ended.
+fn excess(usage: DiskUsage, limits: DiskUsage) -> String {
+    if usage.inodes > limits.inodes {
+        return format!(
+            "disk limit exceeded: more than {} files and directories (disk_inodes)",
+            limits.inodes
+        );
+    }
+    let (used, limit) = (size(usage.bytes), size(limits.bytes));
+    format!("disk limit exceeded: {used} of {limit} (disk_bytes)")
+}
+
+/// In GiB, or in MiB where that is less than one.
+fn size(bytes: u64) -> String {
+    let (unit, name) = if bytes >= 1 << 30 {
+        (1_u64 << 30, "GiB")
+    } else {
+        (1 << 20, "MiB")
+    };
+    let tenths = u128::from(bytes) * 10 / u128::from(unit);
+    match tenths % 10 {
+        0 => format!("{} {name}", tenths / 10),
+        rest => format!("{}.{rest} {name}", tenths / 10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_says_how_much_of_how_much() {
+        let limits = DiskUsage {
+            bytes: 1 << 30,
+            inodes: 65_536,
+        };
+        let usage = DiskUsage {
+            bytes: (1 << 30) + (220 << 20),
+            inodes: 3,
+        };
+        assert_eq!(
+            excess(usage, limits),
+            "disk limit exceeded: 1.2 GiB of 1 GiB (disk_bytes)"
+        );
+        let usage = DiskUsage {
+            bytes: 0,
+            inodes: 65_537,
+        };
+        assert_eq!(
+            excess(usage, limits),
+            "disk limit exceeded: more than 65536 files and directories (disk_inodes)"
+        );
+        assert_eq!(size(64 << 20), "64 MiB");
+    }
+
+    #[test]
+    fn sessions_are_measured_when_the_disk_gets_fuller_and_rarely_otherwise() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut schedule = Schedule {
+            baseline: None,
+            soonest: begin,
+            latest: begin,
+            postponed: HashMap::new(),
+        };
+        let used = |mib: u64| DiskUsage {
+            bytes: mib << 20,
+            inodes: 0,
+        };
+        assert!(schedule.is_due(used(100), at(0)));
+        schedule.finish_round(at(0), at(500));
+        // A round took half a second: not before another half, and after ten at the latest.
+        assert!(!schedule.is_due(used(200), at(900)));
+        assert!(schedule.is_due(used(200), at(1_000)));
+        schedule.finish_round(at(1_000), at(1_000));
+        assert!(!schedule.is_due(used(50), at(2_000)));
+        assert!(!schedule.is_due(used(70), at(3_000)));
+        assert!(schedule.is_due(used(90), at(4_000)));
+        schedule.finish_round(at(4_000), at(4_000));
+        assert!(!schedule.is_due(used(90), at(8_900)));
+        assert!(schedule.is_due(used(90), at(9_000)));
+    }
+}

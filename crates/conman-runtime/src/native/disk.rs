@@ -1,0 +1,97 @@
+//! Limits of what a container takes on the disk: a project quota where the file system enforces
+//! these, and measuring otherwise.
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use conman_linux::{DiskUsage, ProjectQuotas, nameless_usage, tree_usage};
+use conman_proto::ResolvedSpec;
+
+use super::Inner;
+use super::store::ContainerDir;
+use crate::container_files::host_error;
+use crate::{ContainerKey, ContainerPlan, RuntimeError};
+
+/// Descriptors and mappings of one container that are looked at for files without a name: a tenth of
+/// a second's work.
+const MAX_LOOKS: usize = 50_000;
+
+impl Inner {
+    /// Sets the limits of a container's new directory, as far as the file system enforces any. Where
+    /// that fails, the container is measured.
+    pub(super) fn limit_disk(&self, plan: &ContainerPlan, dir: &ContainerDir) {
+        let Some(quotas) = self.quotas else { return };
+        let ResolvedSpec {
+            disk_bytes,
+            disk_inodes,
+            ..
+        } = &plan.spec;
+        if disk_bytes.or(*disk_inodes).is_none() {
+            return;
+        }
+        let limits = DiskUsage {
+            bytes: disk_bytes.unwrap_or_default(),
+            inodes: disk_inodes.unwrap_or_default(),
+        };
+        match quotas.limit(dir.path(), limits) {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(container = %plan.key, "no project id for a quota"),
+            Err(error) => tracing::warn!(
+                container = %plan.key, %error,
+                "cannot set a project quota; what the session writes is measured"
+            ),
+        }
+    }
+
+    /// Blocks for as long as it takes to look at every file of the container.
+    pub(super) fn excess_disk_usage(
+        &self,
+        key: &ContainerKey,
+        limits: DiskUsage,
+    ) -> Result<Option<DiskUsage>, RuntimeError> {
+        let dir = self.store.container(key);
+        let failed = |source| host_error("measure", dir.path(), source);
+        let mut excess = None;
+        // Twice: what is moved while it is measured may count twice.
+        for _ in 0..2 {
+            match self.disk_usage(key, dir.path(), limits) {
+                Ok(Some(usage)) if !usage.is_within(limits) => excess = Some(usage),
+                Ok(_) => return Ok(None),
+                // It has been removed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(excess)
+    }
+
+    fn disk_usage(
+        &self,
+        key: &ContainerKey,
+        directory: &Path,
+        limits: DiskUsage,
+    ) -> io::Result<Option<DiskUsage>> {
+        if ProjectQuotas::is_limited(directory)? {
+            return Ok(None);
+        }
+        let mut usage = tree_usage(directory, limits.inodes)?;
+        if !usage.is_within(limits) {
+            return Ok(Some(usage));
+        }
+        let mut pids = self.kernel.pids(key)?;
+        let root = |pid: &i32| fs::metadata(format!("/proc/{pid}/root")).ok();
+        // Files of an overlay have its device number, or that of the file system below.
+        let mut devices = vec![fs::metadata(directory)?.dev()];
+        devices.extend(pids.iter().find_map(root).map(|root| root.dev()));
+        if !pids.is_empty() {
+            // Where there are too many to look at, other ones each time.
+            let start = RandomState::new().hash_one(()) % pids.len() as u64;
+            pids.rotate_left(usize::try_from(start).unwrap_or_default());
+        }
+        usage += nameless_usage(&pids, &devices, MAX_LOOKS);
+        Ok(Some(usage))
+    }
+}

@@ -1,0 +1,101 @@
+//! What sessions may take of the disk, and what happens to those that take more.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use conman_e2e::{Conman, ROOT, eventually_some, native};
+use conman_linux::ProjectQuotas;
+use conman_proto::{Node, Readiness, SessionState};
+use http::StatusCode;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Within which a session is ended once the disk got fuller.
+const SOON: Duration = Duration::from_secs(15);
+
+/// More than the limit of 64 MiB, a while after the start.
+const WRITE: &str = "sleep 1; dd if=/dev/zero of=/big bs=1M count=100; sleep 1000000";
+
+/// The same into a file that has no name any more.
+const WRITE_NAMELESS: &str =
+    "sleep 1; exec 3>/big; rm /big; dd if=/dev/zero bs=1M count=100 >&3; sleep 1000000";
+
+const MAKE_FILES: &str =
+    "sleep 1; i=0; while [ $i -lt 2000 ]; do i=$((i+1)); : > /tmp/$i; done; sleep 1000000";
+
+#[tokio::test]
+async fn a_session_beyond_its_disk_limit_is_ended_with_the_reason_and_no_other() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    if ProjectQuotas::of(&conman.state_dir()).is_some() {
+        let why = "the file system enforces project quotas, so no session exceeds them";
+        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        return;
+    }
+    let api = conman.api();
+    let limits = json!({"disk_bytes": 64 << 20, "disk_inodes": 1_024});
+    let limited = |mut request: serde_json::Value| {
+        for (field, value) in limits.as_object().expect("an object") {
+            request[field] = value.clone();
+        }
+        request
+    };
+    api.ensure("bystander", &limited(json!({"template": "web"})))
+        .await;
+    let modest = "dd if=/dev/zero of=/big bs=1M count=40; sleep 1000000";
+    let sh = |script: &str| limited(json!({"image": ROOT, "command": ["sh", "-c", script]}));
+    api.ensure("modest", &sh(modest)).await;
+    let cases = [
+        ("writes", WRITE, "of 64 MiB (disk_bytes)"),
+        ("nameless", WRITE_NAMELESS, "of 64 MiB (disk_bytes)"),
+        ("files", MAKE_FILES, "more than 1024 files"),
+    ];
+    for (id, script, _) in cases {
+        api.ensure(id, &sh(script)).await;
+    }
+    for (id, _, words) in cases {
+        let ended = eventually_some("it is ended", SOON, async || {
+            let session = api.session(id).await;
+            session.state.is_ended().then_some(session)
+        })
+        .await;
+        assert_eq!(ended.state, SessionState::Failed, "{ended:?}");
+        let reason = ended.reason.unwrap_or_default();
+        assert!(reason.starts_with("disk limit exceeded"), "{reason}");
+        assert!(reason.contains(words), "{reason}");
+    }
+    for id in ["bystander", "modest"] {
+        assert_eq!(api.session(id).await.state, SessionState::Running, "{id}");
+    }
+    let answer = conman.sessions().get("/s/bystander/").await;
+    assert_eq!(answer.text(), "hello\n");
+}
+
+#[tokio::test]
+async fn while_the_disk_is_short_sessions_are_refused_and_the_node_says_why() {
+    let Some(native) = native() else { return };
+    // No disk has as much.
+    let conman = Conman::builder()
+        .set("limits", "disk_reserve_bytes = 1152921504606846976")
+        .start_native(&native)
+        .await;
+    let api = conman.api();
+    eventually_some("the node has looked", PATIENCE, async || {
+        let node: Node = api.get("/v1/nodes/self").await.expect(StatusCode::OK);
+        node.host_limit
+    })
+    .await;
+    let refused = api
+        .put("/v1/sessions/web", &json!({"template": "web"}))
+        .await;
+    let problem = refused.problem();
+    assert_eq!((problem.status, problem.slug()), (503, "host-full"));
+    assert_eq!(problem.limit.expect("it is named").name, "disk space");
+    let ready: Readiness = api.get("/readyz").await.expect(StatusCode::OK);
+    let short = |warning: &String| warning.starts_with("the disk is short");
+    assert!(ready.warnings.iter().any(short), "{:?}", ready.warnings);
+    let nodes = conman.cli(&["nodes"]).await;
+    let said = format!("{}{}", nodes.stdout, nodes.stderr);
+    assert!(said.contains("disk_reserve_bytes"), "{said}");
+}
