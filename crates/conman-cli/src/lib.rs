@@ -2,22 +2,7 @@
 //!
 //! The client speaks nothing but HTTP, over the admin socket or TCP, and knows no crate of the
 //! daemon but its wire types. `serve`, `doctor`, `bench` and `auth` are only described here; the binary
-//! carries them out:
-//!
-//! ```no_run
-//! # async fn main_of_the_binary() -> std::process::ExitCode {
-//! use conman_cli::Command;
-//!
-//! let cli = match conman_cli::parse(std::env::args_os()) {
-//!     Ok(cli) => cli,
-//!     Err(exit) => return exit,
-//! };
-//! match cli.command {
-//!     Command::Client(command) => conman_cli::run(command, &cli.globals).await,
-//!     _ => std::process::ExitCode::SUCCESS,
-//! }
-//! # }
-//! ```
+//! carries them out. `src/bin/conman-client.rs` shows how a program uses this crate.
 //!
 //! Exit codes: 0 done; 1 it failed; 2 wrong usage; 3 no such session or image; 4 refused (another 4xx);
 //! 5 the daemon cannot be reached or is unavailable (503); 6 stuck. `exec` exits with the

@@ -1,0 +1,44 @@
+//! `cargo xtask test`: everything that the tests need, then all of them.
+
+mod programs;
+mod runner;
+
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
+use anyhow::{Result, bail};
+
+use crate::setup;
+
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TestArguments {
+    /// Only these packages.
+    #[arg(long = "package", short = 'p')]
+    packages: Vec<String>,
+    /// How many test programs run at a time; by default one more than the machine has processors,
+    /// because many tests wait most of their time.
+    #[arg(long, short)]
+    jobs: Option<NonZero<usize>>,
+    /// Only tests whose names contain this.
+    filter: Option<String>,
+}
+
+pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
+    let machine = setup::for_tests()?;
+    let programs = programs::build(arguments)?;
+    let jobs = arguments.jobs.map_or_else(default_jobs, NonZero::get);
+    let failed = runner::run(programs, jobs, arguments.filter.as_deref())?;
+    drop(machine);
+    if !failed.is_empty() {
+        bail!(
+            "tests failed in {}; run one again with `cargo xtask test NAME`",
+            failed.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn default_jobs() -> usize {
+    available_parallelism().map_or(1, NonZero::get) + 1
+}

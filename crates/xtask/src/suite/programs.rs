@@ -1,0 +1,86 @@
+//! The programs that cargo builds of the tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::TestArguments;
+use crate::process::{cargo, cargo_build_conman, output, target_dir};
+use crate::progress::Step;
+
+/// One test program.
+#[derive(Debug)]
+pub(super) struct TestProgram {
+    /// `PACKAGE/TARGET`; the target of unit tests is `unit`.
+    pub(super) name: String,
+    /// The package's directory.
+    pub(super) directory: PathBuf,
+    pub(super) path: PathBuf,
+    is_unit: bool,
+}
+
+/// Builds the daemon and the tests.
+pub(super) fn build(arguments: &TestArguments) -> Result<Vec<TestProgram>> {
+    let step = Step::start("building conman and its tests");
+    step.run(&mut cargo_build_conman())?;
+    step.run(&mut cargo_test(arguments))?;
+    let listed = output(cargo_test(arguments).args(["--quiet", "--message-format=json"]))?;
+    step.done();
+    let text = String::from_utf8(listed.stdout).context("reading cargo's messages")?;
+    let programs: Vec<TestProgram> = text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter_map(|message| program(&message))
+        .collect();
+    write_list(&programs)?;
+    Ok(programs)
+}
+
+fn cargo_test(arguments: &TestArguments) -> std::process::Command {
+    let mut command = cargo();
+    command.args(["test", "--locked", "--no-run"]);
+    if arguments.packages.is_empty() {
+        command.arg("--workspace");
+    }
+    for package in &arguments.packages {
+        command.args(["--package", package]);
+    }
+    command
+}
+
+/// The test program that a message of cargo's is about.
+fn program(message: &Value) -> Option<TestProgram> {
+    let path = PathBuf::from(message["executable"].as_str()?);
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let directory = manifest.parent()?.to_owned();
+    let package = directory.file_name()?.to_str()?;
+    let is_unit = message["target"]["kind"][0] != "test";
+    let target = match is_unit {
+        true => "unit",
+        false => message["target"]["name"].as_str()?,
+    };
+    Some(TestProgram {
+        name: format!("{package}/{target}"),
+        directory,
+        path,
+        is_unit,
+    })
+}
+
+/// Writes `PACKAGE/TARGET PATH` of each integration-test program to a file, for the tests that
+/// copy some of them to a virtual machine.
+fn write_list(programs: &[TestProgram]) -> Result<()> {
+    let lines: String = programs
+        .iter()
+        .filter(|program| !program.is_unit)
+        .map(|program| format!("{} {}\n", program.name, program.path.display()))
+        .collect();
+    let directory = target_dir().join("worker-vm");
+    fs::create_dir_all(&directory).with_context(|| format!("making {}", directory.display()))?;
+    fs::write(directory.join("programs"), lines).context("writing the list of test programs")
+}

@@ -1,0 +1,187 @@
+//! Runs test programs side by side.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::programs::TestProgram;
+use crate::process::target_dir;
+
+/// Programs that take longest. They start first, so that none is left to run alone at the end.
+const FIRST: [&str; 5] = [
+    "cluster/suite",
+    "vm/suite",
+    "e2e/suite",
+    "conman-shim/suite",
+    "conman-registry/fleet",
+];
+
+/// How a program ended.
+struct Outcome {
+    name: String,
+    status: ExitStatus,
+    /// What it printed to both outputs.
+    text: String,
+    duration: Duration,
+    counts: Counts,
+}
+
+/// Tests by result.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+/// Runs the programs, `jobs` at a time, and prints what they print. Returns the names of those that
+/// failed.
+pub(super) fn run(
+    mut programs: Vec<TestProgram>,
+    jobs: usize,
+    filter: Option<&str>,
+) -> Result<Vec<String>> {
+    let position = |name: &str| FIRST.iter().position(|first| *first == name);
+    programs.sort_by_key(|program| position(&program.name).unwrap_or(FIRST.len()));
+    let logs = target_dir().join("test-logs");
+    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+
+    let started = Instant::now();
+    let queue = Mutex::new(VecDeque::from(programs));
+    let next = || {
+        queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
+    };
+    let work = || -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        while let Some(program) = next() {
+            let outcome = run_one(&program, &logs, filter)?;
+            outcome.print(filter.is_some());
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    };
+    let outcomes = thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let mut outcomes = Vec::new();
+        for worker in workers {
+            let done = worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            outcomes.extend(done?);
+        }
+        anyhow::Ok(outcomes)
+    })?;
+
+    let total =
+        |count: fn(&Counts) -> u64| outcomes.iter().map(|one| count(&one.counts)).sum::<u64>();
+    println!(
+        "total: {} passed, {} failed, {} ignored; {} programs, {} s",
+        total(|counts| counts.passed),
+        total(|counts| counts.failed),
+        total(|counts| counts.ignored),
+        outcomes.len(),
+        started.elapsed().as_secs(),
+    );
+    let failed = outcomes.into_iter().filter(|one| !one.status.success());
+    Ok(failed.map(|one| one.name).collect())
+}
+
+fn run_one(program: &TestProgram, logs: &Path, filter: Option<&str>) -> Result<Outcome> {
+    let name = &program.name;
+    // A file: a pipe would stay open as long as any process that a test leaves behind.
+    let log = logs.join(format!("{}.log", name.replace('/', "-")));
+    let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+    println!("     Running {name}");
+    let started = Instant::now();
+    let mut command = Command::new(&program.path);
+    command.args(filter);
+    command.current_dir(&program.directory);
+    command.env("CARGO_MANIFEST_DIR", &program.directory);
+    command.env("CARGO_MANIFEST_PATH", program.directory.join("Cargo.toml"));
+    command.stdin(std::process::Stdio::null());
+    command.stderr(output.try_clone().context("sharing a file")?);
+    command.stdout(output);
+    let status = command
+        .status()
+        .with_context(|| format!("starting {}", program.path.display()))?;
+    let text = fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(Outcome {
+        name: name.clone(),
+        status,
+        counts: counts(&text),
+        text,
+        duration: started.elapsed(),
+    })
+}
+
+impl Outcome {
+    /// Prints everything of a program that failed, and of others what they skipped and their result.
+    fn print(&self, is_filtered: bool) {
+        let Counts { passed, failed, .. } = self.counts;
+        if is_filtered && self.status.success() && passed + failed == 0 {
+            return;
+        }
+        let seconds = self.duration.as_secs_f64();
+        let mut lines = vec![format!("\n     Finished {} in {seconds:.1} s", self.name)];
+        if self.status.success() {
+            let told = |line: &&str| line.contains("skipped: ") || is_result(line);
+            lines.extend(self.text.lines().filter(told).map(str::to_owned));
+        } else {
+            lines.push(self.text.clone());
+            lines.push(format!("{} failed: {}", self.name, self.status));
+        }
+        println!("{}\n", lines.join("\n"));
+    }
+}
+
+fn is_result(line: &str) -> bool {
+    line.starts_with("test result: ")
+}
+
+/// The numbers of `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
+fn counts(text: &str) -> Counts {
+    let mut counts = Counts::default();
+    for line in text.lines().filter(|line| is_result(line)) {
+        let words: Vec<&str> = line
+            .split([' ', ';'])
+            .filter(|word| !word.is_empty())
+            .collect();
+        for pair in words.windows(2) {
+            let number = pair[0].parse().unwrap_or(0);
+            match pair[1] {
+                "passed" => counts.passed += number,
+                "failed" => counts.failed += number,
+                "ignored" => counts.ignored += number,
+                _ => {}
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_a_program_are_counted() {
+        let text = "test a ... ok\n\ntest result: FAILED. 12 passed; 3 failed; 2 ignored; 0 measured; \
+                    7 filtered out; finished in 1.02s\n";
+        let Counts {
+            passed,
+            failed,
+            ignored,
+        } = counts(text);
+        assert_eq!((passed, failed, ignored), (12, 3, 2));
+    }
+}
