@@ -155,7 +155,7 @@ pub struct ProgramSpec {
     pub argv: Vec<String>,
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    /// Made where it is missing.
+    /// Made where it is missing when a container starts; a command's must exist.
     #[serde(default = "root_directory")]
     pub workdir: String,
     #[serde(default)]

@@ -39,6 +39,9 @@ const NAMESPACES: Namespaces = Namespaces::NEWUSER
     .union(Namespaces::NEWUTS)
     .union(Namespaces::NEWIPC);
 
+/// What happens to the dumpable attribute of a process that changes its user; proc_sys_fs(5).
+const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
+
 /// What all starts have in common.
 #[derive(Debug)]
 pub(super) struct Launcher {
@@ -101,6 +104,9 @@ impl Made {
 impl Launcher {
     pub(super) fn new(sole: SoleThread, options: &ShimOptions) -> Result<Self, LaunchError> {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
+        std::fs::read_to_string(SUID_DUMPABLE)
+            .and_then(|setting| check_dumpable(&setting))
+            .map_err(step("keep sessions from tracing what enters them"))?;
         let features = Features::probe().map_err(step("probe the kernel"))?;
         let features = features.without(&options.do_without);
         let proc_paths = ProcPaths::probe();
@@ -315,6 +321,18 @@ pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     }
 }
 
+/// A command's process becomes a user of its container before it is confined. With this setting the
+/// kernel would let the session trace it from then on.
+fn check_dumpable(setting: &str) -> io::Result<()> {
+    if setting.trim() != "1" {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "fs.suid_dumpable is 1, by which processes that change their user can be traced; set it \
+         to 0 or 2",
+    ))
+}
+
 /// Opens the log, which the container's processes write to.
 ///
 /// Root owns it: only a file's owner may change its mode or take a lease, which would keep its
@@ -386,4 +404,16 @@ fn hand_over(
             _ => LaunchError::step("hand over the root", &error),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_lets_processes_be_traced_that_change_their_user_is_refused() {
+        assert!(check_dumpable("0\n").is_ok() && check_dumpable("2\n").is_ok());
+        let error = check_dumpable("1\n").expect_err("unsafe");
+        assert!(error.to_string().contains("fs.suid_dumpable"), "{error}");
+    }
 }

@@ -11,9 +11,7 @@ use conman_linux::{
     CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
     unshare_namespaces,
 };
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, chmodat, linkat, makedev, mkdirat, mknodat, openat,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_change, mount_remount, unmount,
@@ -206,6 +204,13 @@ impl Devices {
 
     /// What an attempt that failed has left is completed.
     fn fill(&self, name: &str) -> io::Result<()> {
+        let mask = rustix::process::umask(Mode::empty());
+        let filled = self.fill_unmasked(name);
+        rustix::process::umask(mask);
+        filled
+    }
+
+    fn fill_unmasked(&self, name: &str) -> io::Result<()> {
         let directory = make_directory_in(&self.writable, name)?;
         let device_mode = Mode::from_raw_mode(0o666);
         for (name, major, minor) in DEVICES {
@@ -217,8 +222,6 @@ impl Devices {
                 device_mode,
                 makedev(major, minor),
             ))?;
-            // Whatever the umask made of it.
-            chmodat(&directory, name, device_mode, AtFlags::empty())?;
         }
         for (name, _) in LINKS {
             let shared = Path::new(SHARED_LINKS).join(name);
@@ -226,7 +229,7 @@ impl Devices {
             exists_or(linked)?;
         }
         for name in DIRECTORIES {
-            make_directory_in(&directory, name)?;
+            exists_or(mkdirat(&directory, name, Mode::from_raw_mode(0o755)))?;
         }
         Ok(())
     }

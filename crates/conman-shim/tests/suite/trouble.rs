@@ -499,6 +499,9 @@ fn the_shim_may_trace_nothing_and_its_launcher_may() {
     };
     assert!(may_trace("self".to_owned()), "the test's own right");
     assert!(!may_trace(shim.process.id().to_string()));
-    let launcher = launcher(shim.process.id(), &shim.cgroup).expect("it lives");
-    assert!(may_trace(launcher.pid().to_string()));
+    // A moment after its birth.
+    assert!(until(|| {
+        let launcher = launcher(shim.process.id(), &shim.cgroup);
+        launcher.is_some_and(|launcher| may_trace(launcher.pid().to_string()))
+    }));
 }
