@@ -478,8 +478,6 @@ fn the_oom_killer_prefers_a_session_whatever_it_writes_and_spares_the_shim() {
     let has_resource = effective.expect("a number") & (1 << 24) != 0;
     let is_kept =
         |text: &str| text.starts_with("500\n") && (!has_resource || text.ends_with("\n500\n"));
-    let inside = run(&mut client, command(&shim, "c.1", own)).expect("executed");
-    let is_kept = |text: &str| text.starts_with("500\n") && text.ends_with("\n500\n");
     assert!(is_kept(&inside), "{inside}");
     assert!(
         until(|| is_kept(&shim.log("home.1"))),
