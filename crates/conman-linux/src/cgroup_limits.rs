@@ -23,6 +23,10 @@ pub struct CgroupLimits {
     /// Thousandths of a processor.
     #[serde(default)]
     pub cpu_millis: Option<u64>,
+    /// It shares processors with its neighbours by weight, which takes a cgroup that they are not
+    /// in, also without a limit.
+    #[serde(default)]
+    pub cpu_weighted: bool,
 }
 
 impl CgroupLimits {
@@ -31,7 +35,7 @@ impl CgroupLimits {
         let limited = [
             ("memory", self.memory_bytes.is_some()),
             ("pids", self.pids.is_some()),
-            ("cpu", self.cpu_millis.is_some()),
+            ("cpu", self.cpu_millis.is_some() || self.cpu_weighted),
         ];
         limited
             .iter()
@@ -79,14 +83,7 @@ impl Limited {
             && has("cpu", "cpu.max")
         {
             self.cpu = true;
-            let quota = (millis.saturating_mul(CPU_PERIOD_US) / 1_000).max(CPU_QUOTA_MIN_US);
-            self.quota = Some(if hierarchy.unified {
-                let text = format!("{quota} {CPU_PERIOD_US}");
-                (directory.join("cpu.max"), text)
-            } else {
-                // The period is the kernel's default already.
-                (directory.join("cpu.cfs_quota_us"), quota.to_string())
-            });
+            self.quota = Some(cpu_quota(hierarchy.unified, directory, millis));
         }
         Ok(())
     }
@@ -101,6 +98,18 @@ impl Limited {
             Some((_, controller)) => Err(MakeCgroupError::NoController { controller }),
             None => Ok(()),
         }
+    }
+}
+
+/// The file that limits processor time to so many thousandths of a processor, and its content.
+pub(crate) fn cpu_quota(unified: bool, directory: &Path, millis: u64) -> (PathBuf, String) {
+    let quota = (millis.saturating_mul(CPU_PERIOD_US) / 1_000).max(CPU_QUOTA_MIN_US);
+    if unified {
+        let text = format!("{quota} {CPU_PERIOD_US}");
+        (directory.join("cpu.max"), text)
+    } else {
+        // The period is the kernel's default already.
+        (directory.join("cpu.cfs_quota_us"), quota.to_string())
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup_limits::{CgroupLimits, Limited};
+use crate::cgroup_limits::{CgroupLimits, Limited, cpu_quota};
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroups::{is_plain, tree};
 
@@ -126,6 +126,22 @@ impl CgroupMaker {
                 Err(error)
             }
         }
+    }
+
+    /// Limits the processor time of a cgroup and all below it together, in thousandths of a
+    /// processor. It is made where it is missing. A v1 hierarchy refuses less than a cgroup below
+    /// has already, and more for one below later.
+    pub fn limit_total_cpu(&self, path: &str, millis: u64) -> Result<(), MakeCgroupError> {
+        let v1 = self.joined.iter().find(|one| one.controls("cpu"));
+        let hierarchy = v1.or(self.unified.as_ref());
+        let Some((hierarchy, directory)) =
+            hierarchy.and_then(|one| Some((one, one.directory(path)?)))
+        else {
+            return Err(MakeCgroupError::NoController { controller: "cpu" });
+        };
+        self.ready_parents(hierarchy, &directory.join("session"))?;
+        let (file, quota) = cpu_quota(hierarchy.unified, &directory, millis);
+        write(&file, &quota)
     }
 
     /// Makes a fresh cgroup, without limits yet, where its processes are frozen and killed. On an

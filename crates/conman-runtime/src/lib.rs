@@ -32,7 +32,7 @@ mod terminal_channels;
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use exec_kill::{ExecKill, KillReply};
 pub use fence_opening::{FenceOpener, Recorded};
-pub use native::{NativeOptions, NativeRuntime, NativeTimeouts};
+pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES};
 pub use process::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use runtime::{
     AttachOptions, BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer,

@@ -85,6 +85,8 @@ fn main() -> Result<(), Failure> {
                 socket: Path::new(directory).join("shim.sock"),
                 roots: vec![PathBuf::from(directory)],
                 state_file: Path::new(directory).join("shim.state"),
+                ids: conman_shim::IdPool::default(),
+                total_cpu_millis: None,
                 do_without: Vec::new(),
                 cgroups: CgroupPart::All,
                 prepare_for: prepare_for.parse()?,
@@ -382,6 +384,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             memory_bytes: plan.has("memory").then_some(64 << 20),
             pids: plan.has("pids").then_some(64),
             cpu_millis: plan.has("cpu").then_some(500),
+            cpu_weighted: false,
         },
         root: RootSpec {
             store: directory.join("store"),

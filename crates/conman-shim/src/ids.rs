@@ -1,20 +1,102 @@
 use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
 
 /// Ids that a container has: all that a 16-bit id can name.
 pub const RANGE_SIZE: u32 = 65_536;
 
-/// First id of the first range: beyond what adduser, systemd and subuid files give out.
-const FIRST: u32 = 0x4000_0000;
+/// Least first id of a pool: beyond what adduser and subuid files give out.
+const LEAST: u32 = 0x4000_0000;
 
-/// First id of the one range that containers share whose layers' owners cannot be mapped.
-pub const SHARED_IDS: u32 = FIRST - RANGE_SIZE;
+/// First id of the range that containers share whose layers' owners cannot be mapped. Part of no
+/// pool.
+pub const SHARED_IDS: u32 = 0x7fff_0000;
 
-/// Ranges below 2^31, beyond which some programs take an id for a negative number.
-pub const RANGES: u32 = 16_384;
+/// The host's user and group ids that containers get, as ranges of [`RANGE_SIZE`].
+///
+/// Its text form is `FIRST-LAST`, both in decimal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdPool {
+    first: u32,
+    ranges: u32,
+}
+
+impl Default for IdPool {
+    /// 16,384 ranges from 2^31, which systemd gives to nothing (its documentation lists the ids of
+    /// systemd-nspawn below that).
+    fn default() -> Self {
+        Self {
+            first: 0x8000_0000,
+            ranges: 16_384,
+        }
+    }
+}
+
+impl IdPool {
+    /// Containers that it has ids for at a time.
+    #[must_use]
+    pub fn ranges(&self) -> u32 {
+        self.ranges
+    }
+
+    /// Whether one of the [`RANGE_SIZE`] ids from `first` is in it.
+    #[must_use]
+    pub fn overlaps(&self, first: u32) -> bool {
+        let (first, own) = (u64::from(first), u64::from(self.first));
+        let size = u64::from(RANGE_SIZE);
+        first < own + u64::from(self.ranges) * size && own < first + size
+    }
+
+    /// Which of its ranges begins with this id.
+    fn slot(&self, base: u32) -> Option<u32> {
+        let slot = base.checked_sub(self.first)? / RANGE_SIZE;
+        (slot < self.ranges).then_some(slot)
+    }
+}
+
+impl FromStr for IdPool {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rule = "must be FIRST-LAST, for example \"2147483648-3221225471\"";
+        let (first, last) = text.split_once('-').ok_or(rule)?;
+        let first: u32 = first.parse().map_err(|_| rule)?;
+        let end: u32 = last.parse().map_err(|_| rule)?;
+        // The highest id of all means "none".
+        let end = end.checked_add(1).ok_or("must end below 4294967295")?;
+        if first % RANGE_SIZE != 0 || end % RANGE_SIZE != 0 {
+            return Err(format!(
+                "must begin at a multiple of {RANGE_SIZE} and end just before one"
+            ));
+        }
+        if first < LEAST || end <= first {
+            return Err(format!("must hold ids, from {LEAST} on"));
+        }
+        let pool = Self {
+            first,
+            ranges: (end - first) / RANGE_SIZE,
+        };
+        if pool.overlaps(SHARED_IDS) {
+            return Err(format!(
+                "must not hold the {RANGE_SIZE} ids from {SHARED_IDS}, which older kernels need"
+            ));
+        }
+        Ok(pool)
+    }
+}
+
+impl fmt::Display for IdPool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = u64::from(self.ranges) * u64::from(RANGE_SIZE);
+        let last = u64::from(self.first) + size - 1;
+        write!(formatter, "{}-{last}", self.first)
+    }
+}
 
 /// Ranges of user and group ids, each one container's as long as files of it may exist.
 #[derive(Debug, Default)]
 pub(crate) struct IdRanges {
+    pool: IdPool,
     /// Given back, to be used before a new one.
     free: BTreeSet<u32>,
     /// Given out so far, counted from the first.
@@ -22,32 +104,36 @@ pub(crate) struct IdRanges {
 }
 
 impl IdRanges {
-    /// The first id of a range that nobody has.
+    pub(crate) fn new(pool: IdPool) -> Self {
+        Self {
+            pool,
+            ..Self::default()
+        }
+    }
+
+    /// The first id of a range that no container has.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let slot = match self.free.pop_first() {
             Some(slot) => slot,
-            None if self.used < RANGES => {
+            None if self.used < self.pool.ranges => {
                 self.used += 1;
                 self.used - 1
             }
             None => return None,
         };
-        Some(FIRST + slot * RANGE_SIZE)
+        Some(self.pool.first + slot * RANGE_SIZE)
     }
 
-    /// Takes this one, which an earlier shim gave out. `false` when it is none or somebody's. The
-    /// shared one is nobody's.
+    /// Takes this one, which an earlier shim gave out. `false` when it is no range of ids of
+    /// containers or another container has it. The shared range, and those of a pool that the
+    /// configuration named before, are not counted.
     pub(crate) fn reserve(&mut self, base: u32) -> bool {
-        if base == SHARED_IDS {
+        if base < LEAST || base % RANGE_SIZE != 0 || base > u32::MAX - RANGE_SIZE {
+            return false;
+        }
+        let Some(slot) = self.pool.slot(base) else {
             return true;
-        }
-        let Some(offset) = base.checked_sub(FIRST) else {
-            return false;
         };
-        let slot = offset / RANGE_SIZE;
-        if offset % RANGE_SIZE != 0 || slot >= RANGES {
-            return false;
-        }
         if slot < self.used {
             return self.free.remove(&slot);
         }
@@ -56,14 +142,12 @@ impl IdRanges {
         true
     }
 
-    /// Takes it back, unless it is the shared one.
+    /// Takes it back, if it is one of the pool's.
     pub(crate) fn give_back(&mut self, base: u32) {
-        if base == SHARED_IDS {
-            return;
+        if let Some(slot) = self.pool.slot(base) {
+            debug_assert!(slot < self.used, "{base} was never given out");
+            self.free.insert(slot);
         }
-        let slot = base.saturating_sub(FIRST) / RANGE_SIZE;
-        debug_assert!(slot < self.used, "{base} was never given out");
-        self.free.insert(slot);
     }
 }
 
@@ -71,19 +155,17 @@ impl IdRanges {
 mod tests {
     use super::*;
 
+    const FIRST: u32 = 0x8000_0000;
+
     #[test]
     fn no_two_containers_share_a_range_and_ranges_come_back() {
-        let mut ranges = IdRanges::default();
+        let pool: IdPool = "2147483648-2148007935".parse().expect("eight ranges");
+        let mut ranges = IdRanges::new(pool);
         let taken: Vec<u32> = std::iter::from_fn(|| ranges.take()).collect();
-        assert_eq!(taken.len(), RANGES as usize);
+        assert_eq!(taken.len(), 8);
         assert!(taken.windows(2).all(|pair| pair[1] - pair[0] == RANGE_SIZE));
-        assert!(taken.iter().all(|base| {
-            base.checked_add(RANGE_SIZE)
-                .is_some_and(|end| end <= 1 << 31)
-        }));
         ranges.give_back(taken[7]);
         assert_eq!(ranges.take(), Some(taken[7]));
-        assert!(!taken.contains(&SHARED_IDS));
         ranges.give_back(SHARED_IDS);
         assert_eq!(ranges.take(), None);
     }
@@ -100,5 +182,38 @@ mod tests {
         assert_eq!(ranges.take(), Some(FIRST + 3 * RANGE_SIZE));
         ranges.give_back(FIRST + 2 * RANGE_SIZE);
         assert_eq!(ranges.take(), Some(FIRST + 2 * RANGE_SIZE));
+    }
+
+    #[test]
+    fn a_container_keeps_its_range_when_the_pool_has_become_another_one() {
+        let mut ranges = IdRanges::new("1073741824-1073872895".parse().expect("two ranges"));
+        let before = FIRST + 5 * RANGE_SIZE;
+        assert!(ranges.reserve(before));
+        assert_eq!(ranges.take(), Some(LEAST));
+        ranges.give_back(before);
+        assert_eq!(ranges.take(), Some(LEAST + RANGE_SIZE));
+        assert_eq!(ranges.take(), None);
+    }
+
+    #[test]
+    fn a_pool_is_of_whole_ranges_that_nothing_else_has() {
+        let default = IdPool::default();
+        assert_eq!(default.to_string(), "2147483648-3221225471");
+        assert_eq!(default.to_string().parse(), Ok(default));
+        assert!(default.overlaps(FIRST) && !default.overlaps(SHARED_IDS));
+        assert!(default.overlaps(FIRST - 1) && !default.overlaps(0xc000_0000));
+        for text in [
+            "",
+            "2147483648",
+            "2147483648-",
+            "2147483649-2147549184",
+            "2147483648-2147549184",
+            "0-65535",
+            "2147483648-2147483647",
+            "4294901760-4294967295",
+            "1073741824-2147483647",
+        ] {
+            assert!(text.parse::<IdPool>().is_err(), "{text}");
+        }
     }
 }

@@ -58,7 +58,7 @@ use std::fs::File;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
-pub use ids::{RANGE_SIZE, RANGES, SHARED_IDS};
+pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
 pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
 pub use options::ShimOptions;
 pub use protocol::{

@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use conman_linux::{CgroupPart, Interface};
 
+use crate::ids::IdPool;
+
 /// What the shim is told at its start.
 #[derive(Debug, Clone)]
 pub struct ShimOptions {
@@ -18,6 +20,10 @@ pub struct ShimOptions {
     /// Where what a later shim must know is kept: containers, their ids, the fence's deadline. In
     /// memory (below /run), since a write to a disk may wait.
     pub state_file: PathBuf,
+    /// User and group ids that containers get. Those that run keep what they have.
+    pub ids: IdPool,
+    /// Processor time of all containers together, in thousandths of a processor; `None` is no limit.
+    pub total_cpu_millis: Option<u64>,
     /// Newer kernel interfaces to do without although the kernel has them.
     pub do_without: Vec<Interface>,
     /// The cgroup hierarchies to use.

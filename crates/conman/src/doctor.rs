@@ -68,7 +68,7 @@ fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
 fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
     let kind = kind(arguments, config);
     // Bare processes are for tests, and next to what a native session is.
-    let footprint = footprint(kind, arguments.bridge).unwrap_or_else(native);
+    let footprint = footprint(kind, arguments.bridge, config).unwrap_or_else(|| native(config));
     let folders = folders(kind, &config.state_dir.to_string_lossy());
     let folders: Vec<&str> = folders.iter().map(String::as_str).collect();
     // There is none before the first start of the daemon.
@@ -83,9 +83,9 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
 }
 
 /// What a session of a runtime takes of this machine; nothing is known of bare processes.
-pub(crate) fn footprint(kind: RuntimeKind, bridge: bool) -> Option<Footprint> {
+pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Option<Footprint> {
     match kind {
-        RuntimeKind::Native => Some(native()),
+        RuntimeKind::Native => Some(native(config)),
         RuntimeKind::Docker => {
             let unified = Host::this().has_unified_cgroups();
             Some(Footprint::docker(bridge, unified))
@@ -94,8 +94,8 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool) -> Option<Footprint> {
     }
 }
 
-fn native() -> Footprint {
-    Footprint::native(conman_shim::RANGES.into())
+fn native(config: &Config) -> Footprint {
+    Footprint::native(config.id_range.ranges().into())
 }
 
 /// Where the files of a runtime's sessions lie.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use conman_cli::ShimArgs;
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
@@ -19,7 +19,7 @@ use conman_core::ownership::Timing;
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_proto::RuntimeKind;
 use conman_runtime::ShimCommand;
-use conman_shim::{Client, ClientError, Request, ShimOptions};
+use conman_shim::{Client, ClientError, IdPool, Request, ShimOptions};
 
 use crate::config::{self, Config, LogFormat};
 use crate::serve::EXIT_CONFIG;
@@ -97,6 +97,10 @@ pub(crate) fn command(config: &Config) -> Result<ShimCommand> {
         state_dir.into(),
         OsString::from("--prepare-for"),
         sessions.to_string().into(),
+        OsString::from("--id-range"),
+        config.id_range.to_string().into(),
+        OsString::from("--total-cpus"),
+        config.limits.total_cpus.to_string().into(),
     ];
     if let Some(fleet) = &config.shared {
         arguments.push(OsString::from("--freeze-ms"));
@@ -141,25 +145,51 @@ struct Installation {
     state_dir: PathBuf,
     /// Sessions that the kernel is made ready for.
     prepare_for: u32,
+    ids: IdPool,
+    total_cpu_millis: Option<u64>,
 }
 
 impl Installation {
     fn named(arguments: &ShimArgs) -> Result<Self> {
-        let (state_dir, sessions) = match &arguments.state_dir {
-            Some(directory) if directory.is_absolute() => (directory.clone(), 0),
+        let mut installation = match &arguments.state_dir {
+            Some(directory) if directory.is_absolute() => Self {
+                state_dir: directory.clone(),
+                prepare_for: 0,
+                ids: IdPool::default(),
+                total_cpu_millis: None,
+            },
             Some(directory) => bail!("--state-dir {} is not absolute", directory.display()),
             None => {
                 let config = config::load(arguments.config.as_deref())?;
-                let sessions = native_sessions(&config);
-                (config.state_dir, sessions)
+                Self {
+                    prepare_for: native_sessions(&config),
+                    state_dir: config.state_dir,
+                    ids: config.id_range,
+                    total_cpu_millis: Some(millis(config.limits.total_cpus)),
+                }
             }
         };
-        let prepare_for = arguments.prepare_for.unwrap_or(sessions);
-        Ok(Self {
-            state_dir,
-            prepare_for,
-        })
+        if let Some(sessions) = arguments.prepare_for {
+            installation.prepare_for = sessions;
+        }
+        if let Some(text) = &arguments.id_range {
+            let ids = text.parse::<IdPool>();
+            installation.ids = ids.map_err(|rule| anyhow!("--id-range {text} {rule}"))?;
+        }
+        if let Some(cpus) = arguments.total_cpus {
+            installation.total_cpu_millis = Some(millis(cpus));
+        }
+        Ok(installation)
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a negative number becomes 0, one beyond 2^64 the highest"
+)]
+fn millis(cpus: f64) -> u64 {
+    ((cpus * 1e3).round() as u64).max(1)
 }
 
 /// Most that may be containers of a shim's making.
@@ -188,6 +218,8 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
         fence_cgroup: fence_cgroup.clone(),
         fence_slice: fence_slice.clone(),
         state_file: place.directory.join(STATE),
+        ids: installation.ids,
+        total_cpu_millis: installation.total_cpu_millis,
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
         prepare_for: installation.prepare_for,
@@ -281,6 +313,8 @@ mod tests {
             config: None,
             state_dir: None,
             prepare_for: None,
+            id_range: None,
+            total_cpus: None,
             freeze_ms: 1_000,
             standby: true,
             replace: false,

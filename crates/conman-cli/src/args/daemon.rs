@@ -31,6 +31,13 @@ pub struct ShimArgs {
     /// configuration's `limits.max_sessions` where its sessions are native, and 0 with --state-dir
     #[arg(long, value_name = "COUNT")]
     pub prepare_for: Option<u32>,
+    /// User and group ids of containers; the configuration's `node.id_range` unless given
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub id_range: Option<String>,
+    /// Processors of all containers together; the configuration's `limits.total_cpus` unless given,
+    /// and no limit with --state-dir
+    #[arg(long, value_name = "CPUS")]
+    pub total_cpus: Option<f64>,
     /// How long the fence waits for proof that a container is frozen before it kills it
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub freeze_ms: u64,

@@ -59,6 +59,7 @@ const ALL_LIMITS: CgroupLimits = CgroupLimits {
     memory_bytes: Some(64 << 20),
     pids: Some(17),
     cpu_millis: Some(250),
+    cpu_weighted: false,
 };
 
 /// What a cgroup's files of this name hold, in whatever hierarchies have it.
@@ -242,6 +243,7 @@ fn a_cgroup_is_made_once_with_its_limits_and_never_taken_over() {
         memory_bytes: Some(64 << 20),
         pids: Some(17),
         cpu_millis: Some(250),
+        cpu_weighted: false,
     };
     let cgroup = maker.make(&scratch.inner(), &limits).expect("made");
     let process = Process::idle();

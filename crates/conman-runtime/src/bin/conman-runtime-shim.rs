@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use conman_linux::CgroupPart;
-use conman_shim::ShimOptions;
+use conman_shim::{IdPool, ShimOptions};
 
 /// The design's K.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
@@ -25,6 +25,8 @@ fn main() -> ExitCode {
         prepared_file: socket.with_extension("prepared"),
         socket,
         roots: arguments.map(PathBuf::from).collect(),
+        ids: IdPool::default(),
+        total_cpu_millis: None,
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
         prepare_for: 0,

@@ -48,6 +48,7 @@ pub(super) fn container_body(
     plan: &ContainerPlan,
     instance: &Instance,
     cgroup_driver: CgroupDriver,
+    max_cpus: f64,
 ) -> ContainerCreateBody {
     let spec = &plan.spec;
     let environment = spec
@@ -75,7 +76,7 @@ pub(super) fn container_body(
             test: Some(vec!["NONE".to_owned()]),
             ..HealthConfig::default()
         }),
-        host_config: Some(host_config(plan, instance, cgroup_driver)),
+        host_config: Some(host_config(plan, instance, cgroup_driver, max_cpus)),
         ..ContainerCreateBody::default()
     }
 }
@@ -108,6 +109,7 @@ fn host_config(
     plan: &ContainerPlan,
     instance: &Instance,
     cgroup_driver: CgroupDriver,
+    max_cpus: f64,
 ) -> HostConfig {
     let spec = &plan.spec;
     let key = &plan.key;
@@ -138,7 +140,7 @@ fn host_config(
         memory,
         // Equal to the memory: no swap on top.
         memory_swap: memory,
-        nano_cpus: spec.cpus.map(nano_cpus),
+        nano_cpus: spec.cpus.map(|cpus| nano_cpus(cpus.min(max_cpus))),
         pids_limit: Some(i64::from(spec.pids)),
         oom_score_adj: Some(OOM_SCORE),
         log_config: Some(HostConfigLogConfig {

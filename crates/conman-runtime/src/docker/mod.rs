@@ -73,6 +73,7 @@ struct Shared {
     daemon: Daemon,
     kernel: KernelView,
     timeouts: DockerTimeouts,
+    max_cpus: f64,
     max_removals: usize,
     fence: Option<Fence>,
     /// Where the files are of what this daemon has created and not removed yet; a container that
@@ -94,6 +95,7 @@ impl DockerRuntime {
             ),
             kernel: KernelView::new(options.instance, &DRIVERS)?,
             timeouts: options.timeouts,
+            max_cpus: options.max_cpus,
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
             files: Mutex::default(),
@@ -265,7 +267,8 @@ impl Shared {
         let created = self
             .daemon
             .call(Lane::Calls, self.timeouts.create, |facts| async move {
-                let body = container_body(plan, self.kernel.instance(), facts.cgroup_driver);
+                let instance = self.kernel.instance();
+                let body = container_body(plan, instance, facts.cgroup_driver, self.max_cpus);
                 let options = CreateContainerOptionsBuilder::default().name(&name).build();
                 facts.client.create_container(Some(options), body).await
             });

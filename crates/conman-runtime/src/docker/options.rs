@@ -18,8 +18,15 @@ pub struct DockerOptions {
     /// Commands and logs being read at a time; each holds a connection for as long as it lasts.
     pub max_streams: usize,
     pub timeouts: DockerTimeouts,
+    /// Processors that a container may have at most: Docker refuses a limit beyond the host's.
+    pub max_cpus: f64,
     /// The shim whose dead-man fence the containers are to be under, if they are.
     pub fence: Option<DockerFence>,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no host has 2^52 processors")]
+fn host_cpus() -> f64 {
+    std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64)
 }
 
 impl DockerOptions {
@@ -34,6 +41,7 @@ impl DockerOptions {
             max_removals: 8,
             max_streams: 512,
             timeouts: DockerTimeouts::default(),
+            max_cpus: host_cpus(),
             fence: None,
         }
     }

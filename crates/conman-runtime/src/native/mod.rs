@@ -55,6 +55,7 @@ use crate::{
 use ends::{End, Ends, end};
 use failure::call_failed;
 use images::Images;
+pub use program::SESSION_OPEN_FILES;
 use store::{Store, StoredPlan};
 
 /// How long an idle shim takes to end at the most; a daemon's stop waits for it.

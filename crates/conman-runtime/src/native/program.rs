@@ -17,8 +17,8 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// What a terminal is called where neither image nor spec says.
 const TERM: &str = "xterm";
 
-/// Open files of one program: plenty, and few enough for programs that close each possible one.
-const NOFILE: u64 = 65_536;
+/// Open files of one program of a native session: plenty, and few enough for programs that close each possible one.
+pub const SESSION_OPEN_FILES: u64 = 65_536;
 
 const MILLIS_PER_CPU: f64 = 1e3;
 
@@ -60,7 +60,7 @@ pub(super) fn first_program(
         uid: user.uid,
         gid: user.gid,
         groups: user.groups,
-        nofile: Some(NOFILE),
+        nofile: Some(SESSION_OPEN_FILES),
     })
 }
 
@@ -103,6 +103,7 @@ pub(super) fn limits(spec: &ResolvedSpec) -> CgroupLimits {
         memory_bytes: spec.memory_bytes,
         pids: Some(u64::from(spec.pids)),
         cpu_millis: spec.cpus.map(millis),
+        cpu_weighted: true,
     }
 }
 

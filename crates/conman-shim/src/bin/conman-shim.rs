@@ -1,6 +1,6 @@
 //! The shim as a program of its own, for tests:
 //! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified]
-//! [--prepare-for COUNT] [--frozen-max-ms MS] [--standby] ROOT…`.
+//! [--prepare-for COUNT] [--total-cpu-millis COUNT] [--frozen-max-ms MS] [--standby] ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use conman_linux::{CgroupPart, Interface};
-use conman_shim::ShimOptions;
+use conman_shim::{IdPool, ShimOptions};
 
 /// The design's K.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const FROZEN_MAX: Duration = Duration::from_mins(15);
 fn usage() -> ExitCode {
     eprintln!(
         "usage: conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]... [--cgroups v1|unified] \
-         [--prepare-for COUNT] [--frozen-max-ms MS] [--standby] ROOT..."
+         [--prepare-for COUNT] [--total-cpu-millis COUNT] [--frozen-max-ms MS] [--standby] ROOT..."
     );
     ExitCode::from(2)
 }
@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         prepared_file: socket.with_extension("prepared"),
         socket,
         roots: Vec::new(),
+        ids: IdPool::default(),
+        total_cpu_millis: None,
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
         prepare_for: 0,
@@ -59,6 +61,10 @@ fn main() -> ExitCode {
             },
             Some("--frozen-max-ms") => match value().and_then(|ms| ms.parse().ok()) {
                 Some(ms) => options.frozen_max = Duration::from_millis(ms),
+                None => return usage(),
+            },
+            Some("--total-cpu-millis") => match value().and_then(|millis| millis.parse().ok()) {
+                Some(millis) => options.total_cpu_millis = Some(millis),
                 None => return usage(),
             },
             Some("--cgroups") => match value().as_deref() {

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_linux::{
-    CgroupLayout, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, MakeCgroupError, Mount,
-    Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
+    CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer,
+    MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::fs::OFlags;
 
@@ -47,6 +47,8 @@ const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 pub(super) struct Launcher {
     pub(super) sole: SoleThread,
     features: Features,
+    /// Of all containers together; no container may have more.
+    total_cpu_millis: Option<u64>,
     pub(super) cgroups: CgroupMaker,
     all_cgroups: Cgroups,
     freezer: Freezer,
@@ -117,7 +119,13 @@ impl Launcher {
         let layout = layout.part(options.cgroups);
         let cgroups = CgroupMaker::of(&layout);
         let freezer = Freezer::of(&layout).map_err(step("find the freezer"))?;
+        if let Some(millis) = options.total_cpu_millis
+            && let Err(error) = cgroups.limit_total_cpu(&options.fence_cgroup, millis)
+        {
+            tracing::warn!(%error, millis, "cannot limit the processor time of all containers");
+        }
         Ok(Self {
+            total_cpu_millis: options.total_cpu_millis,
             cgroups: if features.birth_in_cgroup {
                 cgroups
             } else {
@@ -183,9 +191,8 @@ impl Launcher {
         cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
         phases.clone_us = clock.lap();
         // From here on the child makes its network namespace on another processor.
-        self.cgroups
-            .limit(cgroup, &spec.limits)
-            .map_err(cgroup_failed)?;
+        let limits = self.within_total(spec.limits);
+        self.cgroups.limit(cgroup, &limits).map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
         let mut binds = binds;
@@ -243,6 +250,15 @@ impl Launcher {
         let (cgroup, scratch) = (&order.spec.cgroup, &order.spec.root.scratch);
         self.sweeping
             .clear(cgroup, scratch, &self.all_cgroups, &self.freezer, swept)
+    }
+
+    /// A v1 hierarchy takes no limit of a container beyond that of all containers.
+    fn within_total(&self, limits: CgroupLimits) -> CgroupLimits {
+        let most = self.total_cpu_millis.unwrap_or(u64::MAX);
+        CgroupLimits {
+            cpu_millis: limits.cpu_millis.map(|millis| millis.min(most)),
+            ..limits
+        }
     }
 
     /// Maps the owners of the binds' files.

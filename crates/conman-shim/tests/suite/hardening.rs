@@ -416,6 +416,6 @@ fn neither_a_shared_id_nor_another_containers_files_are_in_reach() {
             .nth(1)
             .and_then(|id| id.parse::<u32>().ok())
     };
-    assert!(base(&first).expect("an id") >= 0x4000_0000);
+    assert!(base(&first).expect("an id") >= 0x8000_0000);
     assert_ne!(base(&first), base(&second));
 }

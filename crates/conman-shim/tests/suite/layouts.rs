@@ -309,3 +309,41 @@ fn helpers_of_the_launcher(shim: u32) -> Vec<String> {
     let own = children(&shim.to_string());
     own.iter().flat_map(|pid| children(pid)).collect()
 }
+
+#[test]
+fn all_containers_share_what_processors_they_have_in_total() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start_with(&["--total-cpu-millis", "700"]);
+    let mut client = shim.client();
+    // Of both kinds of hierarchies, whichever has the controller.
+    let quota = |cgroup: &str| {
+        let base = Path::new("/sys/fs/cgroup");
+        let v1 = base.join("cpu").join(&cgroup[1..]).join("cpu.cfs_quota_us");
+        let unified = base.join(&cgroup[1..]).join("cpu.max");
+        let text = fs::read_to_string(v1)
+            .or_else(|_| fs::read_to_string(unified))
+            .ok()?;
+        Some(text.split_ascii_whitespace().next()?.to_owned())
+    };
+    for (name, millis) in [
+        ("none.1", None),
+        ("less.1", Some(300)),
+        ("more.1", Some(2_000)),
+    ] {
+        let mut spec = shim.spec(name, "exec sleep 1000");
+        spec.limits.cpu_millis = millis;
+        spec.limits.cpu_weighted = true;
+        let launched = client.launch(spec);
+        launched.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    assert_eq!(quota(&shim.cgroup).as_deref(), Some("70000"));
+    let of = |name: &str| quota(&format!("{}/{name}", shim.cgroup));
+    let none = of("none.1").expect("it has a cgroup to be weighed by");
+    assert!(matches!(none.as_str(), "-1" | "max"), "{none}");
+    assert_eq!(of("less.1").as_deref(), Some("30000"));
+    // Either at the birth or a moment later.
+    assert!(until(|| of("more.1").as_deref() == Some("70000")));
+    client.ask(Request::KillAll).expect("killed");
+}

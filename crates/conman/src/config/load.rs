@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
-use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_DISK, SpecPolicy};
+use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, SpecPolicy};
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::ProxyOptions;
-use conman_shim::RANGE_SIZE;
+use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
@@ -22,6 +22,8 @@ use super::{
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
 /// Largest configuration file; thousands of templates fit.
 const MAX_BYTES: u64 = 4 << 20;
+/// Memory of a session where neither its spec nor the configuration limits it: 512 MiB.
+const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 const DEFAULT_GCE_ENDPOINT: &str = "http://metadata.google.internal";
 /// Placeholder in `listen.url`.
 const ID: &str = "{id}";
@@ -132,6 +134,9 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let runtime = node
         .parsed("runtime", runtime_kind)
         .unwrap_or(RuntimeKind::Native);
+    let id_range = node
+        .parsed("id_range", str::parse::<IdPool>)
+        .unwrap_or_default();
     node.finish();
 
     let listen = listen(&root.section("listen"));
@@ -189,7 +194,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         .into_iter()
         .map(PathBuf::from)
         .collect();
-    let bind_first_id = bind_first_id(&binds);
+    let bind_first_id = bind_first_id(&binds, id_range);
     binds.finish();
     for (name, template) in root.section("templates").sections() {
         policy.templates.insert(name, templates::template(template));
@@ -200,6 +205,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         name_is_given: name.is_some(),
         name: name.unwrap_or_else(host_name),
         state_dir,
+        id_range,
         runtime,
         listen,
         fleet,
@@ -222,11 +228,18 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
 }
 
 /// The first of the 65,536 host ids that own the files of binds. Those below are the host's own.
-fn bind_first_id(binds: &Section<'_, '_>) -> u32 {
+fn bind_first_id(binds: &Section<'_, '_>, sessions: IdPool) -> u32 {
     let highest = u64::from(u32::MAX - RANGE_SIZE);
-    binds
+    let first = binds
         .integer("first_id", u64::from(RANGE_SIZE)..=highest)
-        .unwrap_or(DEFAULT_BIND_FIRST_ID)
+        .unwrap_or(DEFAULT_BIND_FIRST_ID);
+    if sessions.overlaps(first) {
+        binds.mistake(
+            "first_id",
+            format_args!("is {first}; that and the {RANGE_SIZE} ids from it overlap `node.id_range`, {sessions}"),
+        );
+    }
+    first
 }
 
 /// The policy checks itself and names fields as it has them; here they are named as in the file.
@@ -363,6 +376,7 @@ fn limits(section: &Section<'_, '_>) -> Limits {
         },
         max_connections: count("max_connections", 16_384, 10_000_000),
         max_api_connections: count("max_api_connections", 1_024, 1_000_000),
+        total_cpus: total_cpus(section),
         max_events: section
             .integer("max_events", 100..=10_000_000)
             .unwrap_or(100_000),
@@ -373,9 +387,25 @@ fn limits(section: &Section<'_, '_>) -> Limits {
     }
 }
 
+/// A twentieth of the host's processors is left to the host, and at least a tenth of one.
+#[expect(clippy::cast_precision_loss, reason = "no host has 2^52 processors")]
+fn total_cpus(section: &Section<'_, '_>) -> f64 {
+    let field = "total_cpus";
+    let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+    let default = cpus - (cpus / 20.0).max(0.1);
+    let total = section.number(field).unwrap_or(default);
+    if (0.1..=HIGHEST_MAX_CPUS).contains(&total) {
+        return total;
+    }
+    section.mistake(
+        field,
+        format_args!("is {total}; must be 0.1 to {HIGHEST_MAX_CPUS}"),
+    );
+    default
+}
+
 fn spec_limits(section: &Section<'_, '_>, policy: &mut SpecPolicy) {
     let bytes = |field| section.integer(field, 1..=u64::from(u32::MAX) << 20);
-    policy.default_memory_bytes = bytes("default_memory_bytes");
     policy.max_memory_bytes = bytes("max_memory_bytes");
     policy.max_disk_bytes = section.integer("max_disk_bytes", 1..=HIGHEST_MAX_DISK);
     policy.default_disk_bytes = match section.integer("default_disk_bytes", 0..=HIGHEST_MAX_DISK) {
@@ -385,6 +415,9 @@ fn spec_limits(section: &Section<'_, '_>, policy: &mut SpecPolicy) {
             .min(policy.max_disk_bytes.or(policy.default_disk_bytes)),
         given => given,
     };
+    policy.default_memory_bytes = bytes("default_memory_bytes")
+        .or(policy.max_memory_bytes)
+        .or(Some(DEFAULT_MEMORY_BYTES));
     policy.default_cpus = section.number("default_cpus");
     policy.max_cpus = section.number("max_cpus");
     let number = |field, default| {

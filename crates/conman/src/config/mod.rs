@@ -23,6 +23,7 @@ use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
 use conman_node::{NodeLimits, UrlScheme};
 use conman_proto::RuntimeKind;
+use conman_shim::IdPool;
 
 pub(crate) use admin::admin_socket;
 pub(crate) use load::{ConfigError, load};
@@ -37,6 +38,8 @@ pub(crate) struct Config {
     pub(crate) name_is_given: bool,
     /// `node.state_dir`.
     pub(crate) state_dir: PathBuf,
+    /// `node.id_range`: user and group ids of native sessions.
+    pub(crate) id_range: IdPool,
     /// `node.runtime`.
     pub(crate) runtime: RuntimeKind,
     pub(crate) listen: Listen,
@@ -122,6 +125,8 @@ pub(crate) struct Limits {
     pub(crate) max_api_connections: usize,
     /// Events kept in the journal.
     pub(crate) max_events: u64,
+    /// Processors of all native sessions together.
+    pub(crate) total_cpus: f64,
     /// Between two looks at the host's own limits; they refuse nothing when absent.
     pub(crate) check_host_every: Option<Duration>,
 }

@@ -53,6 +53,46 @@ fn every_line_that_the_example_comments_out_is_accepted() {
 }
 
 #[test]
+fn sessions_are_limited_where_neither_spec_nor_configuration_limits_them() {
+    let memory = |text: &str| accepted(text).policy.default_memory_bytes;
+    assert_eq!(memory(""), Some(512 << 20));
+    assert_eq!(
+        memory("[limits]\nmax_memory_bytes = 8388608\n"),
+        Some(8_388_608)
+    );
+    assert_eq!(
+        memory("[limits]\ndefault_memory_bytes = 8388608\n"),
+        Some(8_388_608)
+    );
+    let config = accepted("");
+    assert_eq!(config.policy.default_pids, 256);
+    let host = std::thread::available_parallelism().expect("known").get();
+    let total = config.limits.total_cpus;
+    assert!(total > 0.0 && total < host as f64, "{total} of {host}");
+    assert!(mistakes("[limits]\ntotal_cpus = 0\n").contains("`limits.total_cpus` is 0"));
+}
+
+#[test]
+fn ids_of_binds_are_no_sessions_ids() {
+    let config = accepted("[binds]\nfirst_id = 0x7100_0000\n");
+    assert_eq!(config.bind_first_id, 0x7100_0000);
+    let text = mistakes("[binds]\nfirst_id = 2147549184\n");
+    assert!(
+        text.contains("overlap `node.id_range`, 2147483648-3221225471"),
+        "{text}"
+    );
+    let text = mistakes("[binds]\nfirst_id = 1000\n[node]\nid_range = \"100000-165535\"\n");
+    for part in [
+        "`binds.first_id` is 1000",
+        "`node.id_range` must begin at a multiple of 65536",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let config = accepted("[node]\nid_range = \"1073741824-1074003967\"\n");
+    assert_eq!(config.id_range.ranges(), 4);
+}
+
+#[test]
 fn a_template_says_what_becomes_of_its_sessions_without_their_node() {
     let config = accepted("[templates.a]\nimage = \"a\"\non_node_loss = \"restart\"\n");
     let request = &config.policy.templates["a"].request;

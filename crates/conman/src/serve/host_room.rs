@@ -35,7 +35,7 @@ pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
         .filter_map(|kind| {
             Some(Subject {
                 kind,
-                footprint: doctor::footprint(kind, false)?,
+                footprint: doctor::footprint(kind, false, config)?,
                 folders: doctor::folders(kind, &state_dir),
             })
         })

@@ -139,6 +139,15 @@ fn start(
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     protect_from_oom_killer();
     tracing::info!("{config}, {soft} open files at most");
+    let policy = &config.policy;
+    tracing::info!(
+        memory_bytes = policy.default_memory_bytes,
+        pids = policy.default_pids.min(policy.max_pids),
+        open_files = conman_runtime::SESSION_OPEN_FILES,
+        cpus = policy.default_cpus.or(policy.max_cpus),
+        total_cpus = config.limits.total_cpus,
+        "default limits of sessions"
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("conman-main")

@@ -129,6 +129,8 @@ fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRu
 
 fn docker(config: &Config, state: &State, opener: FenceOpener) -> Result<DockerRuntime> {
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
+    // A session's cgroup may be below that of all sessions, whose limit is `limits.total_cpus`.
+    options.max_cpus = options.max_cpus.min(config.limits.total_cpus);
     // Only where there is a shim anyway, since a node alone needs no fence, or where others take
     // over what this node loses: one that Docker's sessions alone need would be one more thing that
     // they depend on.

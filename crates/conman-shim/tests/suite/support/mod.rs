@@ -185,6 +185,7 @@ impl Shim {
                 memory_bytes: Some(64 << 20),
                 pids: Some(32),
                 cpu_millis: None,
+                cpu_weighted: false,
             },
             root: RootSpec {
                 store: self.path("store"),
