@@ -10,6 +10,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin, Scope};
+use conman_listen::Place;
 
 use crate::hop::{self, ByPeer, Hop};
 use crate::problem::{ApiError, Kind};
@@ -70,6 +71,9 @@ pub(crate) async fn authenticate(
     match judged {
         Ok(caller) => {
             if let Some(caller) = caller {
+                if let Some(place) = parts.extensions.remove::<Arc<Place>>() {
+                    place.known();
+                }
                 tracing::Span::current().record("caller", caller.name.as_str());
                 parts.extensions.insert(caller);
             }

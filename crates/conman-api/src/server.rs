@@ -6,12 +6,13 @@
 //! accepting, let requests finish within a patience, and then cut what is left.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use conman_listen::{Begun, Place, Places};
 use conman_vitals::Pulse;
 use http::Request;
 use hyper::body::Incoming;
@@ -21,7 +22,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -29,7 +29,8 @@ use tower::ServiceExt as _;
 /// Bounds on what clients may hold open.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// Connections at a time; more wait in the kernel's backlog.
+    /// Connections at a time. For one more, the oldest without a completed request is closed; where
+    /// there is none, the new one waits.
     pub max_connections: usize,
     /// Time for a whole request head, and the longest idle time between two requests.
     pub header_timeout: Duration,
@@ -72,6 +73,16 @@ pub enum Peer {
     Node,
 }
 
+impl Peer {
+    /// Where the connection comes from; this host, where it does not come over the network.
+    fn address(&self) -> IpAddr {
+        match self {
+            Self::Tcp(address) => address.ip(),
+            Self::Unix { .. } | Self::Node => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+}
+
 impl std::fmt::Display for Peer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -96,7 +107,7 @@ pub async fn serve_tcp(
     shutdown: CancellationToken,
     pulse: Pulse,
 ) {
-    serve(listener, router, options, shutdown, pulse).await;
+    serve("api", listener, router, options, shutdown, pulse).await;
 }
 
 /// Serves `router` on a Unix listener; who connects is told by [`Peer::Unix`].
@@ -107,7 +118,7 @@ pub async fn serve_unix(
     shutdown: CancellationToken,
     pulse: Pulse,
 ) {
-    serve(listener, router, options, shutdown, pulse).await;
+    serve("admin", listener, router, options, shutdown, pulse).await;
 }
 
 /// Serves `router` on one connection that another node's request has come by, until the connection
@@ -120,7 +131,8 @@ pub async fn serve_node<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_connection(http(&options), stream, Peer::Node, router, shutdown).await;
+    let http = Http::new(options);
+    serve_connection(&http, stream, Peer::Node, None, router, shutdown).await;
 }
 
 /// Time after which a silent peer is probed; with the interval and count below a vanished one is
@@ -179,28 +191,38 @@ impl Listen for UnixListener {
 }
 
 async fn serve<L: Listen>(
+    name: &'static str,
     listener: L,
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
     pulse: Pulse,
 ) {
-    let permits = Arc::new(Semaphore::new(options.max_connections));
+    let places = Places::new(name, options.max_connections);
+    let patience = options.patience;
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
-    let http = http(&options);
+    let http = Arc::new(Http::new(options));
     // Cancelling either future at shutdown loses at most a connection that was never served.
-    let next = || shutdown.run_until_cancelled(accept(&listener, &permits));
+    let next = || shutdown.run_until_cancelled(accept(&listener, &places));
     while let Some(accepted) = pulse.idle(next()).await {
         match accepted {
-            Ok((stream, peer, permit)) => {
-                let serve =
-                    serve_connection(http.clone(), stream, peer, router.clone(), shutdown.clone());
-                let abort = abort.clone();
+            Ok((stream, peer, place)) => {
+                let (http, router) = (Arc::clone(&http), router.clone());
+                let (shutdown, abort) = (shutdown.clone(), abort.clone());
                 connections.spawn(async move {
-                    // Aborting cuts the connection, which is the purpose.
-                    abort.run_until_cancelled(serve).await;
-                    drop(permit);
+                    let evicted = place.evicted();
+                    let place = Some(Arc::new(place));
+                    let serving = serve_connection(&http, stream, peer, place, router, shutdown);
+                    tokio::select! {
+                        // First, so that a request which has arrived is read, and keeps the
+                        // connection where its caller is known.
+                        biased;
+                        () = serving => {}
+                        // Both cut the connection, which is the purpose.
+                        () = evicted => {}
+                        () = abort.cancelled() => {}
+                    }
                 });
             }
             Err(error) => {
@@ -211,8 +233,8 @@ async fn serve<L: Listen>(
     }
     drop(listener);
     connections.close();
-    let served = tokio::time::timeout(options.patience, connections.wait());
-    if pulse.wait(options.patience, served).await.is_err() {
+    let served = tokio::time::timeout(patience, connections.wait());
+    if pulse.wait(patience, served).await.is_err() {
         tracing::info!(connections = connections.len(), "cutting connections");
         abort.cancel();
         connections.wait().await;
@@ -221,30 +243,62 @@ async fn serve<L: Listen>(
 
 async fn accept<L: Listen>(
     listener: &L,
-    permits: &Arc<Semaphore>,
-) -> io::Result<(L::Stream, Peer, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits)
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)?;
+    places: &Arc<Places>,
+) -> io::Result<(L::Stream, Peer, Place)> {
     let (stream, peer) = listener.next().await?;
-    Ok((stream, peer, permit))
+    let place = places.wait(peer.address()).await;
+    Ok((stream, peer, place))
 }
 
-fn http(options: &ServeOptions) -> http1::Builder {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(options.header_timeout)
-        .max_headers(options.max_headers)
-        .max_header_size(options.max_header_bytes)
-        .max_buf_size(MAX_BUFFER_BYTES);
-    http
+/// How connections are served.
+struct Http {
+    options: ServeOptions,
+    builder: http1::Builder,
 }
 
+impl Http {
+    fn new(options: ServeOptions) -> Self {
+        let mut builder = http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(options.header_timeout)
+            .max_headers(options.max_headers)
+            .max_header_size(options.max_header_bytes)
+            .max_buf_size(MAX_BUFFER_BYTES);
+        Self { options, builder }
+    }
+}
+
+/// `place` is that of the connection, where it has one of its own.
 async fn serve_connection<S>(
-    http: http1::Builder,
+    http: &Http,
     stream: S,
     peer: Peer,
+    place: Option<Arc<Place>>,
+    router: Router,
+    shutdown: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let options = &http.options;
+    let (most, patience) = (options.max_header_bytes, options.header_timeout);
+    match conman_listen::begin(stream, most, patience, shutdown.cancelled()).await {
+        Ok(Some(begun)) => {
+            // On the heap, so that a connection on which nothing comes has no room for it.
+            Box::pin(serve_http(http, begun, peer, place, router, shutdown)).await;
+        }
+        Ok(None) => {}
+        Err(error) => {
+            tracing::debug!(%peer, error = &error as &dyn std::error::Error, "no request came");
+        }
+    }
+}
+
+async fn serve_http<S>(
+    http: &Http,
+    begun: Begun<S>,
+    peer: Peer,
+    place: Option<Arc<Place>>,
     router: Router,
     shutdown: CancellationToken,
 ) where
@@ -253,10 +307,21 @@ async fn serve_connection<S>(
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
-        router.clone().oneshot(request)
+        if let Some(place) = &place {
+            request.extensions_mut().insert(Arc::clone(place));
+        }
+        let (router, place) = (router.clone(), place.clone());
+        async move {
+            let response = router.oneshot(request).await;
+            if let Some(place) = place {
+                place.answered();
+            }
+            response
+        }
     });
     let connection = http
-        .serve_connection(TokioIo::new(stream), service)
+        .builder
+        .serve_connection(TokioIo::new(begun), service)
         .with_upgrades();
     let mut connection = Box::pin(connection);
     // The connection is only borrowed here: when shutdown comes first, it goes on below.
@@ -362,6 +427,61 @@ mod tests {
         let uid =
             std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("procfs"));
         assert!(answer.contains(&format!("Unix {{ uid: {uid}")), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn connections_without_a_request_keep_nobody_out_and_known_callers_stay() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let shutdown = CancellationToken::new();
+        let known = async |axum::Extension(place): axum::Extension<Arc<Place>>| place.known();
+        let router = Router::new()
+            .route("/probe", get(async || ()))
+            .route("/known", get(known));
+        let options = ServeOptions {
+            // No connection ends by itself within the test.
+            header_timeout: Duration::from_secs(3_600),
+            ..ServeOptions::default()
+        };
+        let pulse = Pulse::unwatched("API");
+        let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+        let server = tokio::spawn(serving);
+        let connect = async || TcpStream::connect(address).await.expect("connected");
+        let ask = async |stream: &mut TcpStream, path: &str| {
+            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.expect("sent");
+            let mut answer = [0; 15];
+            stream.read_exact(&mut answer).await.expect("an answer");
+            assert_eq!(&answer, b"HTTP/1.1 200 OK");
+            // The rest of the head.
+            let mut rest = [0; 1_024];
+            assert_ne!(stream.read(&mut rest).await.expect("a head"), 0);
+        };
+        let (mut known, mut probe) = (connect().await, connect().await);
+        ask(&mut known, "/known").await;
+        ask(&mut probe, "/probe").await;
+        let mut flood = Vec::new();
+        for number in 0..1_300 {
+            let mut stream = connect().await;
+            if number % 2 == 0 {
+                stream.write_all(b"GET /pro").await.expect("sent");
+            }
+            flood.push(stream);
+            if number % 100 == 0 {
+                ask(&mut connect().await, "/probe").await;
+            }
+        }
+        ask(&mut connect().await, "/probe").await;
+        let mut first = Vec::new();
+        // A reset is as good an end as a close.
+        let _ = flood[0].read_to_end(&mut first).await;
+        assert!(first.is_empty(), "the oldest had to leave");
+        // Neither a caller that is known nor who was answered.
+        ask(&mut known, "/known").await;
+        ask(&mut probe, "/probe").await;
+        shutdown.cancel();
+        drop((flood, known, probe));
+        server.await.expect("no panic");
     }
 
     #[tokio::test]

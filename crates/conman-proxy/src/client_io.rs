@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use conman_listen::Begun;
 use http::Version;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -144,7 +145,11 @@ enum Waiting {
 }
 
 impl ClientIo {
-    pub(crate) fn new(stream: Stream, exchanges: Arc<Exchanges>, options: &ProxyOptions) -> Self {
+    pub(crate) fn new(
+        stream: Begun<Stream>,
+        exchanges: Arc<Exchanges>,
+        options: &ProxyOptions,
+    ) -> Self {
         let limits = Limits {
             head: options.head_timeout,
             idle: options.idle_timeout,
@@ -168,9 +173,10 @@ impl ClientIo {
         }
     }
 
-    /// The socket itself, for a tunnel.
-    pub(crate) fn into_stream(mut self) -> Stream {
-        self.socket.stream.take().expect(Socket::TAKEN_LAST)
+    /// The socket itself, for a tunnel, and what was read from it and not taken yet.
+    pub(crate) fn into_parts(mut self) -> (Stream, Vec<u8>) {
+        let stream = self.socket.stream.take();
+        stream.expect(Socket::TAKEN_LAST).into_parts()
     }
 
     fn update_waiting(&mut self) {
@@ -209,7 +215,7 @@ impl ClientIo {
         if self.framing.is_mid_head() {
             // Nothing else is being written, since no exchange is open; a client that does not
             // even take this line does without.
-            if let Some(socket) = self.socket.stream().tcp() {
+            if let Some(socket) = self.socket.stream().get_ref().tcp() {
                 let _ = socket.try_write(
                     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\
                       content-length: 0\r\n\r\n",
@@ -222,7 +228,7 @@ impl ClientIo {
     fn poll_write_with(
         &mut self,
         cx: &mut Context<'_>,
-        write: impl FnOnce(Pin<&mut Stream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+        write: impl FnOnce(Pin<&mut Begun<Stream>>, &mut Context<'_>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         match write(self.socket.pinned(), cx) {
             Poll::Ready(result) => {
@@ -323,18 +329,18 @@ impl AsyncWrite for ClientIo {
 #[derive(Debug)]
 struct Socket {
     /// Gone only once it was taken by value.
-    stream: Option<Stream>,
+    stream: Option<Begun<Stream>>,
     exchanges: Arc<Exchanges>,
 }
 
 impl Socket {
     const TAKEN_LAST: &str = "the stream is taken by value only, when nothing else can follow";
 
-    fn stream(&mut self) -> &mut Stream {
+    fn stream(&mut self) -> &mut Begun<Stream> {
         self.stream.as_mut().expect(Self::TAKEN_LAST)
     }
 
-    fn pinned(&mut self) -> Pin<&mut Stream> {
+    fn pinned(&mut self) -> Pin<&mut Begun<Stream>> {
         Pin::new(self.stream())
     }
 }
@@ -342,7 +348,10 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // A reader of TLS tells an end from a cut by itself.
-        if let Some(stream) = self.stream.as_ref().and_then(Stream::tcp)
+        if let Some(stream) = self
+            .stream
+            .as_ref()
+            .and_then(|stream| stream.get_ref().tcp())
             && self.exchanges.cut.load(Ordering::Relaxed)
         {
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));

@@ -52,6 +52,7 @@ pub(crate) async fn serve(
         unforwarded.into_response()
     });
     client.worker.meters.answered(response.status());
+    client.admission.place.answered();
     response.map(|body| body.with_ticket(ticket))
 }
 
@@ -105,6 +106,7 @@ async fn from_client(
         }
         Verdict::Deny(problem) => return Err(Unforwarded::Denied(Box::new(problem))),
     };
+    client.admission.place.known();
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
     let wait = Wait {
         directory,
@@ -206,7 +208,7 @@ async fn from_peer(
         }
         return Err(Unforwarded::NoPeer(problem));
     }
-    client.is_a_nodes();
+    client.admission.place.known();
     if parts.method == Method::GET && parts.uri.path() == PULSE {
         let mut response = Response::new(ResponseBody::own(Bytes::new()));
         *response.status_mut() = StatusCode::NO_CONTENT;

@@ -18,7 +18,8 @@
 //!                                    own runtime)
 //! ```
 //!
-//! * The acceptor hands each connection to the worker with the fewest, over a bounded queue.
+//! * The acceptor takes a place for each connection ([`conman_listen`]), and hands the connection to
+//!   the worker with the fewest, over a bounded queue.
 //! * A worker is a thread with a single-threaded runtime. A connection, the requests on it, its
 //!   connections to sessions and its tunnel stay on that one thread, so no byte of a tunnel
 //!   crosses threads. Workers share only counters and the bound on held requests.
@@ -66,8 +67,8 @@ mod peers;
 mod pool;
 mod proxy;
 mod pump;
+mod refusals;
 mod route;
-mod strangers;
 mod stream;
 mod tunnel;
 mod upgrade;

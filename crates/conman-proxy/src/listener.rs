@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_listen::Places;
 use conman_vitals::Pulse;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::ProxyOptions;
 use crate::answer;
 use crate::meters::{Meters, Refused};
-use crate::strangers::Strangers;
 use crate::worker::{Accepted, Admission, Front, Stage};
 
 /// Pause after a failure to accept that would come back at once, for example `EMFILE`.
@@ -29,16 +29,14 @@ const MAX_FAREWELLS: usize = 64;
 /// Longest wait for each of their steps.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Longest wait for the place of a connection that has to leave, which its worker closes at once.
-const EVICTION: Duration = Duration::from_secs(1);
+/// Longest wait for a place, which another connection may have to leave for.
+const PLACE: Duration = Duration::from_secs(1);
 
 /// Accepts connections and hands each to the worker with the fewest.
 pub(crate) struct Acceptor {
     listener: TcpListener,
     workers: Vec<WorkerQueue>,
-    places: Arc<Semaphore>,
-    /// On the listener for nodes.
-    strangers: Option<Arc<Strangers>>,
+    places: Arc<Places>,
     farewells: Arc<Semaphore>,
     meters: Arc<Meters>,
     no_room: Bytes,
@@ -60,21 +58,12 @@ impl Acceptor {
         front: &Front,
         meters: Arc<Meters>,
     ) -> Self {
-        let max_connections = options.max_connections.min(Semaphore::MAX_PERMITS);
-        let strangers = match front {
-            Front::Clients { .. } => None,
-            Front::Peers(_) => {
-                // However many addresses they come from, half of the places are for nodes.
-                let all = (max_connections / 2).max(1);
-                Some(Strangers::new(options.max_strangers, all))
-            }
-        };
+        let to_nodes = matches!(front, Front::Peers(_));
         Self {
             listener,
             workers,
-            places: Arc::new(Semaphore::new(max_connections)),
-            no_room: answer::no_room(strangers.is_some()),
-            strangers,
+            places: Places::new(front.name(), options.max_connections),
+            no_room: answer::no_room(to_nodes),
             farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
             meters,
             reserve: reserve(),
@@ -101,12 +90,11 @@ impl Acceptor {
     }
 
     async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr, pulse: &Pulse) {
-        let Some(permit) = self.place(pulse).await else {
+        let place = pulse.wait(PLACE, self.places.take(peer.ip())).await;
+        let Some(place) = place else {
             self.refuse(stream, Refused::Connections);
             return;
         };
-        let strangers = self.strangers.as_ref();
-        let stranger = strangers.map(|strangers| strangers.come(peer.ip()));
         let loads = self
             .workers
             .iter()
@@ -116,12 +104,11 @@ impl Acceptor {
             return;
         };
         let worker = &self.workers[number];
-        let admission = Admission::new(Arc::clone(&worker.load), permit, self.meters.connection());
+        let admission = Admission::new(Arc::clone(&worker.load), place, self.meters.connection());
         let accepted = Accepted {
             stream,
             peer,
             admission,
-            stranger,
         };
         // A worker ends before the acceptor only if its own thread panicked, outside of every
         // connection's task.
@@ -129,19 +116,6 @@ impl Acceptor {
             tracing::error!("a worker of the proxy is gone; the others go on");
             self.workers.remove(number);
         }
-    }
-
-    /// A place for one more; on the listener for nodes, one is made where somebody is no node.
-    async fn place(&self, pulse: &Pulse) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
-            return Some(place);
-        }
-        if !self.strangers.as_ref()?.evict() {
-            return None;
-        }
-        let place = Arc::clone(&self.places).acquire_owned();
-        let waited = pulse.wait(EVICTION, tokio::time::timeout(EVICTION, place));
-        waited.await.ok()?.ok()
     }
 
     /// Says 503 as far as the socket's empty send buffer takes it, and closes.

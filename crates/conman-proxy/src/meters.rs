@@ -15,7 +15,7 @@ pub(crate) struct Meters {
     held: Level,
     turned: [Counter; 4],
     requests: [Counter; 5],
-    refused: [Counter; 4],
+    refused: [Counter; 3],
     panics: Counter,
     pub(crate) to_session_bytes: Counter,
     pub(crate) to_client_bytes: Counter,
@@ -36,8 +36,6 @@ pub(crate) enum Refused {
     Descriptors = 1,
     /// As many held requests as there may be.
     HoldFull = 2,
-    /// Closed for others, of as many connections as there may be without a node's request.
-    Strangers = 3,
 }
 
 /// A number that rises and falls, and its gauge.
@@ -90,7 +88,7 @@ impl Meters {
             held: Level::new(gauge!("conman_proxy_held", "listener" => listener)),
             turned: ["not-owner", "not-ready", "unreachable", "refused"].map(turned),
             requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(requests),
-            refused: ["connections", "descriptors", "held", "strangers"].map(refused),
+            refused: ["connections", "descriptors", "held"].map(refused),
             panics: counter!("conman_proxy_panics_total", "listener" => listener),
             to_session_bytes: bytes("session"),
             to_client_bytes: bytes("client"),

@@ -17,12 +17,9 @@ pub struct ProxyOptions {
     pub domain: Option<String>,
     /// Threads of the data plane, each with its own runtime.
     pub workers: usize,
-    /// Client connections at a time, tunnels included; more are answered 503 and closed.
+    /// Client connections at a time, tunnels included. For one more, the oldest without a completed
+    /// request is closed; where there is none, the new one is answered 503 and closed.
     pub max_connections: usize,
-    /// On the listener for nodes: connections at a time from one address by which no node has made
-    /// itself known yet; for one more, the oldest of them is closed. Many clients of a node may come
-    /// at once, each on a connection of its own.
-    pub max_strangers: usize,
     /// Requests at a time that wait for their session; more are answered 503 with `Retry-After`.
     pub max_held: usize,
     /// Longest wait for a session, a bound above the directory's own.
@@ -91,7 +88,6 @@ impl Default for ProxyOptions {
             domain: Some("localhost".to_owned()),
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             max_connections: 16_384,
-            max_strangers: 1_024,
             max_held: 4_096,
             hold_timeout: Duration::from_secs(660),
             head_timeout: Duration::from_secs(15),
@@ -165,11 +161,6 @@ impl ProxyOptions {
             (
                 self.max_connections >= 1,
                 "max_connections",
-                "must be at least 1",
-            ),
-            (
-                self.max_strangers >= 1,
-                "max_strangers",
                 "must be at least 1",
             ),
             (

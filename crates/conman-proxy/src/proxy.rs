@@ -14,7 +14,7 @@ use crate::hold::Hold;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
 use crate::pool::Pool;
-use crate::strangers::Refusals;
+use crate::refusals::Refusals;
 use crate::worker::{self, Front, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 

@@ -192,9 +192,15 @@ fn switching_headers(
 
 fn client_side(upgraded: Upgraded) -> Option<Side<Stream>> {
     let parts = upgraded.downcast::<TokioIo<ClientIo>>().ok()?;
+    let (stream, rest) = parts.io.into_inner().into_parts();
+    let read_already = if rest.is_empty() {
+        parts.read_buf
+    } else {
+        Bytes::from([&parts.read_buf[..], &rest].concat())
+    };
     Some(Side {
-        stream: parts.io.into_inner().into_stream(),
-        read_already: parts.read_buf,
+        stream,
+        read_already,
     })
 }
 

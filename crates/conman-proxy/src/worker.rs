@@ -2,26 +2,26 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use conman_listen::{Begun, Place};
 use conman_vitals::Pulse;
-use futures_util::future::OptionFuture;
 use http::HeaderValue;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::TaskTracker;
 
 use crate::client_io::{ClientIo, Exchanges};
 use crate::hold::Hold;
-use crate::meters::{Counted, Meters, Refused};
+use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
-use crate::strangers::{Refusals, Stranger};
+use crate::refusals::Refusals;
 use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
 
 /// How often idle connections to sessions are looked through.
@@ -96,21 +96,17 @@ impl Front {
 /// A client's connection and its tunnel, counted against the listener's bound until both are gone.
 pub(crate) struct Admission {
     load: Arc<AtomicUsize>,
-    _permit: OwnedSemaphorePermit,
+    pub(crate) place: Place,
     _counted: Counted,
 }
 
 impl Admission {
     /// Counts towards the load of a worker.
-    pub(crate) fn new(
-        load: Arc<AtomicUsize>,
-        permit: OwnedSemaphorePermit,
-        counted: Counted,
-    ) -> Self {
+    pub(crate) fn new(load: Arc<AtomicUsize>, place: Place, counted: Counted) -> Self {
         load.fetch_add(1, Ordering::Relaxed);
         Self {
             load,
-            _permit: permit,
+            place,
             _counted: counted,
         }
     }
@@ -127,8 +123,6 @@ pub(crate) struct Accepted {
     pub(crate) stream: std::net::TcpStream,
     pub(crate) peer: SocketAddr,
     pub(crate) admission: Admission,
-    /// On the listener for nodes.
-    pub(crate) stranger: Option<Arc<Stranger>>,
 }
 
 /// One client's connection as the requests on it see it.
@@ -140,16 +134,6 @@ pub(crate) struct ClientConnection {
     pub(crate) admission: Arc<Admission>,
     /// On the listener for nodes: who judges this connection.
     pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
-    /// Likewise, until a node has made itself known by it.
-    pub(crate) stranger: Mutex<Option<Arc<Stranger>>>,
-}
-
-impl ClientConnection {
-    /// A node has made itself known by the connection.
-    pub(crate) fn is_a_nodes(&self) {
-        let mut stranger = self.stranger.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(stranger.take());
-    }
 }
 
 /// A worker's main task: runs until the proxy is stopped, or drained and idle. It waits for nothing but
@@ -200,38 +184,25 @@ pub(crate) async fn run(
 /// Serves one connection until it is closed or becomes a tunnel.
 async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
     let _guard = PanicGuard::new(&worker.meters);
-    let address = accepted.peer.ip().to_canonical();
-    let evicted = accepted.stranger.as_ref().map(Stranger::evicted);
-    let evicted = OptionFuture::from(evicted);
-    let served = serve_http(Arc::clone(&worker), accepted);
+    let evicted = accepted.admission.place.evicted();
+    let served = serve_accepted(Arc::clone(&worker), accepted);
     tokio::select! {
-        // First, so that a request which has arrived is read, and keeps the connection where it is a
-        // node's.
+        // First, so that a request which has arrived is read, and keeps the connection where its
+        // caller is known.
         biased;
         served = served => if let Err(error) = served {
             tracing::debug!(%error, "a client's connection ended early");
         },
-        // Closes the connection, of which no request was begun but to refuse it.
-        Some(()) = evicted => {
-            worker.meters.refused(Refused::Strangers);
-            if let Some(withheld) = worker.refusals.say(&address.to_string()) {
-                tracing::warn!(
-                    %address,
-                    withheld,
-                    "closed a connection to the listener for nodes to make room for others: no node \
-                     had made itself known by it yet"
-                );
-            }
-        }
+        // Closes the connection, by which no caller is known.
+        () = evicted => {}
     }
 }
 
-async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<(), ServeError> {
+async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<(), ServeError> {
     let Accepted {
         stream,
         peer,
         admission,
-        stranger,
     } = accepted;
     let stream = TcpStream::from_std(stream)?;
     backend::tune(&stream, worker.options.keepalive);
@@ -252,8 +223,40 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
             (stream, Some(visitor))
         }
     };
+    let begun = begin(&worker, stream).await?;
+    let Some(begun) = begun else {
+        return Ok(());
+    };
+    // On the heap, so that a connection on which nothing comes has no room for it.
+    Box::pin(serve_http(worker, begun, peer, admission, visitor)).await
+}
+
+/// Waits for the first request.
+async fn begin(worker: &WorkerContext, stream: Stream) -> io::Result<Option<Begun<Stream>>> {
+    let mut stage = worker.stage.clone();
+    let draining = async {
+        // Watch channels keep their value; a dropped sender is the end, too.
+        let _ = stage.wait_for(|stage| *stage != Stage::Serving).await;
+    };
+    let options = &worker.options;
+    conman_listen::begin(
+        stream,
+        options.max_head_bytes,
+        options.head_timeout,
+        draining,
+    )
+    .await
+}
+
+async fn serve_http(
+    worker: Arc<WorkerContext>,
+    begun: Begun<Stream>,
+    peer: SocketAddr,
+    admission: Admission,
+    visitor: Option<Box<dyn PeerVisitor>>,
+) -> Result<(), ServeError> {
     let exchanges = Arc::<Exchanges>::default();
-    let io = ClientIo::new(stream, Arc::clone(&exchanges), &worker.options);
+    let io = ClientIo::new(begun, Arc::clone(&exchanges), &worker.options);
     let mut stage = worker.stage.clone();
     let mut http = Builder::new();
     // Time is bounded by `ClientIo`, which tells an idle connection from a slow head.
@@ -269,7 +272,6 @@ async fn serve_http(worker: Arc<WorkerContext>, accepted: Accepted) -> Result<()
         exchanges,
         admission: Arc::new(admission),
         visitor,
-        stranger: Mutex::new(stranger),
     });
     let service = service_fn(move |request| {
         let client = Arc::clone(&client);

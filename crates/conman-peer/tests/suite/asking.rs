@@ -279,7 +279,7 @@ impl Real {
 async fn handshakes_that_are_never_finished_take_no_nodes_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = ProxyOptions {
-        max_strangers: 2,
+        max_connections: 2,
         ..ProxyOptions::default()
     };
     let node = Real::new(&folder, options);

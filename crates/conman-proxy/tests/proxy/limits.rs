@@ -4,7 +4,7 @@ use conman_proxy::ProxyOptions;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use crate::support::{Fixture, RawBackend, body, serve_echo_head, soon, status, until};
+use crate::support::{Client, Fixture, RawBackend, body, serve_echo_head, soon, status, until};
 
 #[tokio::test]
 async fn heads_beyond_the_bounds_are_refused() {
@@ -171,15 +171,14 @@ async fn a_client_that_does_not_read_is_cut() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_bound_are_turned_away_and_room_comes_back() {
+async fn where_all_callers_are_known_one_more_is_turned_away_and_room_comes_back() {
     let fixture = Fixture::with_options(ProxyOptions {
         max_connections: 2,
         ..ProxyOptions::default()
     });
     fixture.session("alice", serve_echo_head().await);
-    let first = fixture.connect().await;
-    let second = fixture.connect().await;
-    until("two connections", || fixture.proxy.stats().connections == 2).await;
+    let first = known(&fixture).await;
+    let second = known(&fixture).await;
     let refused = fixture.exchange("").await;
     assert_eq!(status(&refused), "503", "{refused}");
     assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
@@ -189,14 +188,59 @@ async fn connections_beyond_the_bound_are_turned_away_and_room_comes_back() {
     assert_eq!(status(&fixture.get("/", "alice.localhost").await), "200");
 }
 
+/// A request to the session `alice`, on a connection that stays open.
+async fn ask(client: &mut Client) {
+    client
+        .send("GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n")
+        .await;
+    let head = client.read_head().await;
+    assert_eq!(status(&head), "200", "{head}");
+    client.read_until("\r\n\r\n").await;
+}
+
+/// A connection with a completed request.
+async fn known(fixture: &Fixture) -> Client {
+    let mut client = fixture.connect().await;
+    ask(&mut client).await;
+    client
+}
+
+#[tokio::test]
+async fn connections_without_a_request_keep_nobody_out_and_known_callers_stay() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        max_connections: 100,
+        ..ProxyOptions::default()
+    });
+    fixture.session("alice", serve_echo_head().await);
+    let mut before = known(&fixture).await;
+    let mut flood = Vec::new();
+    for number in 0..1_300 {
+        let mut client = fixture.connect().await;
+        if number % 2 == 0 {
+            client.send("GET / HTTP/1.1\r\nHost: alice.loc").await;
+        }
+        flood.push(client);
+        if number % 100 == 0 {
+            let mut during = known(&fixture).await;
+            ask(&mut during).await;
+        }
+    }
+    // The oldest had to leave, the latest did not.
+    flood[0].read_to_end().await;
+    let last = flood.last_mut().expect("many");
+    ask(last).await;
+    ask(&mut before).await;
+    assert!(fixture.proxy.stats().connections <= 100);
+}
+
 #[tokio::test]
 async fn who_is_turned_away_has_time_to_send_its_request_before_the_answer() {
     let fixture = Fixture::with_options(ProxyOptions {
         max_connections: 1,
         ..ProxyOptions::default()
     });
-    let _first = fixture.connect().await;
-    until("a connection", || fixture.proxy.stats().connections == 1).await;
+    fixture.session("alice", serve_echo_head().await);
+    let _first = known(&fixture).await;
     let (mut unasked, rounds) = (0, 10);
     // A machine that stands still for long may answer one before it has sent anything.
     for _ in 0..rounds {

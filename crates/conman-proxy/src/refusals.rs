@@ -1,0 +1,32 @@
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use conman_core::Sparing;
+use tokio::time::Instant;
+
+/// Between two warnings that requests from one address are refused.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// What the log is told of requests that were no node's: not each.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    began: Instant,
+    sparing: Mutex<Sparing>,
+}
+
+impl Refusals {
+    pub(crate) fn new() -> Self {
+        let every_ms = u64::try_from(WARN_EVERY.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            began: Instant::now(),
+            sparing: Mutex::new(Sparing::new(every_ms)),
+        }
+    }
+
+    /// Whether to tell of one from there, and of how many it was not told.
+    pub(crate) fn say(&self, address: &str) -> Option<u64> {
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut sparing = self.sparing.lock().unwrap_or_else(PoisonError::into_inner);
+        sparing.say(address, now_ms)
+    }
+}
