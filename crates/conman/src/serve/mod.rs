@@ -82,6 +82,9 @@ const BUCKETS_S: [f64; 16] = [
 /// Between two clean-ups of the metrics' histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
+/// How often free memory is given back to the kernel.
+const HEAP_TRIM: Duration = Duration::from_secs(10);
+
 pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
     let config = match config::load(arguments.config.as_deref()) {
         Ok(config) => config,
@@ -213,6 +216,7 @@ async fn serve(
     (name, starts): (Option<name::Settled>, Option<&FalseStarts>),
 ) -> Result<()> {
     let metrics = install_metrics()?;
+    keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let mut runtimes = Runtimes::open(&config, &state)?;
@@ -454,6 +458,19 @@ fn install_metrics() -> Result<PrometheusHandle> {
         }
     });
     Ok(handle)
+}
+
+/// Gives memory back that a crowd of clients needed and that nothing needs any more.
+fn keep_heap_small() {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(HEAP_TRIM).await;
+            // It walks the heap, and waits for the locks of its arenas.
+            if let Err(error) = tokio::task::spawn_blocking(conman_linux::trim_heap).await {
+                tracing::warn!(%error, "cannot give memory back");
+            }
+        }
+    });
 }
 
 async fn start_node(
