@@ -66,7 +66,8 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
     let entry = passwd
         .lines()
         .filter_map(Passwd::parse)
-        .find(|entry| entry.name == wanted || id(wanted) == Some(entry.uid));
+        // A number is always an id: a line could call itself by it and be another user's.
+        .find(|entry| id(wanted).map_or(entry.name == wanted, |uid| entry.uid == uid));
     let (uid, gid) = match (&entry, id(wanted)) {
         (Some(entry), _) => (entry.uid, entry.gid),
         (None, Some(uid)) => (uid, 0),
@@ -83,12 +84,9 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
     let group_file = read_etc(&roots, "group", "/etc/group")?;
     let groups: Vec<Group<'_>> = group_file.lines().filter_map(Group::parse).collect();
     if let Some(wanted) = group {
-        let known = groups
-            .iter()
-            .find(|group| group.name == wanted)
-            .map(|group| group.gid);
-        let gid = known
-            .or_else(|| id(wanted))
+        let by_name = || groups.iter().find(|group| group.name == wanted);
+        let gid = id(wanted)
+            .or_else(|| by_name().map(|group| group.gid))
             .ok_or_else(|| UserError::NoSuchGroup {
                 name: wanted.chars().take(100).collect(),
             })?;
