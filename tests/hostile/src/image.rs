@@ -15,7 +15,7 @@ const INSIDE: &str = include_str!("inside.py");
 /// Prints the files that python3 needs for the attacks: its modules, and the libraries that are
 /// mapped once all of these are loaded.
 const NEEDS: &str = r#"
-import sys, ctypes, fcntl, mmap, os, pty, re, resource, select, signal, socket, stat, struct
+import sys, ctypes, fcntl, mmap, os, re, resource, select, signal, socket, stat, struct
 import termios, threading, time, traceback, encodings.idna, encodings.ascii, encodings.latin_1
 found = {os.path.realpath(sys.executable)}
 for module in list(sys.modules.values()):

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import mmap
 import os
-import pty
 import re
 import resource
 import select
@@ -725,8 +724,11 @@ def kernel_triggers():
                             ("self", "thread-self", "sys")]
             for name in files:
                 path = f"{directory}/{name}"
-                if stat.S_ISCHR(os.lstat(path).st_mode):
-                    # A mask.
+                try:
+                    if not stat.S_ISREG(os.lstat(path).st_mode):
+                        # A mask, or a link to what is the session's own.
+                        continue
+                except OSError:
                     continue
                 try:
                     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -752,14 +754,15 @@ def host_paths():
 @attack
 def cve_2021_21334():
     """Another container's variables, or the daemon's."""
-    canary = os.environ["HOSTILE_CANARY"]
+    own = f"CONMAN_SESSION_ID={os.environ.get('CONMAN_SESSION_ID')}"
     for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
         try:
             variables = read(f"/proc/{pid}/environ").split(b"\0")
         except OSError:
             continue
         for variable in variables:
-            if variable.startswith(b"CONMAN_") or variable == f"LEAK={canary}".encode():
+            foreign = variable.startswith(b"CONMAN_SESSION_ID=") and variable != own.encode()
+            if foreign or variable.startswith((b"LEAK=", b"CONMAN_E2E_BINARY=")):
                 raise Reached(variable.decode())
 
 
@@ -837,16 +840,13 @@ def cve_2022_0847():
 
 
 def terminal_ioctl(request, argument=b"\0" * 8):
-    leader, follower = pty.openpty()
+    """On the session's own terminal, which the battery gives it for these."""
     try:
-        fcntl.ioctl(follower, request, argument)
+        fcntl.ioctl(0, request, argument)
     except OSError as error:
         if error.errno in REFUSED:
             return False
         raise Reached(f"the ioctl came to {errno.errorcode[error.errno]}") from None
-    finally:
-        os.close(leader)
-        os.close(follower)
     return True
 
 
@@ -887,7 +887,7 @@ def terminal_hangup():
 
 @attack
 def terminals_of_others():
-    for name in os.listdir("/dev/pts"):
+    for name in os.listdir("/dev/pts") if os.path.isdir("/dev/pts") else []:
         if name == "ptmx":
             continue
         data = os.stat(f"/dev/pts/{name}")
@@ -1090,8 +1090,10 @@ def watch_entering(seconds):
     end = time.monotonic() + float(seconds)
     print("watching", flush=True)
     held = []
+    seen = set()
     while time.monotonic() < end:
         for pid in {name for name in os.listdir("/proc") if name.isdigit()} - known:
+            seen.add(pid)
             try:
                 links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
             except OSError:
@@ -1128,7 +1130,7 @@ def watch_entering(seconds):
                 print("reached: a program of the host,", name, flush=True)
             continue
         print("reached: a program of the host,", name, flush=True)
-    print("end", flush=True)
+    print(f"watched {len(seen)} processes to the end", flush=True)
 
 
 def forge_death(how):
@@ -1232,9 +1234,8 @@ def fill_memory(how, mebibytes):
             while taken < wanted:
                 held.append(bytearray(b"x") * (1 << 20))
                 taken += 1 << 20
-        elif how in ("shm", "memfd"):
-            file = (os.open("/dev/shm/hostile", os.O_CREAT | os.O_RDWR) if how == "shm"
-                    else os.memfd_create("hostile"))
+        elif how == "memfd":
+            file = os.memfd_create("hostile")
             while taken < wanted:
                 taken += os.write(file, chunk)
         elif how == "sysv":
@@ -1284,29 +1285,11 @@ def fill_memory(how, mebibytes):
                         taken += client.send(chunk)
                 except BlockingIOError:
                     pass
-        elif how == "dentries":
-            # Names that do not exist are kept, too; some 200 bytes each.
-            number = 0
-            os.makedirs("/dev/shm/d", exist_ok=True)
-            while taken < wanted:
-                os.close(os.open(f"/dev/shm/d/{number:0200}", os.O_CREAT | os.O_WRONLY))
-                number += 1
-                taken += 1024
     except OSError as error:
         print("stopped", taken, error, flush=True)
         return
     print("taken", taken, flush=True)
     time.sleep(3600)
-
-
-def spin(count):
-    """Processes that compute without end."""
-    for _ in range(int(count) - 1):
-        if os.fork() == 0:
-            break
-    print("spinning", flush=True)
-    while True:
-        pass
 
 
 def cpu_share(threads, seconds):
@@ -1359,7 +1342,8 @@ def fill_disk(how, mebibytes):
                 os.close(os.open(f"/tmp/many/{taken}", os.O_CREAT | os.O_WRONLY))
                 taken += 1
         else:
-            file = os.open("/tmp/large", os.O_CREAT | os.O_RDWR)
+            path = "/dev/shm/large" if how == "shm" else "/tmp/large"
+            file = os.open(path, os.O_CREAT | os.O_RDWR)
             if how == "unlinked":
                 os.unlink("/tmp/large")
             if how == "fallocate":
@@ -1599,5 +1583,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "try":
         for attack_name in sys.argv[2:]:
             report(attack_name)
+        print("tried all", flush=True)
+        if os.getpid() == 1:
+            sleep_long()
     else:
         globals()[sys.argv[1]](*sys.argv[2:])

@@ -35,14 +35,13 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     let world = Arc::new(World::start(native).await);
     let bystander = Bystander::start(world.api(), world.conman.sessions()).await;
     let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
-    let inside: Vec<&str> = selected
+    let (terminal, inside): (Vec<&Probe>, Vec<&Probe>) = selected
         .iter()
+        .copied()
         .filter(|probe| matches!(probe.how, How::Inside))
-        .map(|probe| probe.name)
-        .collect();
-    if !inside.is_empty() {
-        outcomes.extend(together(&world, &inside).await);
-    }
+        .partition(|probe| probe.area == "terminals");
+    outcomes.extend(together(&world, &inside).await);
+    outcomes.extend(with_a_terminal(&world, &terminal).await);
     let several = selected.iter().filter_map(|probe| match probe.how {
         How::Outside(run) => Some(outside(&world, probe.name, run)),
         How::Inside | How::Alone(_) => None,
@@ -66,56 +65,86 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
 }
 
 /// The attacks that need nothing but a session, in one, while another one has left its traces.
-async fn together(world: &Arc<World>, names: &[&'static str]) -> Vec<(&'static str, Outcome)> {
-    let (other, _) = world.helper("traces", &["hold_traces"], "holding").await;
+async fn together(world: &World, probes: &[&Probe]) -> Vec<(&'static str, Outcome)> {
+    if probes.is_empty() {
+        return Vec::new();
+    }
+    let other = world.id("traces");
+    let mut spec = world.spec(&["hold_traces"]);
+    spec["env"] = json!({"LEAK": "of another session"});
+    world.start_until(&other, &spec, "holding").await;
     world
         .exec(&other, &["python3", "/inside.py", "try", "leave_traces"])
         .await;
-    let socket = format!("conman-e2e-port-{}", world.conman.api_address().port());
     let ports = [world.conman.api_address(), world.conman.sessions_address()];
+    let socket = format!("conman-e2e-port-{}", ports[0].port());
     let ports = ports.map(|address| address.port().to_string()).join(",");
     let mut spec = world.spec(&["sleep_long"]);
     spec["env"] = json!({
         "HOSTILE_STATE_DIR": world.conman.state_dir(),
-        "HOSTILE_CANARY": "hostile",
         "HOSTILE_PORTS": ports,
         "HOSTILE_SOCKET": socket,
     });
     let id = world.id("inside");
     world.api().ensure(&id, &spec).await;
     let mut outcomes = Vec::new();
-    for some in names.chunks(16) {
+    for some in probes.chunks(16) {
         let begun = Instant::now();
-        let command: Vec<&str> = ["python3", "/inside.py", "try"]
-            .into_iter()
-            .chain(some.iter().copied())
-            .collect();
-        let request = json!({"command": command, "timeout_ms": 60_000});
-        let answer = world.exec_answer(&id, &request);
-        let text = match timeout(PATIENCE, answer).await {
+        let request = json!({"command": command(some), "timeout_ms": 60_000});
+        let text = match timeout(PATIENCE, world.exec_answer(&id, &request)).await {
             Ok(answer) => answer.json()["stdout"]
                 .as_str()
                 .unwrap_or_default()
                 .to_owned(),
             Err(_) => String::new(),
         };
-        let took = begun.elapsed() / u32::try_from(some.len()).unwrap_or(1);
-        for name in some {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix(&format!("{name} ")));
-            let line = line.unwrap_or("broken: it reported nothing");
-            let verdict = match line.split_once(": ") {
-                Some(("held", why)) => Ok(Verdict::Held(why.to_owned())),
-                Some(("reached", what)) => Ok(Verdict::Reached(what.to_owned())),
-                _ => Err(line.to_owned()),
-            };
-            outcomes.push((*name, (verdict, took)));
-        }
+        outcomes.extend(verdicts(some, &text, begun.elapsed()));
     }
     world.stop(&id).await;
     world.stop(&other).await;
     outcomes
+}
+
+/// The same for those that want a terminal, as the program of a session that has one.
+async fn with_a_terminal(world: &World, probes: &[&Probe]) -> Vec<(&'static str, Outcome)> {
+    if probes.is_empty() {
+        return Vec::new();
+    }
+    let begun = Instant::now();
+    let id = world.id("terminal");
+    let mut spec = world.spec(&[]);
+    spec["command"] = json!(command(probes));
+    spec["tty"] = json!(true);
+    let text = world.start_until(&id, &spec, "tried all").await;
+    world.stop(&id).await;
+    verdicts(probes, &text, begun.elapsed())
+}
+
+fn command<'a>(probes: &[&'a Probe]) -> Vec<&'a str> {
+    let names = probes.iter().map(|probe| probe.name);
+    ["python3", "/inside.py", "try"]
+        .into_iter()
+        .chain(names)
+        .collect()
+}
+
+fn verdicts(probes: &[&Probe], text: &str, took: Duration) -> Vec<(&'static str, Outcome)> {
+    let took = took / u32::try_from(probes.len()).unwrap_or(1);
+    let verdict = |name: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        let line = line.unwrap_or("broken: it reported nothing").trim();
+        match line.split_once(": ") {
+            Some(("held", why)) => Ok(Verdict::Held(why.to_owned())),
+            Some(("reached", what)) => Ok(Verdict::Reached(what.to_owned())),
+            _ => Err(line.to_owned()),
+        }
+    };
+    probes
+        .iter()
+        .map(|probe| (probe.name, (verdict(probe.name), took)))
+        .collect()
 }
 
 async fn outside(

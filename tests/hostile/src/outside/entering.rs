@@ -115,13 +115,17 @@ async fn watched(world: &World, commands: &[&[&str]]) -> Verdict {
     let end = std::time::Duration::from_secs(15);
     let log = crate::world::wait_for(end, async || {
         let log = world.log(&id).await;
-        log.lines().any(|line| line.ends_with("end")).then_some(log)
+        log.contains("to the end").then_some(log)
     })
     .await;
     world.stop(&id).await;
     let log = log.unwrap_or_default();
-    let line = line_with(&log, "reached").to_owned();
-    Verdict::reached_if(!line.is_empty(), line)
+    let line = line_with(&log, "reached");
+    if line.is_empty() {
+        Verdict::Held(line_with(&log, "watched").to_owned())
+    } else {
+        Verdict::Reached(line.to_owned())
+    }
 }
 
 /// A process that enters is open to those inside before it has dropped what it holds.

@@ -44,7 +44,9 @@ pub(crate) async fn modes_on_the_host(world: &World) -> Verdict {
     let instance = world.conman.instance();
     let mut found = Vec::new();
     // What is below a container's own root is the container's.
-    let own = ["upper", "work", "root", "merged", "fs", "layers", "rootfs"];
+    let own = [
+        "upper", "work", "root", "merged", "fs", "layers", "rootfs", "images",
+    ];
     writable(&world.conman.state_dir(), 4, &own, &mut found);
     writable(&world.conman.shim_directory(), 3, &own, &mut found);
     for entry in fs::read_dir("/sys/fs/cgroup")

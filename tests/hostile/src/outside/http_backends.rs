@@ -135,7 +135,7 @@ pub(crate) async fn endless_early_hints(world: &World) -> Verdict {
     let answer = get(world, &id, "early", "", READ).await;
     world.stop(&id).await;
     let hints = answer.text.matches("HTTP/1.1 103").count();
-    let refused = answer.ended && answer.text.contains("HTTP/1.1 502");
+    let refused = answer.ended && answer.text.starts_with("HTTP/1.1 5");
     Verdict::reached_if(
         hints > 100 || !refused,
         format!(

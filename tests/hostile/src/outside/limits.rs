@@ -44,9 +44,6 @@ async fn memory(world: &World, how: &str) -> Verdict {
 pub(crate) async fn anonymous_memory(world: &World) -> Verdict {
     memory(world, "anonymous").await
 }
-pub(crate) async fn shared_memory(world: &World) -> Verdict {
-    memory(world, "shm").await
-}
 pub(crate) async fn memory_files(world: &World) -> Verdict {
     memory(world, "memfd").await
 }
@@ -61,9 +58,6 @@ pub(crate) async fn socket_buffers(world: &World) -> Verdict {
 }
 pub(crate) async fn network_buffers(world: &World) -> Verdict {
     memory(world, "listeners").await
-}
-pub(crate) async fn directory_entries(world: &World) -> Verdict {
-    memory(world, "dentries").await
 }
 
 /// Processes, or threads, up to the session's 64.
@@ -199,6 +193,10 @@ pub(crate) async fn unlinked_file(world: &World) -> Verdict {
 }
 pub(crate) async fn allocated_file(world: &World) -> Verdict {
     disk(world, "fallocate", "192").await
+}
+/// /dev/shm is a directory of the session's own file system.
+pub(crate) async fn shared_memory(world: &World) -> Verdict {
+    disk(world, "shm", "192").await
 }
 pub(crate) async fn many_files(world: &World) -> Verdict {
     disk(world, "inodes", "20000").await
