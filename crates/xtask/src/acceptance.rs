@@ -1,10 +1,12 @@
-//! `cargo xtask acceptance`: the faults of a fleet, held to their figures.
+//! `cargo xtask acceptance`: the faults of a fleet, held to their figures, and the hostile battery in
+//! full.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::hostile::{self, HostileArguments};
 use crate::process::{cargo, output};
 use crate::{cluster, earlier, setup};
 
@@ -25,15 +27,22 @@ const ROW_OF_THIRTY: &str = "row_21_a_third";
 /// What fails where it is told to, as builds for debugging alone do.
 const WITH_FAILPOINTS: &str = "row_03";
 
+/// The name of the hostile battery among the faults.
+const HOSTILE: &str = "hostile";
+
 /// Arguments of `cargo xtask acceptance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
-    /// Only faults whose names contain this.
+    /// Only faults whose names contain this; `hostile` for the attacks alone.
     filter: Option<String>,
 }
 
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
-    let asked = names(arguments.filter.as_deref().unwrap_or_default())?;
+    let filter = arguments.filter.as_deref().unwrap_or_default();
+    if filter == HOSTILE {
+        return attacks();
+    }
+    let asked = names(filter)?;
     if asked.is_empty() {
         bail!("no fault has such a name; see `cargo test -p conman-cluster rows:: -- --list`");
     }
@@ -65,11 +74,31 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
             failed.push(what);
         }
     }
+    if filter.is_empty()
+        && let Err(error) = attacks()
+    {
+        eprintln!("error: {error:#}");
+        failed.push("the attacks");
+    }
     drop(docker);
     if failed.is_empty() {
         return Ok(());
     }
     bail!("not as they should be, see above: {}", failed.join(", "));
+}
+
+/// The whole hostile battery on a release build, and the one on Docker's sessions.
+fn attacks() -> Result<()> {
+    let native = HostileArguments {
+        acceptance: true,
+        binary: Some(cluster::release()?),
+        ..HostileArguments::default()
+    };
+    hostile::run(&native)?;
+    hostile::run(&HostileArguments {
+        docker: true,
+        ..native
+    })
 }
 
 /// The rows that a filter lets through.

@@ -1,5 +1,5 @@
 //! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `acceptance`, `check`, `sim`,
-//! `overlap`, `bench`, `setup`.
+//! `overlap`, `hostile`, `bench`, `setup`.
 //!
 //! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
 //! made on the spot from distribution packages. What a command started, it stops again.
@@ -18,6 +18,7 @@ mod check;
 mod cluster;
 mod demo;
 mod earlier;
+mod hostile;
 mod process;
 mod progress;
 mod setup;
@@ -48,6 +49,8 @@ enum Command {
     /// Hold the faults of a fleet to their figures, in full length: five minutes without etcd, thirty
     /// nodes. For a machine that does nothing else.
     Acceptance(acceptance::AcceptanceArguments),
+    /// Attack a node from inside its sessions, while a bystander must not notice.
+    Hostile(hostile::HostileArguments),
     /// Formatting, lints, documentation, dependency rules.
     Check,
     /// Search simulated fleets for two containers of one session, and all else that must not be.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => cluster::bench(&arguments),
         Command::Test(arguments) => suite::run(&arguments),
         Command::Acceptance(arguments) => acceptance::run(&arguments),
+        Command::Hostile(arguments) => hostile::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Setup => setup::for_tests().map(setup::Machine::leave_running),

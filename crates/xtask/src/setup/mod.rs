@@ -60,6 +60,12 @@ pub(crate) fn for_clusters() -> Result<()> {
     Ok(())
 }
 
+/// What the hostile battery needs; no Docker.
+pub(crate) fn for_hostile() -> Result<()> {
+    require_root()?;
+    packages::install(&["busybox-static", "python3"])
+}
+
 /// What fleets with sessions of Docker need besides; no images.
 pub(crate) fn for_docker() -> Result<Machine> {
     let docker = docker::ready()?;

@@ -1,0 +1,66 @@
+//! `cargo xtask hostile`: attacks from inside sessions.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{cargo, target_dir};
+use crate::progress::Step;
+use crate::setup;
+
+/// Arguments of `cargo xtask hostile`.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct HostileArguments {
+    /// Only probes whose names contain one of these.
+    filter: Vec<String>,
+    /// Only list the probes.
+    #[arg(long)]
+    list: bool,
+    /// On Docker's sessions: exactly those probes succeed that `conman doctor` lists.
+    #[arg(long)]
+    pub(crate) docker: bool,
+    /// The long probes as well, and the bystander's times held to those of a quiet machine.
+    #[arg(long)]
+    pub(crate) acceptance: bool,
+    /// This `conman` in place of a debug build of this tree.
+    #[arg(long)]
+    pub(crate) binary: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
+    setup::for_hostile()?;
+    // Stops a Docker that it has started when it is dropped.
+    let _docker = arguments.docker.then(setup::for_docker).transpose()?;
+    let mut build = cargo();
+    build.args([
+        "build",
+        "--locked",
+        "--package",
+        "conman",
+        "--package",
+        "conman-hostile",
+    ]);
+    let step = Step::start("building conman and the attacks");
+    step.run(&mut build)?;
+    step.done();
+    let programs = target_dir().join("debug");
+    let mut battery = std::process::Command::new(programs.join("conman-hostile"));
+    let binary = arguments.binary.clone();
+    battery.env(
+        "CONMAN_E2E_BINARY",
+        binary.unwrap_or_else(|| programs.join("conman")),
+    );
+    battery.args(&arguments.filter);
+    for (wanted, flag) in [
+        (arguments.list, "--list"),
+        (arguments.docker, "--docker"),
+        (arguments.acceptance, "--acceptance"),
+    ] {
+        battery.args(wanted.then_some(flag));
+    }
+    let status = battery.status().context("starting the battery")?;
+    if !status.success() {
+        bail!("an attack succeeded, or the bystander suffered, see above ({status})");
+    }
+    Ok(())
+}
