@@ -46,6 +46,8 @@ mod log_file;
 mod options;
 mod protocol;
 mod seccomp_profile;
+#[cfg(test)]
+mod security_page;
 mod seqpacket;
 pub mod socket;
 mod spec;
