@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use oci_client::client::{BlobResponse, ClientConfig, ClientProtocol, SizedStream};
-use oci_client::errors::OciDistributionError;
+use oci_client::errors::{OciDistributionError, OciEnvelope};
 use oci_client::secrets::RegistryAuth;
-use oci_client::{Client, Reference};
+use oci_client::{Client, Reference, RegistryOperation};
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
+use reqwest::StatusCode;
+use reqwest::header::ACCEPT;
 use serde::Deserialize;
 
 use crate::blobs::{check_type, digest_of, parse, verify};
@@ -21,14 +23,22 @@ use crate::pull::error::PullError;
 /// For a connection to a registry; a farther one than this is of no use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
+const USER_AGENT: &str = concat!("conman/", env!("CARGO_PKG_VERSION"));
+
 /// Silence in the middle of an answer.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A manifest or a configuration, authentication included.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Most that is read of an answer that is an error.
+const MAX_ERROR_BYTES: u64 = 64 * 1_024;
+
 pub(super) struct Remote {
     client: Client,
+    /// For manifests, which `client` reads whole however long they are.
+    http: reqwest::Client,
+    scheme: &'static str,
     reference: Reference,
     auth: RegistryAuth,
     max_json_bytes: u64,
@@ -65,16 +75,24 @@ impl Remote {
             },
             connect_timeout: Some(CONNECT_TIMEOUT),
             read_timeout: Some(STALL_TIMEOUT),
-            user_agent: concat!("conman/", env!("CARGO_PKG_VERSION")),
+            user_agent: USER_AGENT,
             ..ClientConfig::default()
         })
         .map_err(|error| PullError::Client(Box::new(error)))?;
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(STALL_TIMEOUT)
+            .user_agent(USER_AGENT)
+            .build()
+            .map_err(|error| PullError::Client(Box::new(error.into())))?;
         let auth = match config.credentials.get(reference.registry()) {
             Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
             None => RegistryAuth::Anonymous,
         };
         Ok(Self {
             client,
+            http,
+            scheme: if plain { "http" } else { "https" },
             reference: reference.clone(),
             auth,
             max_json_bytes,
@@ -115,22 +133,61 @@ impl Remote {
         self.read(parse("the manifest", &bytes))
     }
 
+    /// Reads at most `max_json_bytes`, whatever the registry sends.
     async fn document(&self, what: &str, reference: &Reference) -> Result<Vec<u8>, PullError> {
-        let accepted: Vec<&str> = MANIFEST_TYPES.iter().chain(&INDEX_TYPES).copied().collect();
-        let fetch = self
-            .client
-            .pull_manifest_raw(reference, &self.auth, &accepted);
-        let (bytes, _) = tokio::time::timeout(DOCUMENT_TIMEOUT, fetch)
+        let bytes = tokio::time::timeout(DOCUMENT_TIMEOUT, self.manifest_bytes(reference))
             .await
             .map_err(|_| self.timed_out(what, DOCUMENT_TIMEOUT))?
             .map_err(|error| self.failed(what, error))?;
-        if bytes.len() as u64 > self.max_json_bytes {
-            return self.read(Err(ImportError::TooLarge {
+        match bytes {
+            Some(bytes) => Ok(bytes),
+            None => self.read(Err(ImportError::TooLarge {
                 what: what.to_owned(),
                 limit: self.max_json_bytes,
-            }));
+            })),
         }
-        Ok(bytes.to_vec())
+    }
+
+    /// `None` when it is longer than `max_json_bytes`.
+    async fn manifest_bytes(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<Vec<u8>>, OciDistributionError> {
+        let pull = RegistryOperation::Pull;
+        let token = self.client.auth(reference, &self.auth, pull).await?;
+        let version = reference.digest().or(reference.tag()).unwrap_or("latest");
+        let url = format!(
+            "{}://{}/v2/{}/manifests/{version}",
+            self.scheme,
+            reference.resolve_registry(),
+            reference.repository()
+        );
+        let accepted: Vec<&str> = MANIFEST_TYPES.iter().chain(&INDEX_TYPES).copied().collect();
+        let request = self.http.get(&url).header(ACCEPT, accepted.join(", "));
+        let request = match (token, &self.auth) {
+            (Some(token), _) => request.bearer_auth(token),
+            (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
+            (None, _) => request,
+        };
+        let mut response = request.send().await?;
+        let status = response.status();
+        if status == StatusCode::OK {
+            return Ok(body(&mut response, self.max_json_bytes).await?);
+        }
+        let text = body(&mut response, MAX_ERROR_BYTES)
+            .await?
+            .unwrap_or_default();
+        Err(match serde_json::from_slice::<OciEnvelope>(&text) {
+            _ if status == StatusCode::UNAUTHORIZED => {
+                OciDistributionError::UnauthorizedError { url }
+            }
+            Ok(envelope) => OciDistributionError::RegistryError { envelope, url },
+            Err(_) => OciDistributionError::ServerError {
+                code: status.as_u16(),
+                url,
+                message: String::from_utf8_lossy(&text).into_owned(),
+            },
+        })
     }
 
     /// A configuration: small, and kept in memory.
@@ -218,6 +275,21 @@ impl Remote {
             source,
         })
     }
+}
+
+/// The body of an answer; `None` as soon as it is longer than `limit`.
+async fn body(
+    response: &mut reqwest::Response,
+    limit: u64,
+) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        bytes.extend_from_slice(&chunk);
+        if bytes.len() as u64 > limit {
+            return Ok(None);
+        }
+    }
+    Ok(Some(bytes))
 }
 
 /// Nobody else can listen in on the way to this machine itself.

@@ -6,6 +6,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Stage, is_root, lacks, name};
@@ -437,4 +439,46 @@ async fn a_connection_that_keeps_breaking_is_resumed_until_all_is_there() {
     cutting.abort();
     assert_is_busybox(&image.expect("pulled"));
     assert!(registry.answers(&layer, 206) >= 2, "{}", registry.log());
+}
+
+/// Answers every request for a manifest with a body that never ends; how much of it was taken.
+fn endless_registry() -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut head = [0; 4_096];
+            let read = stream.read(&mut head).unwrap_or(0);
+            let wants_manifest = String::from_utf8_lossy(&head[..read]).contains("/manifests/");
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\n";
+            if !wants_manifest {
+                let _ = write!(stream, "{head}Content-Length: 0\r\n\r\n");
+                continue;
+            }
+            let _ = write!(stream, "{head}\r\n");
+            let spaces = vec![b' '; 64 * 1_024];
+            // No more than a host without the bound can hold.
+            while counted.load(Ordering::Relaxed) < 512 << 20 && stream.write_all(&spaces).is_ok() {
+                counted.fetch_add(spaces.len(), Ordering::Relaxed);
+            }
+        }
+    });
+    (port, sent)
+}
+
+#[tokio::test]
+async fn no_more_of_a_manifest_is_read_than_it_may_be_long() {
+    let stage = Stage::new();
+    let (port, sent) = endless_registry();
+    let tag = format!("127.0.0.1:{port}/test/endless:1");
+    let (puller, name) = (puller(&stage.store()), name("endless:1"));
+    let pulled = puller.pull(&tag, &name, |_| {}).await;
+    let error = pulled.expect_err("endless");
+    assert!(matches!(*error, PullError::Import { .. }), "{error:?}");
+    // What is allowed, and what the sockets' buffers take.
+    let sent = sent.load(Ordering::Relaxed);
+    assert!(sent < 64 << 20, "{sent}");
 }
