@@ -64,7 +64,7 @@ impl FromStr for IdPool {
         let end: u32 = last.parse().map_err(|_| rule)?;
         // The highest id of all means "none".
         let end = end.checked_add(1).ok_or("must end below 4294967295")?;
-        if first % RANGE_SIZE != 0 || end % RANGE_SIZE != 0 {
+        if !first.is_multiple_of(RANGE_SIZE) || !end.is_multiple_of(RANGE_SIZE) {
             return Err(format!(
                 "must begin at a multiple of {RANGE_SIZE} and end just before one"
             ));
@@ -128,7 +128,7 @@ impl IdRanges {
     /// containers or another container has it. The shared range, and those of a pool that the
     /// configuration named before, are not counted.
     pub(crate) fn reserve(&mut self, base: u32) -> bool {
-        if base < LEAST || base % RANGE_SIZE != 0 || base > u32::MAX - RANGE_SIZE {
+        if base < LEAST || !base.is_multiple_of(RANGE_SIZE) || base > u32::MAX - RANGE_SIZE {
             return false;
         }
         let Some(slot) = self.pool.slot(base) else {
