@@ -51,3 +51,4 @@ pub use layout::{Host, Layout};
 pub use leftovers::{Leftover, leftovers, remove, sweep};
 pub use node::Node;
 pub use requirements::{Ready, requirements};
+pub use slots::QUIET_MACHINE;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use conman_cluster::overlap::{Life, SERVING, TEMPLATE, Tail, journal, monotonic_ns};
-use conman_cluster::{Builder, Cluster, Cut, Holdings, Node, requirements};
+use conman_cluster::{Builder, Cluster, Cut, Holdings, Node, QUIET_MACHINE, requirements};
 use conman_core::ownership::Timing;
 use conman_e2e::{Answer, eventually, eventually_some};
 use conman_proto::{EnsureResponse, NodeList, NodeStanding, Session, SessionList, SessionState};
@@ -423,9 +423,6 @@ impl Fleet {
         answer
     }
 }
-
-/// Set where the machine does nothing else, so that what was measured can be judged.
-const QUIET_MACHINE: &str = "CONMAN_CLUSTER_QUIET";
 
 /// Whether figures are to be judged.
 fn is_quiet() -> bool {
