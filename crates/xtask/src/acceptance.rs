@@ -1,5 +1,5 @@
-//! `cargo xtask acceptance`: the faults of a fleet, held to their figures, and the hostile battery in
-//! full.
+//! `cargo xtask acceptance`: the faults of a fleet, held to their figures, the hostile battery in full,
+//! and all that is tried on virtual machines.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::hostile::{self, HostileArguments};
 use crate::process::{cargo, output};
-use crate::{cluster, earlier, setup};
+use crate::{cluster, earlier, setup, suite};
 
 /// The module of the faults in the test program of fleets.
 const ROWS: &str = "rows::";
@@ -27,21 +27,53 @@ const ROW_OF_THIRTY: &str = "row_21_a_third";
 /// What fails where it is told to, as builds for debugging alone do.
 const WITH_FAILPOINTS: &str = "row_03";
 
-/// The name of the hostile battery among the faults.
+/// The filter that stands for the hostile battery.
 const HOSTILE: &str = "hostile";
+
+/// The filter that stands for the tests on virtual machines.
+const MACHINES: &str = "machines";
+
+/// Those tests, at full length, and the packages whose tests they run there.
+const LONG_MACHINES: &str = "CONMAN_VM_LONG";
+const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"];
 
 /// Arguments of `cargo xtask acceptance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
-    /// Only faults whose names contain this; `hostile` for the attacks alone.
+    /// Only faults whose names contain this; `hostile`: only the attacks; `machines`: only the tests on
+    /// virtual machines.
     filter: Option<String>,
 }
 
 pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
-    let filter = arguments.filter.as_deref().unwrap_or_default();
-    if filter == HOSTILE {
-        return attacks();
+    match arguments.filter.as_deref() {
+        Some(HOSTILE) => attacks(),
+        Some(MACHINES) => machines(),
+        Some(filter) => faults(filter),
+        None => {
+            // All run, so that one acceptance shows everything that is wrong.
+            let outcomes = [faults(""), attacks(), machines()];
+            outcomes.into_iter().collect()
+        }
     }
+}
+
+fn machines() -> Result<()> {
+    let docker = setup::for_tests()?;
+    suite::build(&MACHINE_PACKAGES.map(str::to_owned))?;
+    let mut command = cargo();
+    command.args(["test", "--locked", "--package", "conman-vm"]);
+    command.args(["--test", "suite", "--", "--nocapture"]);
+    command.env(LONG_MACHINES, "1");
+    let status = command.status().context("starting cargo test")?;
+    drop(docker);
+    if status.success() {
+        return Ok(());
+    }
+    bail!("the tests on virtual machines failed, see above")
+}
+
+fn faults(filter: &str) -> Result<()> {
     let asked = names(filter)?;
     if asked.is_empty() {
         bail!("no fault has such a name; see `cargo test -p conman-cluster rows:: -- --list`");
@@ -73,12 +105,6 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         if !names.is_empty() && !rows(&names, judged, binary, earlier.as_ref())? {
             failed.push(what);
         }
-    }
-    if filter.is_empty()
-        && let Err(error) = attacks()
-    {
-        eprintln!("error: {error:#}");
-        failed.push("the attacks");
     }
     drop(docker);
     if failed.is_empty() {

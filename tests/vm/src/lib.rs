@@ -52,6 +52,13 @@ pub fn worker() -> Option<PathBuf> {
     Some(directory)
 }
 
+/// Whether the tests run at full length, as `cargo xtask acceptance` runs them: an emulator takes minutes
+/// for each module of tests.
+#[must_use]
+pub fn in_full_length() -> bool {
+    std::env::var_os("CONMAN_VM_LONG").is_some()
+}
+
 /// The test goes without what `cargo xtask test` installs or builds.
 ///
 /// # Panics

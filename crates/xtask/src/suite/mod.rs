@@ -10,6 +10,8 @@ use anyhow::{Result, bail};
 
 use crate::setup;
 
+pub(crate) use programs::build;
+
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArguments {
@@ -26,7 +28,7 @@ pub(crate) struct TestArguments {
 
 pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
     let machine = setup::for_tests()?;
-    let programs = programs::build(arguments)?;
+    let programs = programs::build(&arguments.packages)?;
     let jobs = arguments.jobs.map_or_else(default_jobs, NonZero::get);
     let failed = runner::run(programs, jobs, arguments.filter.as_deref())?;
     drop(machine);

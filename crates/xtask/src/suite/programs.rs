@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::TestArguments;
 use crate::process::{cargo, cargo_build_conman, output, target_dir};
 use crate::progress::Step;
 
 /// One test program.
 #[derive(Debug)]
-pub(super) struct TestProgram {
-    /// `PACKAGE/TARGET`; the target of unit tests is `unit`.
+pub(crate) struct TestProgram {
+    /// `PACKAGE/TARGET`; unit tests have `unit-` before their target.
     pub(super) name: String,
     /// The package's directory.
     pub(super) directory: PathBuf,
@@ -21,12 +20,12 @@ pub(super) struct TestProgram {
     is_unit: bool,
 }
 
-/// Builds the daemon and the tests.
-pub(super) fn build(arguments: &TestArguments) -> Result<Vec<TestProgram>> {
+/// Builds the daemon and the tests of these packages, or of all.
+pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     let step = Step::start("building conman and its tests");
     step.run(&mut cargo_build_conman())?;
-    step.run(&mut cargo_test(arguments))?;
-    let listed = output(cargo_test(arguments).args(["--quiet", "--message-format=json"]))?;
+    step.run(&mut cargo_test(packages))?;
+    let listed = output(cargo_test(packages).args(["--quiet", "--message-format=json"]))?;
     step.done();
     let text = String::from_utf8(listed.stdout).context("reading cargo's messages")?;
     let programs: Vec<TestProgram> = text
@@ -38,13 +37,13 @@ pub(super) fn build(arguments: &TestArguments) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
-fn cargo_test(arguments: &TestArguments) -> std::process::Command {
+fn cargo_test(packages: &[String]) -> std::process::Command {
     let mut command = cargo();
     command.args(["test", "--locked", "--no-run"]);
-    if arguments.packages.is_empty() {
+    if packages.is_empty() {
         command.arg("--workspace");
     }
-    for package in &arguments.packages {
+    for package in packages {
         command.args(["--package", package]);
     }
     command
@@ -60,12 +59,10 @@ fn program(message: &Value) -> Option<TestProgram> {
     let directory = manifest.parent()?.to_owned();
     let package = directory.file_name()?.to_str()?;
     let is_unit = message["target"]["kind"][0] != "test";
-    let target = match is_unit {
-        true => "unit",
-        false => message["target"]["name"].as_str()?,
-    };
+    let target = message["target"]["name"].as_str()?;
+    let prefix = if is_unit { "unit-" } else { "" };
     Some(TestProgram {
-        name: format!("{package}/{target}"),
+        name: format!("{package}/{prefix}{target}"),
         directory,
         path,
         is_unit,

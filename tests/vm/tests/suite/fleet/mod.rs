@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use conman_e2e::{NATIVE_TEMPLATES, ROOT, native};
-use conman_vm::{INSTALL, Kernel, MOUNT, Machine, etcd, installation, worker};
+use conman_vm::{INSTALL, Kernel, MOUNT, Machine, etcd, in_full_length, installation, say, worker};
 use serde_json::Value;
 
 /// The machine may share its processors with the tests of a whole workspace being built.
@@ -207,6 +207,10 @@ kill_ms = 60000
 
 #[test]
 fn a_fleet_takes_no_notice_of_a_clock_that_is_set() {
+    if !in_full_length() {
+        say("skipped: a fleet whose clock is set; `cargo xtask acceptance` runs it");
+        return;
+    }
     let Some(fleet) = Fleet::start() else {
         return;
     };
