@@ -73,7 +73,7 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
         if let Some(host) = &node.host_limit
             && host.max_sessions < node.max_sessions
         {
-            output.note(&format!(
+            let text = format!(
                 "{} has room for {} sessions: {} ({}) is {}; {}",
                 printable(&node.name),
                 host.max_sessions,
@@ -81,7 +81,12 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
                 printable(&host.limit.bounds),
                 host.limit.value,
                 printable(&host.limit.remedy),
-            ));
+            );
+            if host.max_sessions <= node.sessions_running {
+                output.warning(&text);
+            } else {
+                output.note(&text);
+            }
         }
         if let Some(error) = &node.runtime_error {
             output.warning(&format!(
