@@ -505,3 +505,18 @@ fn the_shim_may_trace_nothing_and_its_launcher_may() {
         launcher.is_some_and(|launcher| may_trace(launcher.pid().to_string()))
     }));
 }
+
+#[test]
+fn a_program_in_a_container_is_traced_by_its_parent_there() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    // Its exit code is the error of the call, 0 for none.
+    let layer = shim.path("store").join("traced");
+    Probe::of(libc::SYS_ptrace, &[Arg::Number(0)]).write(&layer.join("probe"), 0o755);
+    shim.made_layer("traced");
+    let mut spec = shim.spec("debugger.1", "/probe; echo code $?");
+    spec.root.layers.insert(0, "traced".into());
+    assert_eq!(shim.output(spec), "code 0\n");
+}
