@@ -17,6 +17,7 @@ mod fix;
 mod footprint;
 mod host;
 mod kernel;
+mod on_docker;
 mod site;
 mod table;
 
@@ -26,4 +27,5 @@ pub use fix::{Applied, Fix, FixError};
 pub use footprint::Footprint;
 pub use host::Host;
 pub use kernel::{Kernel, KernelInterface};
+pub use on_docker::ON_DOCKER;
 pub use site::Site;

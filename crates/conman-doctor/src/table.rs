@@ -1,6 +1,7 @@
 use comfy_table::{Table, presets};
 
 use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};
+use crate::on_docker::ON_DOCKER;
 
 impl Diagnosis {
     /// For people: what binds, where, and what to do about it.
@@ -29,6 +30,14 @@ impl Diagnosis {
         for check in &self.checks {
             if let Some(remedy) = &check.remedy {
                 text.push_str(&format!("  {}: {}\n", check.name, advice(check, remedy)));
+            }
+        }
+        if self.runtime == "docker" {
+            text.push_str(
+                "What a hostile session reaches on Docker, and not on the native runtime:\n",
+            );
+            for (probe, consequence) in ON_DOCKER {
+                text.push_str(&format!("  {probe}: {consequence}\n"));
             }
         }
         if self.has_sysctls() {

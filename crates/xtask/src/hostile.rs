@@ -12,10 +12,10 @@ use crate::setup;
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct HostileArguments {
     /// Only probes whose names contain one of these.
-    filter: Vec<String>,
+    pub(crate) filter: Vec<String>,
     /// Only list the probes.
     #[arg(long)]
-    list: bool,
+    pub(crate) list: bool,
     /// On Docker's sessions: exactly those probes succeed that `conman doctor` lists.
     #[arg(long)]
     pub(crate) docker: bool,

@@ -186,7 +186,11 @@ def cve_2022_0492():
     for directory, _, files in os.walk("/sys"):
         for name in files:
             if name in ("release_agent", "cgroup.procs", "devices.allow"):
-                raise Reached(f"{directory}/{name} is in sight")
+                try:
+                    os.close(os.open(f"{directory}/{name}", os.O_WRONLY))
+                except OSError:
+                    continue
+                raise Reached(f"{directory}/{name} can be written")
 
 
 @attack
@@ -211,9 +215,9 @@ def leaving_a_chroot():
         for _ in range(32):
             os.chdir("..")
         os.chroot(".")
-        return 0 if own_root() == before else 1
+        return 0 if own_root() == before else 77
 
-    if in_child(leave) == 1:
+    if in_child(leave) == 77:
         raise Reached("another root than the session's")
 
 
@@ -282,8 +286,9 @@ def swap_accounting_quotas():
 
 @attack
 def clocks():
-    refused("clock_adjtime", 305, 0, ctypes.create_string_buffer(208))
-    refused("adjtimex", 159, ctypes.create_string_buffer(208))
+    # ADJ_TICK with a length that is refused once the privilege was found.
+    for name, number, clock in (("clock_adjtime", 305, (0,)), ("adjtimex", 159, ())):
+        refused(name, number, *clock, ctypes.create_string_buffer(struct.pack("<I", 0x4000), 208))
     refused("clock_settime", 227, 0, struct.pack("<qq", 0, -1))
     refused("settimeofday", 164, struct.pack("<qq", 0, -1), 0)
 
@@ -423,7 +428,8 @@ def socket_families():
             try:
                 socket.socket(family, kind, 0).close()
             except OSError as error:
-                if error.errno in REFUSED:
+                if error.errno in (*REFUSED, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT,
+                                   errno.ESOCKTNOSUPPORT, errno.EINVAL):
                     continue
                 raise Reached(f"family {family} came to {errno.errorcode[error.errno]}") from None
             raise Reached(f"family {family}, kind {kind}")
@@ -725,8 +731,9 @@ def kernel_triggers():
             for name in files:
                 path = f"{directory}/{name}"
                 try:
-                    if not stat.S_ISREG(os.lstat(path).st_mode):
-                        # A mask, or a link to what is the session's own.
+                    mode = os.lstat(path).st_mode
+                    if not stat.S_ISREG(mode) or not mode & 0o222:
+                        # A mask, a link to what is the session's own, or nothing to write to.
                         continue
                 except OSError:
                     continue
@@ -844,7 +851,7 @@ def terminal_ioctl(request, argument=b"\0" * 8):
     try:
         fcntl.ioctl(0, request, argument)
     except OSError as error:
-        if error.errno in REFUSED:
+        if error.errno in (*REFUSED, errno.ENOTTY):
             return False
         raise Reached(f"the ioctl came to {errno.errorcode[error.errno]}") from None
     return True
@@ -1576,7 +1583,8 @@ def report(name):
         line += data
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.close(reader)
-    print(name, line.decode() or f"broken: ended with {code}", flush=True)
+    # On a line of its own, whatever the attack has put into its terminal.
+    print("\n" + name, line.decode() or f"broken: ended with {code}", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ struct Arguments {
     /// Only list the probes.
     #[arg(long)]
     list: bool,
+    /// On Docker's sessions, those that need nothing but a session: exactly those may succeed that
+    /// `conman doctor` lists.
+    #[arg(long)]
+    docker: bool,
     /// The long probes as well, and the bystander's times held to those of a quiet machine.
     #[arg(long)]
     acceptance: bool,
@@ -44,6 +48,19 @@ async fn main() -> ExitCode {
             println!("{:<11} {:<32} {}", probe.area, probe.name, probe.known);
         }
         return ExitCode::SUCCESS;
+    }
+    if arguments.docker {
+        let Some(docker) = conman_e2e::docker_shared().await else {
+            return ExitCode::SUCCESS;
+        };
+        let as_listed = LocalSet::new()
+            .run_until(run::on_docker(&docker, &selected))
+            .await;
+        return if as_listed {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
     }
     let Some(native) = conman_e2e::native() else {
         return ExitCode::SUCCESS;

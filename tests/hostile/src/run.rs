@@ -2,10 +2,12 @@
 //! some at a time, and those that load the machine one after the other.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_e2e::{Native, lacks};
+use conman_doctor::ON_DOCKER;
+use conman_e2e::{Docker, Native, lacks};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use serde_json::json;
@@ -14,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use crate::bystander::Bystander;
 use crate::image;
 use crate::probes::{How, Probe};
-use crate::world::{Verdict, World};
+use crate::world::{ATTACKS, Verdict, World};
 
 /// Probes with sessions of their own at a time.
 const AT_A_TIME: usize = 3;
@@ -62,6 +64,36 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
         begun.elapsed().as_secs()
     );
     well
+}
+
+/// The probes that need nothing but a session, on Docker's: whether exactly those succeed that are
+/// known to.
+pub(crate) async fn on_docker(docker: &Docker, selected: &[&'static Probe]) -> bool {
+    let world = World::start_on_docker(docker).await;
+    let (terminal, inside): (Vec<&Probe>, Vec<&Probe>) = selected
+        .iter()
+        .copied()
+        .filter(|probe| matches!(probe.how, How::Inside))
+        .partition(|probe| probe.area == "terminals");
+    let mut outcomes = together(&world, &inside).await;
+    outcomes.extend(with_a_terminal(&world, &terminal).await);
+    drop(world);
+    let _ = Command::new("docker").args(["rmi", ATTACKS]).output();
+    let outcomes: BTreeMap<&'static str, Outcome> = outcomes.into_iter().collect();
+    report(selected, &outcomes, &[]);
+    let mut as_listed = true;
+    for (name, (verdict, _)) in &outcomes {
+        let listed = ON_DOCKER.iter().any(|(known, _)| known == name);
+        let reached = match verdict {
+            Ok(verdict) => matches!(verdict, Verdict::Reached(_)),
+            Err(_) => !listed,
+        };
+        if reached != listed {
+            println!("{name}: listed as reached on Docker: {listed}, reached: {reached}");
+            as_listed = false;
+        }
+    }
+    as_listed
 }
 
 /// The attacks that need nothing but a session, in one, while another one has left its traces.

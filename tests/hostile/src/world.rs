@@ -1,10 +1,11 @@
 //! The daemon that is attacked, and what the probes do with it.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use conman_e2e::{Answer, Api, Conman, Native};
+use conman_e2e::{Answer, Api, Conman, Docker, Native};
 use conman_linux::proc_scan::ProcEntry;
 use conman_proto::ExecResult;
 use http::StatusCode;
@@ -50,16 +51,22 @@ pub(crate) struct World {
     next: AtomicU32,
 }
 
+/// Directories of the host that probes are judged by.
+fn host_directory() -> TempDir {
+    let directory = tempfile::Builder::new()
+        .prefix("conman-hostile-")
+        .tempdir()
+        .expect("a directory");
+    for name in ["binds", "canary", "archives"] {
+        std::fs::create_dir(directory.path().join(name)).expect("made");
+    }
+    std::fs::write(directory.path().join("canary/file"), CANARY).expect("written");
+    directory
+}
+
 impl World {
     pub(crate) async fn start(native: &Native) -> Self {
-        let directory = tempfile::Builder::new()
-            .prefix("conman-hostile-")
-            .tempdir()
-            .expect("a directory");
-        for name in ["binds", "canary", "archives"] {
-            std::fs::create_dir(directory.path().join(name)).expect("made");
-        }
-        std::fs::write(directory.path().join("canary/file"), CANARY).expect("written");
+        let directory = host_directory();
         let allow = format!("allow = [\"{}\"]", directory.path().join("binds").display());
         let conman = Conman::builder()
             .set("binds", &allow)
@@ -74,6 +81,24 @@ impl World {
             .success();
         Self {
             conman,
+            directory,
+            next: AtomicU32::new(0),
+        }
+    }
+
+    /// The same with sessions on Docker.
+    pub(crate) async fn start_on_docker(docker: &Docker) -> Self {
+        let directory = host_directory();
+        let archive = image::attacks(directory.path());
+        let imported = Command::new("docker")
+            .arg("import")
+            .arg(&archive)
+            .arg(ATTACKS)
+            .output();
+        let imported = imported.expect("docker runs");
+        assert!(imported.status.success(), "{imported:?}");
+        Self {
+            conman: Conman::start(docker).await,
             directory,
             next: AtomicU32::new(0),
         }

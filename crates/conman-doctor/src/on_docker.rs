@@ -1,0 +1,69 @@
+//! What a hostile session reaches on Docker and not on the native runtime.
+
+/// Probes of the hostile battery (`cargo xtask hostile --docker`) that succeed in a session on
+/// Docker, and what follows. `cargo xtask acceptance` fails where it sees others.
+pub const ON_DOCKER: &[(&str, &str)] = &[
+    (
+        "asynchronous_io",
+        "it can take all of fs.aio-max-nr, and the host's programs get EAGAIN",
+    ),
+    (
+        "cgroup_files",
+        "it sees its place among the host's cgroups, read-only",
+    ),
+    (
+        "foreign_entries",
+        "system calls of i386 are open to it, an older and larger part of the kernel",
+    ),
+    ("host_paths", "it learns paths of the host from its mounts"),
+    (
+        "identity_map",
+        "root in it is root of the host wherever it gets out",
+    ),
+    ("io_ports", "modify_ldt is open to it"),
+    ("io_uring", "io_uring is open to it, on engines before 25"),
+    ("locked_memory", "it can lock all of its memory"),
+    (
+        "masked_files",
+        "it reads the host's kernel configuration, disk statistics, locks and slabs",
+    ),
+    (
+        "netlink_families",
+        "it can open netlink families that no program needs",
+    ),
+    (
+        "out_of_memory_score",
+        "it is not killed before the host's programs when memory is short",
+    ),
+    ("shared_devices", "it can change the modes of its devices"),
+    (
+        "socket_families",
+        "it can talk to the hypervisor through vsock, on engines before 25",
+    ),
+    (
+        "terminal_discipline",
+        "it can load line disciplines for its terminal",
+    ),
+    (
+        "terminal_exclusive",
+        "it can keep others from opening its terminal",
+    ),
+    (
+        "terminal_input",
+        "it can put characters into its terminal's input",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_security_page_has_the_list() {
+        let page = include_str!("../../../deploy/security.md");
+        for (probe, consequence) in ON_DOCKER {
+            let row = format!("| `{probe}` | {consequence} |");
+            assert!(page.contains(&row), "deploy/security.md lacks {row}");
+        }
+    }
+}
