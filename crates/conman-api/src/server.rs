@@ -341,6 +341,7 @@ async fn serve_http<S>(
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::Semaphore;
 
     use super::*;
 
