@@ -1503,7 +1503,7 @@ def answer_as(client, name, head):
         client.sendall(plain + ANSWERS[name].encode() + b"\r\n\r\nok\n")
     elif name == "early":
         # 103 Early Hints without end.
-        for _ in range(200_000):
+        while True:
             client.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n")
     elif name == "silent":
         time.sleep(3600)
