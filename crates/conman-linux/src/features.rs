@@ -95,8 +95,8 @@ impl Interface {
                  theirs together and file capabilities of images have no effect"
             }
             Self::MountAttributes => {
-                "owners of binds are not mapped: inside they are nobody's, and only what everybody \
-                 may read or write can be"
+                "owners of binds are not mapped, so a writable bind is refused unless the host mounts \
+                 its file system nosuid"
             }
             Self::BirthInCgroup => "a process joins its cgroup before its program runs",
             Self::CgroupKill => "the processes of a cgroup are killed one by one",

@@ -71,8 +71,8 @@ pub use mounts::{Mount, MountAttributes, NewFilesystem};
 pub use netns_sockets::NetnsSockets;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
-    Capabilities, become_user, bound_capabilities, limit_capabilities, no_new_privileges,
-    set_effective, with_effective,
+    Capabilities, become_user, bound_capabilities, has_capability, limit_capabilities,
+    no_new_privileges, set_effective, with_effective,
 };
 pub use process_facts::{
     Lineage, is_namespace_init, pid_namespace, raise_nofile, resident_bytes, try_is_namespace_init,

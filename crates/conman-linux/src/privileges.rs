@@ -108,6 +108,12 @@ pub fn limit_capabilities(keep: Capabilities, ambient: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the calling thread has a capability.
+#[must_use]
+pub fn has_capability(one: Capabilities) -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(one))
+}
+
 /// Makes a capability of the calling thread effective, or leaves it permitted only. One that is not
 /// permitted stays absent.
 pub fn set_effective(one: Capabilities, effective: bool) -> io::Result<()> {
@@ -122,7 +128,7 @@ pub fn set_effective(one: Capabilities, effective: bool) -> io::Result<()> {
 
 /// Does something with a capability made effective that the calling thread is permitted.
 pub fn with_effective<T>(one: Capabilities, work: impl FnOnce() -> T) -> T {
-    let was = capabilities(None).is_ok_and(|sets| sets.effective.contains(one));
+    let was = has_capability(one);
     // Where it fails, `work` finds that out.
     let _ = set_effective(one, true);
     let done = work();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use conman_cli::{DoctorArgs, DoctorRuntime};
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
-use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine};
+use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Isolation, Kernel, Site, examine};
 use conman_linux::Features;
 use conman_proto::RuntimeKind;
 
@@ -27,21 +27,26 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     let applied = arguments.fix.then(|| Fix::plan(&diagnosis).apply(&host));
     // What was raised does not bind any more.
     let diagnosis = if applied.is_some() { look() } else { diagnosis };
-    let kernel = match kind(arguments, &config) {
+    let features = match kind(arguments, &config) {
         RuntimeKind::Docker => None,
         RuntimeKind::Native | RuntimeKind::Process => Features::probe().ok(),
     };
-    let kernel = kernel.as_ref().map(Kernel::from);
+    let kernel = features.as_ref().map(Kernel::from);
+    let isolation = features.map(|features| Isolation::of(&features, &config.state_dir));
     let fit = diagnosis.is_fit() && kernel.as_ref().is_none_or(|one| one.missing.is_empty());
     if json {
         let value = serde_json::json!({
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
+            "missing_layers": isolation.map(|isolation| isolation.missing()),
         });
         crate::tell(&value.to_string());
     } else {
         crate::tell(diagnosis.to_text().trim_end());
         if let Some(kernel) = &kernel {
             crate::tell(&kernel.to_text());
+        }
+        if let Some(isolation) = &isolation {
+            crate::tell(&isolation.to_text());
         }
         if let Some(applied) = &applied {
             crate::tell(&told(applied));

@@ -1,0 +1,163 @@
+//! The layers between a hostile session and its host that not every host has.
+
+use std::path::Path;
+
+use conman_linux::{Capabilities, Features, ProjectQuotas, has_capability};
+use serde::Serialize;
+
+const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
+
+/// What this host offers for the isolation of native sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Isolation {
+    /// Overlay layers with mapped owners (`Features::mapped_layers`).
+    pub mapped_layers: bool,
+    /// Binds with mapped owners (`Features::mount_attributes`).
+    pub mapped_binds: bool,
+    pub unified_cgroups: bool,
+    /// The file system of the state directory enforces project quotas.
+    pub project_quotas: bool,
+    /// `fs.suid_dumpable` is not 1.
+    pub entering_is_untraced: bool,
+    /// The caller has CAP_SYS_RESOURCE.
+    pub may_lower_oom_score: bool,
+}
+
+impl Isolation {
+    /// Reads this host; `state_dir` need not exist yet.
+    #[must_use]
+    pub fn of(features: &Features, state_dir: &Path) -> Self {
+        let mut existing = state_dir.ancestors().filter(|path| path.exists());
+        let dumpable = std::fs::read_to_string(SUID_DUMPABLE).unwrap_or_default();
+        Self {
+            mapped_layers: features.mapped_layers,
+            mapped_binds: features.mount_attributes,
+            unified_cgroups: features.unified_cgroups,
+            project_quotas: existing
+                .next()
+                .is_some_and(|path| ProjectQuotas::of(path).is_some()),
+            entering_is_untraced: dumpable.trim() != "1",
+            may_lower_oom_score: has_capability(Capabilities::SYS_RESOURCE),
+        }
+    }
+
+    /// The layers that are missing, in the order of what they protect.
+    #[must_use]
+    pub fn missing(&self) -> Vec<MissingLayer> {
+        let all = [
+            (self.entering_is_untraced, ENTERING),
+            (self.mapped_layers, OWN_IDS),
+            (self.mapped_binds, MAPPED_BINDS),
+            (self.unified_cgroups, UNIFIED_CGROUPS),
+            (self.project_quotas, PROJECT_QUOTAS),
+            (self.may_lower_oom_score, OOM_SCORE),
+        ];
+        let missing = all.into_iter().filter(|(present, _)| !present);
+        missing.map(|(_, layer)| layer).collect()
+    }
+
+    /// The missing layers as text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let missing = self.missing();
+        if missing.is_empty() {
+            return "No layer of the sessions' isolation is missing.".to_owned();
+        }
+        let lines = missing.iter().map(|layer| {
+            let MissingLayer {
+                name,
+                consequence,
+                remedy,
+            } = layer;
+            format!("\n  {name}: {consequence}. To get it: {remedy}.")
+        });
+        format!(
+            "Layers of the sessions' isolation that are missing:{}",
+            lines.collect::<String>()
+        )
+    }
+}
+
+/// A layer that this host lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MissingLayer {
+    pub name: &'static str,
+    /// What follows from its absence.
+    pub consequence: &'static str,
+    pub remedy: &'static str,
+}
+
+const ENTERING: MissingLayer = MissingLayer {
+    name: "fs.suid_dumpable other than 1",
+    consequence: "native sessions are refused, because a session could trace a command that enters it",
+    remedy: "sysctl -w fs.suid_dumpable=0",
+};
+
+const OWN_IDS: MissingLayer = MissingLayer {
+    name: "ids for each session",
+    consequence: "all sessions share one unprivileged range of ids, and with it the kernel's limits by \
+                  user",
+    remedy: "Linux 5.19 or later",
+};
+
+const MAPPED_BINDS: MissingLayer = MissingLayer {
+    name: "mapped owners of binds",
+    consequence: "a writable bind is refused unless the host mounts its file system nosuid",
+    remedy: "Linux 5.12 or later, and a file system that maps owners",
+};
+
+const UNIFIED_CGROUPS: MissingLayer = MissingLayer {
+    name: "cgroup v2",
+    consequence: "processes are frozen and killed one by one, and a start is not born in its cgroup",
+    remedy: "boot with systemd.unified_cgroup_hierarchy=1, or mount the v2 hierarchy",
+};
+
+const PROJECT_QUOTAS: MissingLayer = MissingLayer {
+    name: "project quotas",
+    consequence: "a session that exceeds disk_bytes is ended within seconds, and can fill the disk until \
+                  then",
+    remedy: "put node.state_dir on ext4 made with -O quota,project and mounted with prjquota, or on XFS \
+             mounted with pquota (Linux 5.14 or later)",
+};
+
+const OOM_SCORE: MissingLayer = MissingLayer {
+    name: "CAP_SYS_RESOURCE",
+    consequence: "a session can lower its oom_score_adj, and the OOM killer may choose the daemon first",
+    remedy: "run conman with CAP_SYS_RESOURCE, as its systemd units do",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: Isolation = Isolation {
+        mapped_layers: true,
+        mapped_binds: true,
+        unified_cgroups: true,
+        project_quotas: true,
+        entering_is_untraced: true,
+        may_lower_oom_score: true,
+    };
+
+    #[test]
+    fn each_missing_layer_is_named_with_its_consequence_and_remedy() {
+        assert_eq!(WHOLE.missing(), []);
+        let without_quotas = Isolation {
+            project_quotas: false,
+            ..WHOLE
+        };
+        assert_eq!(without_quotas.missing(), [PROJECT_QUOTAS]);
+        let text = without_quotas.to_text();
+        assert!(text.contains("can fill the disk"), "{text}");
+        assert!(text.contains("prjquota"), "{text}");
+        let nothing = Isolation {
+            mapped_layers: false,
+            mapped_binds: false,
+            unified_cgroups: false,
+            project_quotas: false,
+            entering_is_untraced: false,
+            may_lower_oom_score: false,
+        };
+        assert_eq!(nothing.missing().len(), 6);
+    }
+}
