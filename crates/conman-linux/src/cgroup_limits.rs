@@ -125,6 +125,11 @@ fn set_memory(unified: bool, directory: &Path, bytes: u64) -> Result<(), MakeCgr
         )
     };
     write(&directory.join(limit), &bytes)?;
+    let sockets = directory.join("memory.kmem.tcp.limit_in_bytes");
+    if !unified && sockets.exists() {
+        // v1 charges buffers of sockets to a cgroup only where they have a limit of their own.
+        write(&sockets, &bytes)?;
+    }
     let swap = directory.join(swap);
     if swap.exists() {
         write(&swap, no_swap)?;
