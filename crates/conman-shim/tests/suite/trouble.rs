@@ -10,7 +10,7 @@ use conman_shim::{
 };
 
 use crate::support::fencing::{arm, freezer, is_fenced};
-use crate::support::probe::{Arg, Probe};
+use crate::support::probe::{Arg, Probe, run_probe};
 use crate::support::{
     SOON, Shim, available, has_own_ids, launcher, next_end, subscribe, until, wait_dead,
 };
@@ -419,6 +419,17 @@ fn fakers() -> [(&'static str, Probe); 3] {
                 .call(libc::SYS_pause, &[]),
         ),
     ]
+}
+
+#[test]
+fn a_containers_first_process_cannot_make_the_shim_its_tracer() {
+    if !available() || !has_own_ids() {
+        return;
+    }
+    let shim = Shim::start();
+    let traced = Probe::of(libc::SYS_ptrace, &[Arg::Number(0)]);
+    let state = run_probe(&shim, "traced.1", traced, 0o755, |_| ());
+    assert_eq!(state, ContainerState::Exited { code: libc::EPERM });
 }
 
 #[test]
