@@ -2,11 +2,12 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use conman_core::DEFAULT_BIND_FIRST_ID;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Line, answer};
@@ -41,7 +42,7 @@ fn folder(layout: &Layout) -> PathBuf {
     layout.shared().join(TEMPLATE)
 }
 
-/// Makes it, for every user: what is root in a session is nobody outside.
+/// Makes it, writable for every user inside: sessions see its owner as their root.
 ///
 /// # Errors
 /// When it cannot be made.
@@ -51,6 +52,14 @@ pub fn make_journal(layout: &Layout) -> Result<()> {
         .with_context(|| format!("cannot make {}", folder.display()))?;
     let made = File::create(&path);
     made.and_then(|file| file.set_permissions(Permissions::from_mode(0o666)))
+        .and_then(|()| chown(&folder, Some(DEFAULT_BIND_FIRST_ID), None))
+        .and_then(|()| {
+            chown(
+                &path,
+                Some(DEFAULT_BIND_FIRST_ID),
+                Some(DEFAULT_BIND_FIRST_ID),
+            )
+        })
         .with_context(|| format!("cannot make {}", path.display()))
 }
 

@@ -504,7 +504,11 @@ async fn the_demos_console_is_a_shell_in_the_browser() {
     let Some(mut browser) = chromium(DOMAIN).await else {
         return;
     };
-    let conman = Conman::builder().toml(CONSOLE).start(&docker).await;
+    let conman = Conman::builder()
+        .toml(CONSOLE)
+        .set("listen", "browser_paths = true")
+        .start(&docker)
+        .await;
     let request = json!({"template": "console"});
     conman.api().ensure("console", &request).await;
     let sessions = conman.sessions_address();
