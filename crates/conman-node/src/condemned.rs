@@ -300,9 +300,9 @@ async fn proven_dead(
 }
 
 /// Whether no runtime can start it any more and nothing of it runs, as the host shows it. A
-/// container's small files are there before its runtime is asked to make it, none starts without
-/// them, and they are removed only once it is dead: what began while they were there is in its
-/// cgroup.
+/// container's directory for small files is there before it exists, no container starts without
+/// it, and it is removed only once the container is dead: what began while it was there is in the
+/// container's cgroup.
 async fn cannot_start(context: &Context, key: &ContainerKey) -> bool {
     let files = tokio::fs::symlink_metadata(context.files_dir(key)).await;
     let absent = files.is_err_and(|error| error.kind() == ErrorKind::NotFound);

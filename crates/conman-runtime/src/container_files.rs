@@ -1,5 +1,6 @@
-//! A container's own small files on the host: `hosts`, `resolv.conf` and `hostname`, which Docker
-//! does not supply when its networking is off, and what tells the program its generation.
+//! A container's own small files: `hosts`, `resolv.conf` and `hostname`, which Docker does not
+//! supply when its networking is off, and what tells the program its generation. They lie on the
+//! host, except those of a native container, which are in the shim's memory.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -21,18 +22,31 @@ const DIR_MODE: u32 = 0o755;
 const HOSTS: &str = "hosts";
 const RESOLV_CONF: &str = "resolv.conf";
 const HOSTNAME: &str = "hostname";
-/// The only directory among [`OWN_FILES`].
-pub(crate) const OWN_DIRECTORY: &str = "run";
-const GENERATION_FILES: [&str; 2] = ["session", "generation"];
+const GENERATION_DIR: &str = "run";
 
-/// What a container is shown of its own files, where no network of its runtime's brings others:
-/// names below its directory, and paths in the container.
-pub(crate) const OWN_FILES: [(&str, &str); 4] = [
-    (OWN_DIRECTORY, GENERATION_TARGET),
+/// A container's own files, where no network of its runtime's brings others: names below their
+/// directory on the host, and paths in the container.
+pub(crate) const OWN_FILES: [(&str, &str); 5] = [
     (HOSTS, "/etc/hosts"),
     (RESOLV_CONF, "/etc/resolv.conf"),
     (HOSTNAME, "/etc/hostname"),
+    ("run/session", "/run/conman/session"),
+    ("run/generation", "/run/conman/generation"),
 ];
+
+/// What is in each of [`OWN_FILES`], in their order.
+pub(crate) fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
+    let session = &key.session;
+    [
+        format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
+        // Without a name server resolvers ask 127.0.0.1, which refuses at once unless the session
+        // itself serves names; the options bound the wait when it does and does not answer.
+        "# no network beyond this container\noptions attempts:1 timeout:1\n".to_owned(),
+        format!("{session}\n"),
+        format!("{session}\n"),
+        format!("{}\n", key.generation),
+    ]
+}
 
 /// The files below one `files_dir`.
 #[derive(Debug, Clone)]
@@ -65,40 +79,24 @@ impl ContainerFiles {
 
     /// Mounted at [`GENERATION_TARGET`].
     pub(crate) fn generation_dir(&self) -> PathBuf {
-        self.dir.join(OWN_DIRECTORY)
+        self.dir.join(GENERATION_DIR)
+    }
+
+    /// Makes the directory alone. What an earlier attempt left stays.
+    pub(crate) fn make(&self) -> Result<(), RuntimeError> {
+        make_directory(&self.dir)?;
+        if let Some(parent) = self.dir.parent() {
+            spread_directories(parent);
+        }
+        Ok(())
     }
 
     /// Writes every file, replacing what an earlier attempt left.
     pub(crate) fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
-        let session = &key.session;
-        let hosts =
-            format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n");
-        // Without a name server resolvers ask 127.0.0.1, which refuses at once unless the session
-        // itself serves names; the options bound the wait when it does and does not answer.
-        let resolv_conf = "# no network beyond this container\noptions attempts:1 timeout:1\n";
-        let generation_dir = self.generation_dir();
-        let files = [
-            (self.hosts(), hosts),
-            (self.resolv_conf(), resolv_conf.to_owned()),
-            (self.hostname(), format!("{session}\n")),
-            (
-                generation_dir.join(GENERATION_FILES[0]),
-                format!("{session}\n"),
-            ),
-            (
-                generation_dir.join(GENERATION_FILES[1]),
-                format!("{}\n", key.generation),
-            ),
-        ];
-        DirBuilder::new()
-            .recursive(true)
-            .mode(DIR_MODE)
-            .create(&generation_dir)
-            .map_err(|source| host_error("make", &generation_dir, source))?;
-        if let Some(parent) = self.dir.parent() {
-            spread_directories(parent);
-        }
-        for (path, text) in files {
+        self.make()?;
+        make_directory(&self.generation_dir())?;
+        for ((name, _), text) in OWN_FILES.iter().zip(contents(key)) {
+            let path = self.dir.join(name);
             // The mode is set apart from the creation so that no umask narrows it.
             fs::write(&path, text)
                 .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)))
@@ -110,15 +108,11 @@ impl ContainerFiles {
     /// Removes the files by their names and then the directories, so that a wrong path can never
     /// take anything else along. What is gone already is fine.
     pub(crate) fn remove(&self) -> Result<(), RuntimeError> {
-        let generation_dir = self.generation_dir();
-        let files = [self.hosts(), self.resolv_conf(), self.hostname()]
-            .into_iter()
-            .chain(GENERATION_FILES.map(|name| generation_dir.join(name)));
-        for path in files {
+        for path in OWN_FILES.map(|(name, _)| self.dir.join(name)) {
             tolerate_absence(fs::remove_file(&path))
                 .map_err(|source| host_error("remove", &path, source))?;
         }
-        for path in [&generation_dir, &self.dir] {
+        for path in [&self.generation_dir(), &self.dir] {
             tolerate_absence(fs::remove_dir(path))
                 .map_err(|source| host_error("remove", path, source))?;
         }
@@ -132,6 +126,14 @@ pub(crate) fn generation_environment(key: &ContainerKey) -> [(String, String); 2
         ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),
         ("CONMAN_GENERATION".to_owned(), key.generation.to_string()),
     ]
+}
+
+fn make_directory(path: &Path) -> Result<(), RuntimeError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIR_MODE)
+        .create(path)
+        .map_err(|source| host_error("make", path, source))
 }
 
 fn tolerate_absence(result: io::Result<()>) -> io::Result<()> {

@@ -16,11 +16,17 @@ pub const LOG_BYTES: u64 = 16 << 20;
 /// Fewest bytes of a log that can be kept: some blocks.
 const MIN_LOG_BYTES: u64 = 64 * 1_024;
 
-/// Small files that are written into a root at its start.
-const MAX_FILES: usize = 16;
+/// Small files that a container is shown.
+pub(crate) const MAX_FILES: usize = 16;
 
-/// Directories and files of the host in a container: a session's 32, and conman's own.
-pub const MAX_BINDS: usize = 40;
+/// Bytes of each: a page, since all of them stay in memory.
+const MAX_FILE_BYTES: usize = 4_096;
+
+/// Supplementary groups of a program.
+const MAX_GROUPS: usize = 16;
+
+/// Directories and files of the host in a container: as many as a session may have.
+pub const MAX_BINDS: usize = 32;
 
 /// Longest name of a container: a session's (63), a dot and a generation.
 const MAX_NAME: usize = 96;
@@ -47,8 +53,8 @@ pub struct LaunchSpec {
     /// Bytes of it that are kept, the last ones; `None` is [`LOG_BYTES`].
     #[serde(default)]
     pub log_bytes: Option<u64>,
-    /// Small files of its own, path in the container and content; they replace what the image
-    /// has there.
+    /// Small files of its own, path in the container and content. They are shown read-only and
+    /// cover what the image has there; binds are mounted after them.
     #[serde(default)]
     pub files: Vec<(String, String)>,
     /// What of the host is shown in it. A detached mount for each comes with the message, in this
@@ -256,8 +262,11 @@ impl LaunchSpec {
         if self.files.len() > MAX_FILES {
             return Err(SpecError::new("files", "too many files"));
         }
-        for (path, _) in &self.files {
+        for (path, content) in &self.files {
             check_inner_path("files", path)?;
+            if content.len() > MAX_FILE_BYTES {
+                return Err(SpecError::new("files", "a file of more than 4 KiB"));
+            }
         }
         for bind in &self.binds {
             check_inner_path("binds", &bind.target)?;
@@ -328,7 +337,7 @@ impl ProgramSpec {
                 "an id beyond the container's range",
             ));
         }
-        if self.groups.len() > MAX_FILES {
+        if self.groups.len() > MAX_GROUPS {
             return Err(SpecError::new("program.groups", "too many groups"));
         }
         check_inner_path("program.workdir", &self.workdir)

@@ -41,9 +41,10 @@ pub async fn a_second_create_of_a_key_is_refused(stage: &Stage) {
     let error = stage.runtime().create(&plan).await.expect_err("it exists");
     assert!(matches!(error, RuntimeError::Exists { .. }), "{error}");
     assert!(!error.is_ambiguous());
-    let files = std::fs::read_dir(&plan.files_dir).expect("its files are still there");
-    assert!(
-        files.count() > 0,
+    assert!(plan.files_dir.exists());
+    let generation = stage.sh(&container.key, "cat /run/conman/generation").await;
+    assert_eq!(
+        generation.stdout, "7\n",
         "the refused create left the first one's files alone"
     );
     assert!(!container.pidfd.is_dead().expect("poll works"));

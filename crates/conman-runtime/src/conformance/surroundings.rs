@@ -62,6 +62,13 @@ pub async fn names_are_told_by_files_that_cannot_be_changed(stage: &Stage) {
             outcome.stderr
         );
     }
+    if stage.runtime().kind() == RuntimeKind::Native {
+        let mounts = stage.sh(&container.key, "cat /proc/self/mountinfo").await;
+        assert!(mounts.stdout.contains(" /etc/hosts "), "{}", mounts.stdout);
+        // The files' directory is below it.
+        let host = stage.dir().to_string_lossy();
+        assert!(!mounts.stdout.contains(&*host), "{}", mounts.stdout);
+    }
 }
 
 pub async fn the_generation_is_told_by_files_and_environment(stage: &Stage) {

@@ -8,17 +8,17 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::container_files::{OWN_DIRECTORY, OWN_FILES};
+use crate::container_files::OWN_FILES;
 
 /// Below the image store. Another name when what is in it changes, since live sessions use the
 /// one that they were started with.
-const NAME: &str = "base.1";
+const NAME: &str = "base.2";
 
 /// Directories that containers have besides those above [`OWN_FILES`], and their modes.
 const DIRECTORIES: [(&str, u32); 3] = [("proc", 0o555), ("dev", 0o755), ("dev/shm", 0o1777)];
 
 /// The same for stores whose files belong to a range of ids.
-const OWNED_NAME: &str = "base.1.owned";
+const OWNED_NAME: &str = "base.2.owned";
 
 /// Makes the layer where it is missing, and returns its path below `store`. Its files belong to
 /// `owner`, who is root inside. Blocks.
@@ -77,7 +77,7 @@ fn fill(layer: &Path) -> io::Result<()> {
     for (name, mode) in DIRECTORIES {
         directory(&layer.join(name), mode)?;
     }
-    for (name, target) in OWN_FILES {
+    for (_, target) in OWN_FILES {
         let target = layer.join(target.trim_start_matches('/'));
         for above in target.ancestors().skip(1) {
             if above == layer {
@@ -86,15 +86,11 @@ fn fill(layer: &Path) -> io::Result<()> {
             fs::create_dir_all(above)?;
             fs::set_permissions(above, Permissions::from_mode(0o755))?;
         }
-        if name == OWN_DIRECTORY {
-            directory(&target, 0o755)?;
-        } else {
-            File::options()
-                .write(true)
-                .create_new(true)
-                .mode(0o644)
-                .open(&target)?;
-        }
+        File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(&target)?;
     }
     Ok(())
 }
@@ -112,7 +108,7 @@ mod tests {
     #[test]
     fn it_has_every_place_that_is_mounted_on_and_half_of_one_is_made_anew() {
         let store = tempfile::tempdir().expect("a directory");
-        fs::create_dir(store.path().join("base.1.draft")).expect("made");
+        fs::create_dir(store.path().join("base.2.draft")).expect("made");
         let name = ensure(store.path(), 0).expect("made");
         assert_eq!(ensure(store.path(), 0).expect("there"), name);
         let layer = store.path().join(&name);
@@ -122,6 +118,7 @@ mod tests {
         };
         assert_eq!(mode("etc/hosts"), (false, 0o644));
         assert_eq!(mode("run/conman"), (true, 0o755));
+        assert_eq!(mode("run/conman/generation"), (false, 0o644));
         assert_eq!(mode("etc"), (true, 0o755));
         assert_eq!(mode("dev/shm"), (true, 0o1777));
         let beside = fs::read_dir(store.path()).expect("readable");

@@ -1,6 +1,6 @@
-//! Creating a container: its directory, its small files, and the order that the shim will get.
+//! Creating a container: its directories, and the order that the shim will get.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
 use conman_proto::Network;
@@ -11,7 +11,7 @@ use super::failure::refused;
 use super::program;
 use super::store::{self, StoredPlan};
 use super::terminals::shim_size;
-use crate::container_files::{ContainerFiles, OWN_FILES};
+use crate::container_files::{ContainerFiles, OWN_FILES, contents};
 use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
 impl Inner {
@@ -31,8 +31,9 @@ impl Inner {
             });
         }
         self.limit_disk(plan, &dir);
+        // Empty: the files are in the order. While the directory is there, the container may start.
         let files = ContainerFiles::at(&plan.files_dir);
-        if let Err(error) = files.write(key).and_then(|()| dir.write(&stored)) {
+        if let Err(error) = files.make().and_then(|()| dir.write(&stored)) {
             for taken_back in [files.remove(), self.store.discard(&dir)] {
                 if let Err(error) = taken_back {
                     tracing::warn!(container = %key, %error, "a failed create leaves something");
@@ -59,14 +60,8 @@ impl Inner {
         let below: Result<Vec<_>, _> = layers.iter().map(below).collect();
         let mut below = below.map_err(|error| refused("create", key, error.to_string()))?;
         below.extend(self.images.base().map(Path::to_owned));
-        let own = OWN_FILES.map(|(source, target)| {
-            let bind = BindSpec {
-                target: target.to_owned(),
-                read_only: true,
-                first_id: 0,
-            };
-            ((plan.files_dir.clone(), PathBuf::from(source)), bind)
-        });
+        let paths = OWN_FILES.map(|(_, target)| target.to_owned());
+        let files = paths.into_iter().zip(contents(key)).collect();
         let asked = plan.binds.iter().map(|bind| {
             let spec = BindSpec {
                 target: bind.target.clone(),
@@ -75,7 +70,7 @@ impl Inner {
             };
             ((bind.root.clone(), bind.below.clone()), spec)
         });
-        let (sources, binds) = own.into_iter().chain(asked).unzip();
+        let (sources, binds) = asked.unzip();
         let program = program::first_program(key, &plan.spec, &image.config, &layers)?;
         let driver = CgroupDriver::Cgroupfs;
         let instance = self.kernel.instance();
@@ -95,7 +90,7 @@ impl Inner {
             hostname: key.session.to_string(),
             program,
             log: dir.log(),
-            files: Vec::new(),
+            files,
             binds,
             hardening: Hardening::default(),
         };

@@ -76,6 +76,10 @@ impl Inner {
             None => self.store.container(key).plan()?,
         };
         let stored = stored.ok_or_else(|| no_such_container(key))?;
+        // A removal that failed half-way has removed it, and the node takes its absence as proof
+        // that the container cannot start.
+        std::fs::symlink_metadata(&stored.files_dir)
+            .map_err(|source| host_error("find", &stored.files_dir, source))?;
         let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
         Ok((stored.launch, mounts?))
     }

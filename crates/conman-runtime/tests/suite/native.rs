@@ -118,6 +118,22 @@ mod trouble {
         assert_eq!(complaints.expect("kept"), "broken\n");
     }
 
+    #[tokio::test]
+    async fn a_container_without_its_directory_for_files_does_not_start() {
+        let Some((_host, stage)) = stage() else {
+            return;
+        };
+        let plan = stage.plan("alice", &["sleep", "1000"]);
+        stage.runtime().create(&plan).await.expect("created");
+        std::fs::remove_dir(&plan.files_dir).expect("it is there, and empty");
+        let error = stage.runtime().start(&plan.key).await;
+        let error = error.expect_err("its removal may have begun").to_string();
+        assert!(
+            error.contains(&*plan.files_dir.to_string_lossy()),
+            "{error}"
+        );
+    }
+
     /// The process of the shim that answers, once that is not `other`.
     async fn shim_but(socket: &Path, other: Option<i32>) -> PidFd {
         let found = async {

@@ -1,6 +1,6 @@
 //! What a container's first process does before it becomes the container's program.
 
-use std::ffi::{CStr, CString, NulError, OsStr};
+use std::ffi::{CStr, CString, NulError};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,8 +80,8 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to go on; it carries the overlay, the log, /dev, a mount for each bind and the
-/// entrances of the cgroups, in this order.
+/// The order to go on; it carries the overlay, the log, /dev, a mount for each file and each bind
+/// and the entrances of the cgroups, in this order.
 pub(super) const GO: &[u8] = b"go";
 
 /// Which of the paths in /proc this kernel has.
@@ -127,6 +127,7 @@ struct Handed {
     overlay: Mount,
     log: OwnedFd,
     dev: Mount,
+    files: Vec<Mount>,
     binds: Vec<Mount>,
     entrances: Vec<OwnedFd>,
 }
@@ -161,6 +162,7 @@ impl Child<'_> {
             overlay,
             log,
             dev,
+            files,
             binds,
             entrances,
         } = self.wait_for_root()?;
@@ -174,8 +176,8 @@ impl Child<'_> {
         self.mount_all(&overlay, &dev, &proc)?;
         drop((dev, proc));
         let root = overlay.as_fd();
+        self.mount_files(root, &files)?;
         self.mount_binds(root, &binds)?;
-        self.write_files(root)?;
         let workdir = &self.spec.program.workdir;
         create_dir_in_root(root, Path::new(workdir))
             .and_then(|directory| enter_directory(&directory))
@@ -187,7 +189,7 @@ impl Child<'_> {
         let mounted = Instant::now();
         let terminal = self.spec.terminal.is_some();
         connect_streams(&log, terminal).map_err(step("connect the standard streams"))?;
-        drop((overlay, log, binds));
+        drop((overlay, log, files, binds));
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
         if terminal {
             ioctl_tiocsctty(rustix::stdio::stdin())
@@ -224,6 +226,11 @@ impl Child<'_> {
                 overlay: Mount::from_fd(overlay),
                 log,
                 dev: Mount::from_fd(dev),
+                files: fds
+                    .by_ref()
+                    .take(self.spec.files.len())
+                    .map(Mount::from_fd)
+                    .collect(),
                 binds: fds
                     .by_ref()
                     .take(self.spec.binds.len())
@@ -256,6 +263,18 @@ impl Child<'_> {
         }
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
+        }
+        Ok(())
+    }
+
+    fn mount_files(&self, root: BorrowedFd<'_>, files: &[Mount]) -> Result<(), LaunchError> {
+        for (mount, (path, _)) in files.iter().zip(&self.spec.files) {
+            bind_target(root, mount, Path::new(path))
+                .and_then(|target| mount.attach(&target, c""))
+                .and_then(|()| {
+                    self.restrict(mount, no_programs() | MountAttributes::MOUNT_ATTR_RDONLY)
+                })
+                .map_err(step(&format!("show {path} to the container")))?;
         }
         Ok(())
     }
@@ -299,14 +318,6 @@ impl Child<'_> {
         } else {
             mount.set_attributes_when_attached(attributes)
         }
-    }
-
-    fn write_files(&self, root: BorrowedFd<'_>) -> Result<(), LaunchError> {
-        for (path, content) in &self.spec.files {
-            write_file(root, Path::new(path), content)
-                .map_err(step(&format!("write {path} of the container")))?;
-        }
-        Ok(())
     }
 }
 
@@ -418,13 +429,16 @@ fn shared_memory() -> io::Result<Mount> {
     Mount::copy_of(&shm, Path::new(""))
 }
 
-/// Where a bind is attached. It is made where it is missing; a symbolic link in the last place is
+/// Where a bind or a file is attached. It is made where it is missing; a symbolic link in the last place is
 /// replaced for a file and refused for a directory.
 fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result<OwnedFd> {
     let kind = |file: BorrowedFd<'_>| -> io::Result<FileType> {
         Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
     };
-    let (parent, name) = parent_in_root(root, target)?;
+    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let parent = create_dir_in_root(root, parent)?;
     let hold = || -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(openat(&parent, name, flags, Mode::empty())?)
@@ -440,35 +454,13 @@ fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    write_file_in(&parent, name, "")?;
-    hold()
-}
-
-/// The directory of the container in which `path` is to be, made where it is missing.
-fn parent_in_root<'path>(
-    root: BorrowedFd<'_>,
-    path: &'path Path,
-) -> io::Result<(OwnedFd, &'path OsStr)> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    Ok((create_dir_in_root(root, parent)?, name))
-}
-
-fn write_file(root: BorrowedFd<'_>, path: &Path, content: &str) -> io::Result<()> {
-    let (parent, name) = parent_in_root(root, path)?;
-    write_file_in(&parent, name, content)
-}
-
-/// Replaces whatever the image has there, a symbolic link included.
-fn write_file_in(parent: &OwnedFd, name: &OsStr, content: &str) -> io::Result<()> {
-    match unlinkat(parent, name, AtFlags::empty()) {
+    match unlinkat(&parent, name, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(errno) => return Err(errno.into()),
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
-    File::from(file).write_all(content.as_bytes())
+    openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
+    hold()
 }
 
 /// A terminal is read from, too; otherwise standard input is /dev/null already.

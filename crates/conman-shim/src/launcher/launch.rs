@@ -214,15 +214,18 @@ impl Launcher {
             order.ids,
         )?;
         phases.root_us = clock.lap();
+        let files = self.places.files(order.ids, &spec.files);
+        let files =
+            files.map_err(|error| LaunchError::step("make the container's files", &error))?;
         let binds = self.own_binds(spec, binds, user_namespace.as_fd(), order.ids)?;
         let dev = self
             .places
             .devices(order.ids)
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
         let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
-        hand_over(&socket, cgroup, first, &binds)?;
+        hand_over(&socket, cgroup, first, files.iter().chain(&binds))?;
         // The child's copies alone keep them from now on.
-        drop((overlay, log, dev, binds, user_namespace));
+        drop((overlay, log, dev, files, binds, user_namespace));
         Ok(socket)
     }
 
@@ -402,15 +405,15 @@ pub(super) fn map_ids(process: &PidFd, inside: u32, ids: u32) -> Result<File, La
     }
 }
 
-fn hand_over(
+fn hand_over<'a>(
     socket: &OwnedFd,
-    cgroup: &SessionCgroup,
-    first: [BorrowedFd<'_>; 3],
-    binds: &[Mount],
+    cgroup: &'a SessionCgroup,
+    first: [BorrowedFd<'a>; 3],
+    mounts: impl Iterator<Item = &'a Mount>,
 ) -> Result<(), LaunchError> {
     let fds: Vec<_> = first
         .into_iter()
-        .chain(binds.iter().map(AsFd::as_fd))
+        .chain(mounts.map(AsFd::as_fd))
         .chain(cgroup.entrances())
         .collect();
     seqpacket::send(socket, GO, &fds).map_err(|error| {

@@ -1,17 +1,19 @@
-//! The launcher's two mount namespaces, and the containers' device nodes.
+//! The launcher's two mount namespaces, and the containers' device nodes and own files.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, create_dir_all};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{
     CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
     unshare_namespaces,
 };
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_change, mount_remount, unmount,
@@ -31,7 +33,7 @@ pub(super) const LAYERS: &str = "/.layers";
 /// Where the workshop mounts such an overlay, for a moment.
 pub(super) const OVERLAY: &str = "/.overlay";
 
-/// Where the workshop shows the device nodes, read-only.
+/// Where the workshop shows the device nodes and the containers' own files, read-only.
 const DEVICE_TREE: &str = "/.devices";
 
 /// Links that all directories of [`DEVICE_TREE`] have.
@@ -93,6 +95,12 @@ impl Places {
     /// Makes /dev of the container with these ids, detached. The caller is in the workshop.
     pub(super) fn devices(&mut self, ids: u32) -> io::Result<Mount> {
         self.devices.of(ids)
+    }
+
+    /// Makes the own files of the container with these ids: a detached mount of each, in their
+    /// order. The caller is in the workshop.
+    pub(super) fn files(&self, ids: u32, files: &[(String, String)]) -> io::Result<Vec<Mount>> {
+        self.devices.files(ids, files)
     }
 
     /// Moves the caller where containers are cloned.
@@ -158,12 +166,14 @@ fn make_launchpad_root(sole: &SoleThread) -> io::Result<()> {
     make_read_only(root)
 }
 
-/// The containers' device nodes.
+/// The containers' device nodes and own files.
 ///
 /// Locks, leases and watches (inotify) are a node's, so that containers with a common node would
 /// notice each other. Each range of ids has a directory of its own with nodes of its own, all in
 /// one filesystem: every further one costs all memory cgroups of the host memory. The directory is
-/// made for the first container with these ids and kept for the next one.
+/// made for the first container with these ids and kept for the next one. So is a second one, for
+/// the files, which are made for each container: a container could read in its mount table where
+/// on the host a file lies that is mounted from there.
 #[derive(Debug)]
 pub(super) struct Devices {
     writable: Mount,
@@ -177,7 +187,8 @@ impl Devices {
         make_directory(tree)?;
         let fresh = NewFilesystem::open("tmpfs")?;
         fresh.set("mode", "700")?;
-        fresh.set("size", "64k")?;
+        // Unlimited: a spec has few files of a page each, and the ranges of ids are counted.
+        fresh.set("size", "0")?;
         fresh.set("nr_inodes", "0")?;
         attach(&fresh.mount(MountAttributes::empty())?, tree)?;
         let writable = Mount::copy_of(CWD, tree)?;
@@ -200,6 +211,22 @@ impl Devices {
             self.made.insert(ids);
         }
         Mount::copy_of(CWD, &Path::new(DEVICE_TREE).join(name))
+    }
+
+    /// A detached, read-only mount of each file for the container with these ids.
+    fn files(&self, ids: u32, files: &[(String, String)]) -> io::Result<Vec<Mount>> {
+        if files.is_empty() {
+            return Ok(Vec::new());
+        }
+        let name = format!("{ids}.files");
+        let directory = make_directory_in(&self.writable, &name)?;
+        let shown = Path::new(DEVICE_TREE).join(name);
+        let make = |(number, (_, content)): (usize, &(String, String))| {
+            let name = number.to_string();
+            write_file(&directory, &name, content, ids)?;
+            Mount::copy_of(CWD, &shown.join(name))
+        };
+        files.iter().enumerate().map(make).collect()
     }
 
     /// What an attempt that failed has left is completed.
@@ -250,6 +277,21 @@ fn make_directory_in(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
     exists_or(mkdirat(&parent, name, Mode::from_raw_mode(0o755)))?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(&parent, name, flags, Mode::empty())?)
+}
+
+/// Makes a file that belongs to `owner` and that everybody may read. One of the same name is
+/// replaced, not changed: containers that share a range of ids may live at the same time.
+fn write_file(directory: &OwnedFd, name: &str, content: &str, owner: u32) -> io::Result<()> {
+    match unlinkat(directory, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mut file = File::from(openat(directory, name, flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(content.as_bytes())?;
+    fchown(&file, Some(owner), Some(owner))?;
+    // Set apart, so that no umask narrows it.
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
 }
 
 /// A user namespace may mount procfs only where a whole one is in sight already. This one belongs

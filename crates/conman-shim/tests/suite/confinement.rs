@@ -341,6 +341,20 @@ fn cgroups_are_roots_alone_and_an_empty_one_in_the_way_is_replaced() {
 }
 
 #[test]
+fn the_mount_table_of_a_container_with_files_names_no_directory_of_the_host() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let log = output(&shim, "mounts.1", "cat /proc/self/mountinfo", |spec| {
+        spec.files = vec![("/etc/hosts".to_owned(), "127.0.0.1 localhost\n".to_owned())];
+    });
+    assert!(log.contains(" /etc/hosts ro,"), "{log}");
+    let host = shim.path("").to_string_lossy().into_owned();
+    assert!(!log.contains(host.trim_end_matches('/')), "{log}");
+}
+
+#[test]
 fn sessions_notice_nothing_of_each_other_at_device_nodes() {
     if !available() || !has_own_ids() {
         return;

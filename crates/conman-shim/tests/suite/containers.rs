@@ -482,6 +482,54 @@ fn copy_of(path: &std::path::Path) -> Mount {
 }
 
 #[test]
+fn own_files_cover_what_the_image_has_and_binds_cover_them() {
+    if !available() || !maps_binds() {
+        return;
+    }
+    let shim = Shim::start();
+    let etc = shim.path("store/base/etc");
+    std::fs::write(etc.join("hosts"), "the image's\n").expect("written");
+    std::os::unix::fs::symlink("passwd", etc.join("resolv.conf")).expect("linked");
+    shim.made_layer("base");
+    let script = "cd /etc; cat hosts resolv.conf /new/file; \
+                  stat -c %u:%g:%a hosts; cat passwd; echo x >> hosts; rm hosts; echo $?";
+    let file = |path: &str, content: &str| (path.to_owned(), content.to_owned());
+    let mut client = shim.client();
+    // The second one has the first one's ids.
+    for number in 1..=2 {
+        let name = format!("files.{number}");
+        let mut spec = shim.spec(&name, script);
+        spec.files = vec![
+            file("/etc/hosts", &format!("hosts {number}\n")),
+            file("/etc/resolv.conf", "resolver\n"),
+            file("/new/file", "new\n"),
+        ];
+        let log = shim.output(spec);
+        let expected = format!("hosts {number}\nresolver\nnew\n0:0:644\nroot:x:0:0::/:/bin/sh\n");
+        assert!(log.starts_with(&expected), "{log}");
+        assert!(log.contains("Read-only file system"), "{log}");
+        assert!(log.contains("busy") && log.ends_with("1\n"), "{log}");
+        let names = vec![name];
+        client
+            .ask(Request::Acknowledge { names })
+            .expect("acknowledged");
+    }
+    let work = work_directory(&shim);
+    let mut spec = shim.spec("covered.1", "ls /etc");
+    spec.files = vec![file("/etc/hosts", "hosts\n")];
+    spec.binds = vec![bind("/etc", false)];
+    let launched = client
+        .launch_with(spec, &[copy_of(&work)])
+        .unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    wait_dead(&launched);
+    assert_eq!(shim.log("covered.1"), "greeting\n");
+    let mut spec = shim.spec("long.1", "true");
+    spec.files = vec![file("/etc/hosts", &"x".repeat(4_097))];
+    let refused = client.launch(spec).expect_err("it is too long");
+    assert!(refused.to_string().contains("files"), "{refused}");
+}
+
+#[test]
 fn binds_show_the_hosts_files_and_are_read_only_where_requested() {
     if !available() || !maps_binds() {
         return;

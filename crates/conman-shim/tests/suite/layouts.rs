@@ -178,6 +178,7 @@ fn where_no_owners_are_mapped_containers_share_a_range_of_ids() {
         for name in ["one.1", "two.1"] {
             let mut spec = shim.spec(name, script);
             spec.root.shared_ids = true;
+            spec.files = vec![("/own".to_owned(), name.to_owned())];
             let one = client
                 .launch(spec)
                 .unwrap_or_else(|error| panic!("{error}: {error:?}"));
@@ -189,6 +190,10 @@ fn where_no_owners_are_mapped_containers_share_a_range_of_ids() {
             let map: Vec<&str> = map.split_ascii_whitespace().collect();
             assert_eq!(map, ["0", &SHARED_IDS.to_string(), "65536"]);
             launched.push(one);
+        }
+        for (one, name) in launched.iter().zip(["one.1", "two.1"]) {
+            let own = fs::read_to_string(format!("/proc/{}/root/own", one.pid));
+            assert_eq!(own.expect("it lives"), name);
         }
         client.ask(Request::KillAll).expect("killed");
         for one in &launched {
@@ -208,11 +213,12 @@ fn what_is_read_only_is_so_without_mount_setattr_too() {
     fs::create_dir(&work).expect("made");
     fs::write(work.join("greeting"), "from the host\n").expect("written");
     fs::set_permissions(&work, fs::Permissions::from_mode(0o777)).expect("open to all");
-    let script = "cat /read/greeting /greeting; echo x > /read/x; echo x > /write/x && echo done; \
-                  touch /x; stat -c %u /read/greeting";
+    let script = "cat /read/greeting /greeting; echo x > /read/x; echo x > /own; \
+                  echo x > /write/x && echo done; touch /x; stat -c %u /read/greeting";
     let mut spec = shim.spec("ro.1", script);
     spec.root.shared_ids = true;
     spec.root.read_only = true;
+    spec.files = vec![("/own".to_owned(), "own".to_owned())];
     let bind = |target: &str, read_only| BindSpec {
         target: target.to_owned(),
         read_only,
@@ -239,7 +245,7 @@ fn what_is_read_only_is_so_without_mount_setattr_too() {
     wait_dead(&launched);
     let log = shim.log("ro.1");
     assert!(log.starts_with("from the host\nfrom the host\n"), "{log}");
-    for path in ["/read/x", "/x"] {
+    for path in ["/read/x", "/own", "/x"] {
         let refused = |line: &str| line.contains(path) && line.contains("Read-only file system");
         assert!(log.lines().any(refused), "{path}: {log}");
     }
