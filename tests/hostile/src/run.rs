@@ -207,9 +207,10 @@ fn report(
             continue;
         };
         let (word, text) = match verdict {
-            Ok(Verdict::Held(why)) => ("held", why),
-            Ok(Verdict::Reached(what)) => ("REACHED", what),
-            Err(why) => ("BROKEN", why),
+            Ok(Verdict::Held(why)) => ("held", why.as_str()),
+            Ok(Verdict::Reached(what)) => ("REACHED", what.as_str()),
+            Ok(Verdict::Skipped(why)) => ("skipped:", *why),
+            Err(why) => ("BROKEN", why.as_str()),
         };
         let text: String = text.replace('\n', " ").chars().take(200).collect();
         println!(

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use conman_core::DEFAULT_BIND_FIRST_ID;
 use conman_e2e::{Answer, Api, Conman, Docker, Native};
 use conman_linux::proc_scan::ProcEntry;
 use conman_proto::ExecResult;
@@ -29,6 +30,8 @@ const HELPER: Duration = Duration::from_secs(30);
 pub(crate) enum Verdict {
     Held(String),
     Reached(String),
+    /// This host cannot show it, for this reason.
+    Skipped(&'static str),
 }
 
 impl Verdict {
@@ -117,6 +120,9 @@ impl World {
     pub(crate) fn bindable(&self, name: &str) -> PathBuf {
         let path = self.directory.path().join("binds").join(self.id(name));
         std::fs::create_dir(&path).expect("made");
+        // The session's root may write there.
+        let owner = Some(DEFAULT_BIND_FIRST_ID);
+        std::os::unix::fs::chown(&path, owner, owner).expect("given");
         path
     }
 

@@ -85,7 +85,7 @@ pub(crate) async fn missing_work_directory(world: &World) -> Verdict {
 /// The first process has its three standard descriptors and no other.
 pub(crate) async fn descriptors_of_the_first_process(world: &World) -> Verdict {
     let (id, log) = world
-        .helper("first", &["first_descriptors"], "descriptors")
+        .helper("first", &["show_first_descriptors"], "descriptors")
         .await;
     world.stop(&id).await;
     let line = line_with(&log, "descriptors");

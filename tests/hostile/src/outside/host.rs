@@ -95,6 +95,9 @@ pub(crate) async fn killed_before_sessions(world: &World) -> Verdict {
         let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     };
+    if !conman_linux::has_capability(conman_linux::Capabilities::SYS_RESOURCE) {
+        return Verdict::Skipped("this host's root lacks CAP_SYS_RESOURCE");
+    }
     let scores = [world.conman.pid(), world.conman.shim_pid()].map(score);
     let reached = scores.iter().any(|score| *score >= 0);
     Verdict::reached_if(reached, format!("daemon and shim: {scores:?}"))

@@ -57,6 +57,10 @@ pub(crate) async fn socket_buffers(world: &World) -> Verdict {
     memory(world, "sockets").await
 }
 pub(crate) async fn network_buffers(world: &World) -> Verdict {
+    if Path::new("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes").exists() {
+        // Each of many connections may have its smallest buffers.
+        return Verdict::Skipped("cgroup v1 bounds buffers of TCP only in part");
+    }
     memory(world, "listeners").await
 }
 
@@ -160,7 +164,7 @@ pub(crate) async fn default_limits(world: &World) -> Verdict {
 async fn disk(world: &World, how: &str, amount: &str) -> Verdict {
     let id = world.id(how);
     let mut spec = world.spec(&["fill_disk", how, amount]);
-    spec["disk_bytes"] = json!(24 << 20);
+    spec["disk_bytes"] = json!(64 << 20);
     spec["disk_inodes"] = json!(2_000);
     let answer = world.order(&id, &spec).await;
     if answer.status != StatusCode::OK {

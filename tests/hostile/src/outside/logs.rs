@@ -43,7 +43,7 @@ async fn attack(world: &World, how: &str) -> Damage {
         std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(from)).ok()?;
         std::io::Read::read_to_end(&mut std::io::Read::take(file, 4096), &mut tail).ok()?;
         let text = String::from_utf8_lossy(&tail).into_owned();
-        text.contains("done").then_some(text)
+        (text.contains("done") || size > 1 << 30).then_some(text)
     })
     .await;
     // The shim bounds logs every second or so.
@@ -103,29 +103,18 @@ pub(crate) async fn flooded_log(world: &World) -> Verdict {
     bounded(&attack(world, "flood").await)
 }
 
-/// A log of 1 TiB without a block in it is read and bounded like any other.
+/// A log of 1 TiB without a block in it is answered and bounded like any other.
 pub(crate) async fn stretched_log(world: &World) -> Verdict {
-    let damage = attack(world, "truncate").await;
-    if !damage.answered {
-        return Verdict::Reached("the log is not answered".to_owned());
-    }
-    let lost = !damage.log.contains("done") || !damage.log.contains("begun");
-    Verdict::reached_if(lost, format!("shown: {:.200}", damage.log))
+    bounded(&attack(world, "truncate").await)
 }
 
-/// What was written stays.
+/// A session may lose its own lines, and nothing else.
 pub(crate) async fn erased_log(world: &World) -> Verdict {
-    let damage = attack(world, "erase").await;
-    Verdict::reached_if(
-        !damage.log.contains("begun"),
-        format!("shown: {:.200}", damage.log),
-    )
+    bounded(&attack(world, "erase").await)
 }
 
 pub(crate) async fn overwritten_log(world: &World) -> Verdict {
-    let damage = attack(world, "overwrite").await;
-    let forged = !damage.log.contains("begun");
-    Verdict::reached_if(forged, format!("shown: {:.200}", damage.log))
+    bounded(&attack(world, "overwrite").await)
 }
 
 /// The log is a file on the host: a set-user-id program there would be one for all of its users.
