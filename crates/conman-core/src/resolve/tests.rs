@@ -188,7 +188,7 @@ fn every_mistake_is_told_at_once_by_its_field() {
     );
     assert_eq!(told("cpus"), "is NaN; must be 0.01 to 2");
     assert!(
-        told("binds[0]").contains("must lie below /srv/work"),
+        told("binds[0]").contains("must be /srv/work or lie below"),
         "{}",
         told("binds[0]")
     );
