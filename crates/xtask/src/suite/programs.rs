@@ -10,14 +10,14 @@ use crate::process::{cargo, cargo_build_conman, output, target_dir};
 use crate::progress::Step;
 
 /// One test program.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TestProgram {
     /// `PACKAGE/TARGET`; unit tests have `unit-` before their target.
     pub(super) name: String,
     /// The package's directory.
     pub(super) directory: PathBuf,
     pub(super) path: PathBuf,
-    is_unit: bool,
+    pub(super) is_unit: bool,
 }
 
 /// Builds the daemon and the tests of these packages, or of all.

@@ -22,9 +22,13 @@ const FIRST: [&str; 5] = [
     "conman-registry/fleet",
 ];
 
+/// Tests that are never tried again: what they find once has happened.
+const NEVER_AGAIN: &str = "overlap::";
+
 /// How a program ended.
 struct Outcome {
     name: String,
+    program: TestProgram,
     status: ExitStatus,
     /// What it printed to both outputs.
     text: String,
@@ -42,6 +46,9 @@ struct Counts {
 
 /// Runs the programs, `jobs` at a time, and prints what they print. Returns the names of those that
 /// failed.
+///
+/// Tests that failed are tried once more when nothing else runs, since some depend on time and the
+/// machine may have been loaded. Those that pass then are printed as `flaky:`.
 pub(super) fn run(
     mut programs: Vec<TestProgram>,
     jobs: usize,
@@ -63,7 +70,8 @@ pub(super) fn run(
     let work = || -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         while let Some(program) = next() {
-            let outcome = run_one(&program, &logs, filter)?;
+            let filters: Vec<&str> = filter.into_iter().collect();
+            let outcome = run_one(program, &logs, &filters)?;
             outcome.print(filter.is_some());
             outcomes.push(outcome);
         }
@@ -91,19 +99,24 @@ pub(super) fn run(
         outcomes.len(),
         started.elapsed().as_secs(),
     );
-    let failed = outcomes.into_iter().filter(|one| !one.status.success());
-    Ok(failed.map(|one| one.name).collect())
+    let mut failed = Vec::new();
+    for outcome in outcomes.iter().filter(|one| !one.status.success()) {
+        if !outcome.passes_again(&logs)? {
+            failed.push(outcome.name.clone());
+        }
+    }
+    Ok(failed)
 }
 
-fn run_one(program: &TestProgram, logs: &Path, filter: Option<&str>) -> Result<Outcome> {
-    let name = &program.name;
+fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outcome> {
+    let name = program.name.clone();
     // A file: a pipe would stay open as long as any process that a test leaves behind.
     let log = logs.join(format!("{}.log", name.replace('/', "-")));
     let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     println!("     Running {name}");
     let started = Instant::now();
     let mut command = Command::new(&program.path);
-    command.args(filter);
+    command.args(arguments);
     command.current_dir(&program.directory);
     command.env("CARGO_MANIFEST_DIR", &program.directory);
     command.env("CARGO_MANIFEST_PATH", program.directory.join("Cargo.toml"));
@@ -116,7 +129,8 @@ fn run_one(program: &TestProgram, logs: &Path, filter: Option<&str>) -> Result<O
     let text = fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(Outcome {
-        name: name.clone(),
+        name,
+        program,
         status,
         counts: counts(&text),
         text,
@@ -125,6 +139,32 @@ fn run_one(program: &TestProgram, logs: &Path, filter: Option<&str>) -> Result<O
 }
 
 impl Outcome {
+    /// Runs the tests that failed once more, alone, and returns whether all of them pass.
+    fn passes_again(&self, logs: &Path) -> Result<bool> {
+        let failed = failed_tests(&self.text);
+        if failed.is_empty() || failed.iter().any(|test| test.starts_with(NEVER_AGAIN)) {
+            return Ok(false);
+        }
+        let mut arguments = vec!["--exact"];
+        arguments.extend(&failed);
+        let program = TestProgram {
+            name: format!("{}.again", self.name),
+            ..self.program.clone()
+        };
+        let again = run_one(program, logs, &arguments)?;
+        if again.status.success() {
+            for test in &failed {
+                println!(
+                    "flaky: {} {test}: failed, and passed when it ran alone",
+                    self.name
+                );
+            }
+            return Ok(true);
+        }
+        again.print(false);
+        Ok(false)
+    }
+
     /// Prints everything of a program that failed, and of others what they skipped and their result.
     fn print(&self, is_filtered: bool) {
         let Counts { passed, failed, .. } = self.counts;
@@ -142,6 +182,15 @@ impl Outcome {
         }
         println!("{}\n", lines.join("\n"));
     }
+}
+
+/// The names in the last list of failures.
+fn failed_tests(text: &str) -> Vec<&str> {
+    let Some((_, list)) = text.rsplit_once("\nfailures:\n") else {
+        return Vec::new();
+    };
+    let names = list.lines().map_while(|line| line.strip_prefix("    "));
+    names.collect()
 }
 
 fn is_result(line: &str) -> bool {
@@ -172,6 +221,14 @@ fn counts(text: &str) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_tests_are_those_of_the_last_list() {
+        let text = "\nfailures:\n\n---- a::b stdout ----\nfailures:\n    not this\n\n\nfailures:\n    \
+                    a::b\n    a::c\n\ntest result: FAILED. 1 passed; 2 failed;\n";
+        assert_eq!(failed_tests(text), ["a::b", "a::c"]);
+        assert!(failed_tests("test result: ok. 1 passed;\n").is_empty());
+    }
 
     #[test]
     fn results_of_a_program_are_counted() {
