@@ -18,8 +18,7 @@ pub(crate) struct TestArguments {
     /// Only these packages.
     #[arg(long = "package", short = 'p')]
     packages: Vec<String>,
-    /// How many test programs run at a time; by default one more than the machine has processors,
-    /// because many tests wait most of their time.
+    /// How many test programs run at a time; by default as many as the machine has processors.
     #[arg(long, short)]
     jobs: Option<NonZero<usize>>,
     /// Only tests whose names contain this.
@@ -42,5 +41,5 @@ pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
 }
 
 fn default_jobs() -> usize {
-    available_parallelism().map_or(1, NonZero::get) + 1
+    available_parallelism().map_or(1, NonZero::get)
 }
