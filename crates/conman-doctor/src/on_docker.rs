@@ -18,7 +18,7 @@ pub const ON_DOCKER: &[(&str, &str)] = &[
     ("host_paths", "it learns paths of the host from its mounts"),
     (
         "identity_map",
-        "root in it is root of the host wherever it gets out",
+        "root in it is root of the host if it escapes",
     ),
     ("io_ports", "modify_ldt is open to it"),
     ("io_uring", "io_uring is open to it, on engines before 25"),

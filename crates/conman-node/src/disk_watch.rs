@@ -5,7 +5,7 @@
 //! Measuring a session means to look at all of its files, so sessions are measured, one after the
 //! other, soon after the disk got fuller, and rarely otherwise.
 //!
-//! The disk may hang, and the task with it: it is essential, but gives no signs of life.
+//! The disk may hang, and the task with it: it is essential, but the watchdog does not watch it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

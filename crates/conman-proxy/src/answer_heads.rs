@@ -30,7 +30,7 @@ pub(crate) struct AnswerHeads {
     line_is_empty: bool,
 }
 
-/// Whether an answer's final head is to come. Whoever sends a request on the connection sets it.
+/// Whether an answer's final head is to come. Set when a request is sent on the connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Awaited(Arc<AtomicBool>);
 

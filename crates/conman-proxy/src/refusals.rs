@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Between two warnings that requests from one address are refused.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What the log is told of requests that were no node's: not each.
+/// Rate-limited log of requests that came from no node of the fleet.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     began: Instant,

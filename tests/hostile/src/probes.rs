@@ -145,7 +145,7 @@ pub(crate) static TABLE: &[Probe] = &[
     entry!(Outside, "files", logs::erased_log, "a log without what was written"),
     entry!(Outside, "files", logs::overwritten_log, "a log that says something else"),
     entry!(Outside, "files", logs::mode_of_the_log, "a set-user-id log"),
-    inside("files", "masked_files", "what /proc tells of the host"),
+    inside("files", "masked_files", "facts about the host in /proc"),
     inside("files", "kernel_addresses", "kallsyms"),
     inside("files", "kernel_settings", "core_pattern, modprobe, binfmt_misc and all of /proc/sys"),
     inside("files", "kernel_triggers", "sysrq-trigger, uevent_helper"),

@@ -87,7 +87,7 @@ impl Preparing {
     }
 }
 
-/// Replaces the file, whoever may read or write it.
+/// Replaces the file with one that only root may read or write.
 fn note(file: &Path, mark: &str) -> io::Result<()> {
     let draft = file.with_extension("draft");
     match std::fs::remove_file(&draft) {

@@ -195,7 +195,7 @@ fn start(
     result
 }
 
-/// Sessions are to be ended before the daemon when memory is short, whoever has started it.
+/// Makes the OOM killer prefer sessions to the daemon, also when no service manager has set its score.
 fn protect_from_oom_killer() {
     let file = "/proc/self/oom_score_adj";
     let present = std::fs::read_to_string(file).unwrap_or_default();
