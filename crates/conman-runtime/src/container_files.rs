@@ -1,6 +1,6 @@
 //! A container's own small files: `hosts`, `resolv.conf` and `hostname`, which Docker does not
-//! supply when its networking is off, and what tells the program its generation. They lie on the
-//! host, except those of a native container, which are in the shim's memory.
+//! supply when its networking is off. They lie on the host, except those of a native container,
+//! which are in the shim's memory.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -11,9 +11,6 @@ use conman_linux::spread_directories;
 
 use crate::{ContainerKey, RuntimeError};
 
-/// Where a container finds the directory with `session` and `generation`.
-pub(crate) const GENERATION_TARGET: &str = "/run/conman";
-
 /// Readable by the container's unprivileged users, writable by nobody in there (mounted
 /// read-only).
 const FILE_MODE: u32 = 0o644;
@@ -22,16 +19,13 @@ const DIR_MODE: u32 = 0o755;
 const HOSTS: &str = "hosts";
 const RESOLV_CONF: &str = "resolv.conf";
 const HOSTNAME: &str = "hostname";
-const GENERATION_DIR: &str = "run";
 
 /// A container's own files, where no network of its runtime's brings others: names below their
 /// directory on the host, and paths in the container.
-pub(crate) const OWN_FILES: [(&str, &str); 5] = [
+pub(crate) const OWN_FILES: [(&str, &str); 3] = [
     (HOSTS, "/etc/hosts"),
     (RESOLV_CONF, "/etc/resolv.conf"),
     (HOSTNAME, "/etc/hostname"),
-    ("run/session", "/run/conman/session"),
-    ("run/generation", "/run/conman/generation"),
 ];
 
 /// What is in each of [`OWN_FILES`], in their order.
@@ -43,8 +37,6 @@ pub(crate) fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
         // itself serves names; the options bound the wait when it does and does not answer.
         "# no network beyond this container\noptions attempts:1 timeout:1\n".to_owned(),
         format!("{session}\n"),
-        format!("{session}\n"),
-        format!("{}\n", key.generation),
     ]
 }
 
@@ -77,11 +69,6 @@ impl ContainerFiles {
         self.dir.join(HOSTNAME)
     }
 
-    /// Mounted at [`GENERATION_TARGET`].
-    pub(crate) fn generation_dir(&self) -> PathBuf {
-        self.dir.join(GENERATION_DIR)
-    }
-
     /// Makes the directory alone. What an earlier attempt left stays.
     pub(crate) fn make(&self) -> Result<(), RuntimeError> {
         make_directory(&self.dir)?;
@@ -94,7 +81,6 @@ impl ContainerFiles {
     /// Writes every file, replacing what an earlier attempt left.
     pub(crate) fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         self.make()?;
-        make_directory(&self.generation_dir())?;
         for ((name, _), text) in OWN_FILES.iter().zip(contents(key)) {
             let path = self.dir.join(name);
             // The mode is set apart from the creation so that no umask narrows it.
@@ -112,15 +98,12 @@ impl ContainerFiles {
             tolerate_absence(fs::remove_file(&path))
                 .map_err(|source| host_error("remove", &path, source))?;
         }
-        for path in [&self.generation_dir(), &self.dir] {
-            tolerate_absence(fs::remove_dir(path))
-                .map_err(|source| host_error("remove", path, source))?;
-        }
-        Ok(())
+        tolerate_absence(fs::remove_dir(&self.dir))
+            .map_err(|source| host_error("remove", &self.dir, source))
     }
 }
 
-/// What a container's environment says of its generation, besides the files.
+/// The variables from which a program learns its session and generation.
 pub(crate) fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
     [
         ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),
@@ -172,8 +155,8 @@ mod tests {
         files
             .write(&key())
             .expect("written again after a failed attempt");
-        let generation = fs::read_to_string(files.generation_dir().join("generation"));
-        assert_eq!(generation.expect("a generation file"), "7\n");
+        let hostname = fs::read_to_string(files.hostname());
+        assert_eq!(hostname.expect("a file"), "alice\n");
         files.remove().expect("removed");
         files.remove().expect("nothing left to remove");
         assert_eq!(fs::read_dir(root.path()).expect("readable").count(), 0);

@@ -42,9 +42,9 @@ pub async fn a_second_create_of_a_key_is_refused(stage: &Stage) {
     assert!(matches!(error, RuntimeError::Exists { .. }), "{error}");
     assert!(!error.is_ambiguous());
     assert!(plan.files_dir.exists());
-    let generation = stage.sh(&container.key, "cat /run/conman/generation").await;
+    let hostname = stage.sh(&container.key, "cat /etc/hostname").await;
     assert_eq!(
-        generation.stdout, "7\n",
+        hostname.stdout, "alice\n",
         "the refused create left the first one's files alone"
     );
     assert!(!container.pidfd.is_dead().expect("poll works"));

@@ -99,7 +99,7 @@ macro_rules! runtime_conformance {
             log_lines_bear_the_time_when_asked
             only_lo_is_there_and_it_is_up
             names_are_told_by_files_that_cannot_be_changed
-            the_generation_is_told_by_files_and_environment
+            the_environment_has_the_session_and_its_generation
             limits_are_set
             binds_are_mounted_as_asked
         }

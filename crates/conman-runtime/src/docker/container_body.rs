@@ -10,7 +10,7 @@ use bollard::models::{
 use conman_proto::Network;
 
 use crate::ContainerPlan;
-use crate::container_files::{ContainerFiles, GENERATION_TARGET, generation_environment};
+use crate::container_files::{ContainerFiles, generation_environment};
 use conman_core::naming::{
     self, CgroupDriver, Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION,
 };
@@ -165,7 +165,7 @@ fn nano_cpus(cpus: f64) -> i64 {
 
 fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
     let files = ContainerFiles::at(&plan.files_dir);
-    let mut mounts = vec![bind(files.generation_dir(), GENERATION_TARGET, true)];
+    let mut mounts = Vec::new();
     if plan.spec.network == Network::Loopback {
         // Docker leaves these empty when its networking is off.
         mounts.push(bind(files.hosts(), "/etc/hosts", true));

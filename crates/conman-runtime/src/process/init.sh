@@ -30,8 +30,7 @@ if [ "$network" = loopback ]; then
     done
 fi
 # What will be /run is made elsewhere, because the files and the sources of binds may lie there.
-mount -n -t tmpfs -o mode=755 conman /mnt && mkdir /mnt/conman || fail 'make a new /run'
-mount -n -o bind,ro "$files/run" /mnt/conman || fail 'mount /run/conman'
+mount -n -t tmpfs -o mode=755 conman /mnt || fail 'make a new /run'
 binds=$1
 shift
 while [ "$binds" -gt 0 ]; do

@@ -1,7 +1,7 @@
 //! [`ProcessRuntime`]: containers without images and without a daemon, for tests.
 //!
 //! A container is a real one to the kernel: PID, network, IPC, UTS and mount namespaces with a
-//! process 1, cgroups with limits, `/run/conman`. It sees the host's files, though, and is no
+//! process 1, cgroups with limits. It sees the host's files, though, and is no
 //! place for code that is not trusted. Images and CPU limits are ignored, [`Network::Bridge`]
 //! has no egress, and binds go onto paths that exist or lie below `/run`.
 //!

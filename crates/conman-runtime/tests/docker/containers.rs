@@ -90,7 +90,7 @@ async fn the_bridge_gives_an_interface_a_way_out_and_dockers_own_files() {
         .into_iter()
         .filter_map(|mount| mount.destination)
         .collect();
-    assert_eq!(targets, ["/run/conman"], "nothing of ours in /etc");
+    assert!(targets.is_empty(), "nothing of ours: {targets:?}");
     container.kill();
     let removed = stage
         .runtime()
