@@ -113,7 +113,7 @@ fn faults(filter: &str) -> Result<()> {
     bail!("not as they should be, see above: {}", failed.join(", "));
 }
 
-/// The whole hostile battery on a release build, and the one on Docker's sessions.
+/// The whole hostile battery on a release build, the layers one by one, and Docker's sessions.
 fn attacks() -> Result<()> {
     let native = HostileArguments {
         acceptance: true,
@@ -121,6 +121,10 @@ fn attacks() -> Result<()> {
         ..HostileArguments::default()
     };
     hostile::run(&native)?;
+    hostile::run(&HostileArguments {
+        layers: true,
+        ..HostileArguments::default()
+    })?;
     hostile::run(&HostileArguments {
         docker: true,
         ..native

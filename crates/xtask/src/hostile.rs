@@ -19,6 +19,9 @@ pub(crate) struct HostileArguments {
     /// On Docker's sessions: exactly those probes succeed that `conman doctor` lists.
     #[arg(long)]
     pub(crate) docker: bool,
+    /// Each layer of protection with the others off, for the probes that need nothing but a session.
+    #[arg(long)]
+    pub(crate) layers: bool,
     /// The long probes as well, and the bystander's times held to those of a quiet machine.
     #[arg(long)]
     pub(crate) acceptance: bool,
@@ -39,6 +42,8 @@ pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
         "conman",
         "--package",
         "conman-hostile",
+        "--package",
+        "conman-shim",
     ]);
     let step = Step::start("building conman and the attacks");
     step.run(&mut build)?;
@@ -54,13 +59,14 @@ pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
     for (wanted, flag) in [
         (arguments.list, "--list"),
         (arguments.docker, "--docker"),
+        (arguments.layers, "--layers"),
         (arguments.acceptance, "--acceptance"),
     ] {
         battery.args(wanted.then_some(flag));
     }
     let status = battery.status().context("starting the battery")?;
     if !status.success() {
-        bail!("an attack succeeded, or the bystander suffered, see above ({status})");
+        bail!("the hostile battery failed, see above ({status})");
     }
     Ok(())
 }

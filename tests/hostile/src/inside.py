@@ -612,8 +612,9 @@ def out_of_memory_score():
         score = int(read(f"/proc/{pid}/oom_score_adj"))
         if score <= 0:
             raise Reached(f"oom_score_adj of {pid} is {score}")
-    # Without CAP_SYS_RESOURCE of conman's the kernel lets it fall to 0, not below.
-    for lower in (-1000, -1):
+    # The kernel lets it fall to 0 where whoever raised it lacked CAP_SYS_RESOURCE.
+    bounded = "HOSTILE_SCORE_BOUNDED" in os.environ
+    for lower in (-1000, -1, *((0,) if bounded else ())):
         try:
             with open("/proc/self/oom_score_adj", "w") as file:
                 file.write(str(lower))

@@ -12,6 +12,7 @@
 
 mod bystander;
 mod image;
+mod layers;
 mod outside;
 mod probes;
 mod run;
@@ -34,6 +35,9 @@ struct Arguments {
     /// `conman doctor` lists.
     #[arg(long)]
     docker: bool,
+    /// Each layer of protection with the others off, for the probes that need nothing but a session.
+    #[arg(long, conflicts_with = "docker")]
+    layers: bool,
     /// The long probes as well, and the bystander's times held to those of a quiet machine.
     #[arg(long)]
     acceptance: bool,
@@ -49,6 +53,9 @@ async fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    if arguments.layers {
+        return code(LocalSet::new().run_until(layers::alone(&selected)).await);
+    }
     if arguments.docker {
         let Some(docker) = conman_e2e::docker_shared().await else {
             return ExitCode::SUCCESS;
@@ -56,18 +63,18 @@ async fn main() -> ExitCode {
         let as_listed = LocalSet::new()
             .run_until(run::on_docker(&docker, &selected))
             .await;
-        return if as_listed {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        };
+        return code(as_listed);
     }
     let Some(native) = conman_e2e::native() else {
         return ExitCode::SUCCESS;
     };
     // Probes stay on this thread; the bystander's operations do not wait for it.
     let battery = run::all(&native, &selected, arguments.acceptance);
-    if LocalSet::new().run_until(battery).await {
+    code(LocalSet::new().run_until(battery).await)
+}
+
+fn code(as_it_should_be: bool) -> ExitCode {
+    if as_it_should_be {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

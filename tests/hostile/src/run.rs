@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use conman_doctor::ON_DOCKER;
 use conman_e2e::{Docker, Native, lacks};
+use conman_linux::{Capabilities, has_capability};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use serde_json::json;
@@ -117,6 +118,9 @@ async fn together(world: &World, probes: &[&Probe]) -> Vec<(&'static str, Outcom
         "HOSTILE_PORTS": ports,
         "HOSTILE_SOCKET": socket,
     });
+    if has_capability(Capabilities::SYS_RESOURCE) {
+        spec["env"]["HOSTILE_SCORE_BOUNDED"] = json!("1");
+    }
     let id = world.id("inside");
     world.api().ensure(&id, &spec).await;
     let mut outcomes = Vec::new();
