@@ -13,11 +13,11 @@ use crate::process::{output, target_dir};
 use crate::progress::Step;
 
 /// Raised whenever the way the disk is made changes, so that an older one is made anew.
-const RECIPE: &str = "2";
+const RECIPE: &str = "3";
 /// Sparse; room for a debug build of conman and its images.
 const DISK_SIZE: &str = "6G";
 /// What a worker has beyond the distribution's smallest set.
-const PACKAGES: &str = "systemd-sysv,dbus,openssh-server,iproute2,curl";
+const PACKAGES: &str = "systemd-sysv,dbus,openssh-server,iproute2,curl,e2fsprogs,xfsprogs";
 /// The emulated machine is of this architecture.
 const ARCHITECTURE: &str = "x86_64";
 /// Needed to make the disk and to boot it.
