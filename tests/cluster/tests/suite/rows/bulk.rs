@@ -134,6 +134,18 @@ impl Numbers {
     }
 }
 
+/// Panics unless the piece is the expected one: a connection that was cut, or the first wrong byte.
+fn same(piece: &[u8], expected: &[u8], what: &str) {
+    let right = piece
+        .iter()
+        .zip(expected)
+        .take_while(|(is, should)| is == should);
+    let right = right.count();
+    let end = piece.len();
+    assert!(right == end, "{what}: byte {right} of {end} is a wrong one");
+    assert!(end == expected.len(), "{what}: cut after {end} bytes");
+}
+
 fn numbers() -> Numbers {
     let ahead = Vec::new();
     Numbers { next: 1, ahead }
@@ -148,8 +160,7 @@ async fn long_downloads_through_another_node_are_whole_and_leave_no_trace_in_eit
         let (mut client, mut expected) = (download(&fleet).await, numbers());
         for number in 0..TRANSFER {
             let piece = client.read(MIB).await;
-            // Not by `assert_eq!`, which would print both.
-            assert!(piece == expected.take(MIB), "MiB {number} is another one");
+            same(&piece, &expected.take(MIB), &format!("MiB {number}"));
         }
     };
     let slow = async {
@@ -157,10 +168,7 @@ async fn long_downloads_through_another_node_are_whole_and_leave_no_trace_in_eit
         for number in 0..SLOW_PIECES {
             sleep(SLOW_PAUSE).await;
             let piece = client.read(MIB / 4).await;
-            assert!(
-                piece == expected.take(MIB / 4),
-                "piece {number} is another one"
-            );
+            same(&piece, &expected.take(MIB / 4), &format!("piece {number}"));
         }
     };
     // And one that asks for everything and reads nothing, all the while.
@@ -169,7 +177,7 @@ async fn long_downloads_through_another_node_are_whole_and_leave_no_trace_in_eit
     let done = timeout(PATIENCE * 2, at_constant_memory(daemons, work)).await;
     done.expect("in time");
     let first = unread.read(MIB).await;
-    assert!(first == numbers().take(MIB), "it is still whole");
+    same(&first, &numbers().take(MIB), "the first MiB");
 }
 
 /// A WebSocket through the second node.
