@@ -1,12 +1,12 @@
-//! Work on files and cgroups, away from the threads that carry tunnels.
+//! Runs work on files and cgroups outside the threads that carry tunnels.
 
 use conman_proto::RuntimeKind;
 
 use crate::RuntimeError;
 
-/// Does `work` on a thread that may wait for a disk. Its panic is the caller's.
+/// Runs `work` on a blocking thread. A panic in `work` is passed on to the caller.
 ///
-/// Cancelling loses the result; what has begun goes on to its end.
+/// Cancelling discards the result; work that has started runs to its end.
 pub(crate) async fn on_blocking_thread<T: Send + 'static>(
     runtime: RuntimeKind,
     action: &'static str,

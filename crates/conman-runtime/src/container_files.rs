@@ -11,8 +11,8 @@ use conman_linux::spread_directories;
 
 use crate::{ContainerKey, RuntimeError};
 
-/// Readable by the container's unprivileged users, writable by nobody in there (mounted
-/// read-only).
+/// Readable by the container's unprivileged users. No process in the container can write it
+/// (read-only mount).
 const FILE_MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
 
@@ -20,21 +20,21 @@ const HOSTS: &str = "hosts";
 const RESOLV_CONF: &str = "resolv.conf";
 const HOSTNAME: &str = "hostname";
 
-/// A container's own files, where no network of its runtime's brings others: names below their
-/// directory on the host, and paths in the container.
+/// The files of a container without a network of the runtime: names below their directory on the
+/// host, and paths in the container.
 pub(crate) const OWN_FILES: [(&str, &str); 3] = [
     (HOSTS, "/etc/hosts"),
     (RESOLV_CONF, "/etc/resolv.conf"),
     (HOSTNAME, "/etc/hostname"),
 ];
 
-/// What is in each of [`OWN_FILES`], in their order.
+/// Contents of each of [`OWN_FILES`], in their order.
 pub(crate) fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
     let session = &key.session;
     [
         format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
-        // Without a name server resolvers ask 127.0.0.1, which refuses at once unless the session
-        // itself serves names; the options bound the wait when it does and does not answer.
+        // Without a name server, resolvers use 127.0.0.1, which refuses at once unless the session
+        // serves names. The options bound the wait when it does but does not answer.
         "# no network beyond this container\noptions attempts:1 timeout:1\n".to_owned(),
         format!("{session}\n"),
     ]
@@ -69,7 +69,7 @@ impl ContainerFiles {
         self.dir.join(HOSTNAME)
     }
 
-    /// Makes the directory alone. What an earlier attempt left stays.
+    /// Makes only the directory. Files of an earlier attempt stay.
     pub(crate) fn make(&self) -> Result<(), RuntimeError> {
         make_directory(&self.dir)?;
         if let Some(parent) = self.dir.parent() {
@@ -78,12 +78,12 @@ impl ContainerFiles {
         Ok(())
     }
 
-    /// Writes every file, replacing what an earlier attempt left.
+    /// Writes every file, replacing those of an earlier attempt.
     pub(crate) fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         self.make()?;
         for ((name, _), text) in OWN_FILES.iter().zip(contents(key)) {
             let path = self.dir.join(name);
-            // The mode is set apart from the creation so that no umask narrows it.
+            // The mode is set separately, so that no umask narrows it.
             fs::write(&path, text)
                 .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)))
                 .map_err(|source| host_error("write", &path, source))?;
@@ -91,8 +91,8 @@ impl ContainerFiles {
         Ok(())
     }
 
-    /// Removes the files by their names and then the directories, so that a wrong path can never
-    /// take anything else along. What is gone already is fine.
+    /// Removes the files by name and then the directories, so that a wrong path cannot remove
+    /// anything else. Files that do not exist are ignored.
     pub(crate) fn remove(&self) -> Result<(), RuntimeError> {
         for path in OWN_FILES.map(|(name, _)| self.dir.join(name)) {
             tolerate_absence(fs::remove_file(&path))
@@ -103,7 +103,7 @@ impl ContainerFiles {
     }
 }
 
-/// The variables from which a program learns its session and generation.
+/// The environment variables that state a container's session and generation.
 pub(crate) fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
     [
         ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),

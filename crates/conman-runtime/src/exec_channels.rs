@@ -1,4 +1,4 @@
-//! The bounded channels between whoever asked for a command and the task that runs it.
+//! The bounded channels between the caller of a command and the task that runs it.
 
 use bytes::Bytes;
 use conman_proto::{ExecStatus, TerminalSize};
@@ -16,7 +16,7 @@ const OUTPUT_QUEUE: usize = 16;
 /// Pieces of input that wait for a command that does not read; the sender chooses their size.
 const STDIN_QUEUE: usize = 16;
 
-/// Resizes come from a person's hand, and only the latest counts.
+/// Resizes are made by hand, and only the latest counts.
 const RESIZE_QUEUE: usize = 4;
 
 /// The command's ends of the channels.
@@ -54,7 +54,7 @@ pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
     )
 }
 
-/// The next size to apply: the latest of what waits; `None` once nobody can resize any more.
+/// Returns the next size to apply: the latest one queued; `None` once the sender is dropped.
 pub(crate) async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Option<TerminalSize> {
     let mut size = resize.recv().await?;
     while let Ok(later) = resize.try_recv() {
@@ -63,7 +63,7 @@ pub(crate) async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Op
     Some(size)
 }
 
-/// The end of a command that ran.
+/// The status of a command that ran.
 pub(crate) fn exited(exit_code: i32) -> ExecStatus {
     ExecStatus {
         exit_code: Some(exit_code),

@@ -1,4 +1,4 @@
-//! The end of a command before its time.
+//! Kills a command before it ends.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::container_files::host_error;
 use crate::kernel_view::KernelView;
 use crate::{ContainerKey, RuntimeError};
 
-/// How long a command may go on making processes faster than they are killed.
+/// How long a command that creates processes faster than they are killed is fought.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A look at what is left is not worth more often, for a death takes the kernel a moment.
+/// Pause between two rounds of kills, since a death takes the kernel a moment.
 const ROUND: Duration = Duration::from_millis(20);
 
 /// Where the result of a kill goes.
@@ -24,7 +24,7 @@ pub type KillReply = oneshot::Sender<Result<(), RuntimeError>>;
 pub struct ExecKill(oneshot::Sender<KillReply>);
 
 impl ExecKill {
-    /// The order to come, too, for whoever runs the command.
+    /// The second value receives the order, for the task that runs the command.
     #[must_use]
     pub fn new() -> (Self, oneshot::Receiver<KillReply>) {
         let (sender, order) = oneshot::channel();
@@ -35,7 +35,7 @@ impl ExecKill {
     /// and returns when they are dead. Killing one that has ended succeeds.
     pub async fn kill(self) -> Result<(), RuntimeError> {
         let (reply, result) = oneshot::channel();
-        // Where nobody takes the order or answers it, the command has ended.
+        // If the order is not received or answered, the command has ended.
         if self.0.send(reply).is_err() {
             return Ok(());
         }
@@ -43,13 +43,14 @@ impl ExecKill {
     }
 }
 
-/// The killing itself, which blocks; none where the command has ended.
+/// The blocking part of a kill; `None` when the command has ended.
 pub(crate) type Killing = Option<Box<dyn FnOnce() -> Result<(), RuntimeError> + Send>>;
 
-/// Carries the order out when it comes; never ends.
+/// Carries out the order when it comes; never ends.
 ///
-/// `find` may be cancelled, for the command has ended then. What it found is not: the first process
-/// is dead, and the command's end told, while others of it still die.
+/// Cancelling `find` is safe, since the command has then ended. The killing that it returned is
+/// not cancelled: the first process may be dead, and the command's end reported, while others
+/// still die.
 pub(crate) async fn on_order<F>(
     order: oneshot::Receiver<KillReply>,
     find: impl FnOnce() -> F,
@@ -58,7 +59,7 @@ where
     F: Future<Output = Result<Killing, RuntimeError>>,
 {
     if let Ok(reply) = order.await {
-        // Whoever does not wait for an answer has lost interest.
+        // The caller may have stopped waiting.
         match find().await {
             Ok(Some(kill)) => drop(tokio::task::spawn_blocking(move || reply.send(kill()))),
             Ok(None) => drop(reply.send(Ok(()))),
@@ -96,7 +97,7 @@ pub(crate) fn kill_command(
         killed.clear();
         for other in others {
             match PidFd::open(other) {
-                // Looked at again, now that the pidfd keeps it from becoming another one.
+                // Checked again, since the pidfd keeps the PID from being reused.
                 Ok(process) if kernel.owns_pid(key, other) => {
                     let same = Lineage::of(other).is_ok_and(|lineage| lineage.session == pid);
                     if same && signal(&process)? {
@@ -117,12 +118,12 @@ pub(crate) fn kill_command(
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(failed(pid, "its processes do not all die"));
+            return Err(failed(pid, "some of its processes do not die"));
         }
     }
 }
 
-/// Whether it was alive.
+/// Returns whether the process was alive.
 fn signal(process: &PidFd) -> Result<bool, RuntimeError> {
     process.kill().map_err(|error| failed(process.pid(), error))
 }

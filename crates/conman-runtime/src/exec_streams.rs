@@ -1,4 +1,4 @@
-//! A command's pipes, and carrying its bytes between its descriptors and its channels.
+//! A command's pipes, and copying bytes between its descriptors and its channels.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) struct Pipes {
 }
 
 impl Pipes {
-    /// With the far ends, which a command without input reads nothing from.
+    /// Also returns the far ends. Without `stdin`, the command reads end of file.
     pub(crate) fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
         let (stdin, far_stdin) = if stdin {
             let (far, near) = io::pipe()?;
@@ -39,7 +39,7 @@ impl Pipes {
     }
 }
 
-/// Ends with the stream, or when nobody reads any more.
+/// Ends with the stream, or when there is no reader any more.
 pub(crate) async fn carry_output<R: AsyncRead + Unpin>(
     from: Option<R>,
     stream: OutputStream,
@@ -54,7 +54,7 @@ pub(crate) async fn carry_output<R: AsyncRead + Unpin>(
             .read_buf(&mut buffer)
             .await
         {
-            // A terminal reports its other end's closing as an error.
+            // A terminal reports the closing of its far end as an error.
             Ok(0) | Err(_) => return,
             Ok(_) => {
                 if to.send((stream, buffer.split().freeze())).await.is_err() {
@@ -65,7 +65,7 @@ pub(crate) async fn carry_output<R: AsyncRead + Unpin>(
     }
 }
 
-/// Ends when the input ends or the command reads no more; dropping `to` is the end of its input.
+/// Ends when the input ends or the command stops reading; dropping `to` is the end of its input.
 pub(crate) async fn carry_input<W: AsyncWrite + Unpin>(
     from: &mut mpsc::Receiver<Bytes>,
     to: Option<W>,

@@ -1,4 +1,4 @@
-//! Who opens the shim's fence, once it has closed, and how.
+//! How the shim's fence is opened after it has closed, and by which component.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,31 +10,31 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::ContainerKey;
 use crate::shim_link::{Connection, LinkError, name};
 
-/// Names in one order to thaw: of the longest there are, three quarters of what a message holds.
+/// Most names in one order to thaw: with the longest names, three quarters of a message.
 pub(crate) const NAMES: usize = 1_024;
 
 const NS_IN_MS: u64 = 1_000_000;
 
-/// For how long an order holds that others follow at once.
+/// How long an order is valid that others follow at once.
 const MORE_TO_COME_NS: u64 = 60_000 * NS_IN_MS;
 
-/// Of the containers that stay frozen, those that are named.
+/// Most frozen containers that a log line names.
 const MAX_NAMED: usize = 10;
 
-/// Who opens the fence, once it has closed.
+/// Which component opens the fence after it has closed.
 #[derive(Debug, Clone)]
 pub enum FenceOpener {
-    /// Whoever connects: no other node can have taken anything over.
+    /// Any connection: no other node can have taken anything over.
     Anybody,
-    /// The registry alone, by [`crate::ShimFence`], once it knows what is still this node's; until
-    /// then it is closed.
+    /// Only the registry, by [`crate::ShimFence`], once it knows what this node still owns. Until
+    /// then the fence stays closed.
     Registry,
-    /// Whoever connects, for what the records of this node have and for nothing else: it was of a
-    /// fleet, whose other nodes may have taken over what ran here.
+    /// Any connection, for the sessions in this node's records and no others: the node was in a
+    /// fleet, whose other nodes may have taken over the rest.
     Records(Arc<Recorded>),
 }
 
-/// What of that which a fleet's fence holds is still this node's.
+/// Which of the containers under a fleet's fence this node still owns.
 #[derive(Debug, Default)]
 pub struct Recorded(Mutex<Known>);
 
@@ -43,14 +43,14 @@ enum Known {
     /// The records have not been read.
     #[default]
     Nothing,
-    /// They have these.
+    /// The records name these.
     Own(BTreeSet<String>),
-    /// The fence was looked at since. These are not in the records; all others are, or began later.
+    /// The fence was checked since. These are not in the records; all others are, or started later.
     Strange(BTreeSet<String>),
 }
 
 impl Recorded {
-    /// The records have been read, and what runs of them was taken up: these.
+    /// Call it once the records have been read. `keys`: the recorded containers that still run.
     pub fn are(&self, keys: impl IntoIterator<Item = ContainerKey>) {
         *self.known() = Known::Own(keys.into_iter().map(|key| name(&key)).collect());
     }
@@ -62,7 +62,7 @@ impl Recorded {
 }
 
 impl FenceOpener {
-    /// For a connection that has just been made, or when more is known than then.
+    /// For a new connection, or when the records have been read since.
     pub(crate) async fn open(
         &self,
         connection: &Connection,
@@ -76,20 +76,20 @@ impl FenceOpener {
     }
 }
 
-/// A shim that has lost what it knew keeps everything frozen until it is ordered otherwise. No other
-/// node can have taken anything over, so nothing has to be asked before.
+/// A restarted shim keeps everything frozen until it is ordered otherwise. No other node can have
+/// taken anything over, so no question needs an answer first.
 async fn open_all(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
     match state(connection, patience).await? {
         FenceState::Unarmed | FenceState::Armed { .. } => Ok(()),
         FenceState::Freezing { .. } | FenceState::Fenced { .. } => {
-            tracing::warn!("the shim holds everything frozen; it goes on");
+            tracing::warn!("the shim holds everything frozen; thawing it");
             unfence(connection, None, None, patience).await
         }
     }
 }
 
-/// Has what is not in the records stay frozen, for whoever removes it, and the rest go on without a
-/// deadline, which nobody would move any more.
+/// Keeps containers that are not in the records frozen, for the code that removes them. Lets the
+/// rest run without a deadline, since no task would extend it.
 async fn open_recorded(
     connection: &Connection,
     recorded: &Recorded,
@@ -99,7 +99,7 @@ async fn open_recorded(
     let known = recorded.known().clone();
     if state == FenceState::Unarmed {
         if let Known::Own(own) = known {
-            // What begins from here on is this node's as well, should the fence close later.
+            // Later containers are this node's as well, should the fence close later.
             let strange = sessions(connection, patience).await?.into_iter();
             let strange = strange.filter(|name| !own.contains(name)).collect();
             *recorded.known() = Known::Strange(strange);
@@ -109,13 +109,13 @@ async fn open_recorded(
     if matches!(known, Known::Nothing) {
         tracing::warn!(
             ?state,
-            "the shim's fence is a fleet's, of which this node is none now; it stays as it is until \
-             it is known what is still this node's"
+            "the shim's fence is a fleet's, but this node is in none; \
+             it stays as it is until the records are read"
         );
         return Ok(());
     }
     if let FenceState::Armed { .. } = state {
-        // Or what others will take over at the deadline would go on with the rest.
+        // Otherwise containers that others take over at the deadline would continue to run.
         connection.call(&Request::FreezeAll, &[], patience).await?;
     }
     let (mut own, mut strange) = (Vec::new(), BTreeSet::new());
@@ -131,11 +131,11 @@ async fn open_recorded(
         }
     }
     tracing::warn!(
-        go_on = own.len(),
-        stay_frozen = strange.len(),
+        thawed = own.len(),
+        frozen = strange.len(),
         first = ?strange.iter().take(MAX_NAMED).collect::<Vec<_>>(),
-        "the shim's fence is a fleet's, of which this node is none now: what this node has records \
-         of goes on; the rest may run elsewhere and stays frozen until it is removed"
+        "the shim's fence is a fleet's, but this node is in none; recorded sessions continue, \
+         the rest may run elsewhere and stay frozen until they are removed"
     );
     *recorded.known() = Known::Strange(strange);
     let mut chunks = own.chunks(NAMES).rev();
@@ -149,7 +149,7 @@ async fn open_recorded(
     unfence(connection, None, Some(last), patience).await
 }
 
-/// Names of the sessions' containers that live.
+/// Names of the sessions' live containers.
 async fn sessions(connection: &Connection, patience: Duration) -> Result<Vec<String>, LinkError> {
     let mut names = Vec::new();
     let mut after = None;
@@ -189,9 +189,9 @@ async fn unfence(
     connection.call(&open, &[], patience).await.map(|_| ())
 }
 
-/// A shim that was never told of a deadline, or has lost it, would start what is ordered of it and
-/// let it run for ever, should this process stop before it tells one. So nothing is asked before
-/// there is a deadline: one that has passed, where there is no later one yet.
+/// A shim without a deadline would start what it is ordered to and let it run for ever, should
+/// this process stop before it sends one. So a deadline is sent before any other request: one
+/// that has passed, if there is no later one yet.
 async fn arm(connection: &Connection, patience: Duration) -> Result<(), LinkError> {
     let arm = Request::ExtendDeadline {
         until_boottime_ns: boottime_ns(),

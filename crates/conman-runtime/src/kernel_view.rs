@@ -1,4 +1,4 @@
-//! What the kernel says of an instance's containers, without asking any daemon.
+//! The kernel's view of an instance's containers, without calls to any daemon.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -10,17 +10,17 @@ use conman_linux::{CgroupError, Cgroups, CpuLimit, try_is_namespace_init};
 use crate::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
 
-/// The processes of one instance's containers, told by their cgroups.
+/// The processes of one instance's containers, found by their cgroups.
 #[derive(Debug)]
 pub(crate) struct KernelView {
     instance: Instance,
     cgroups: Cgroups,
-    /// Whose cgroups count.
+    /// The cgroup drivers whose placement is searched.
     drivers: &'static [CgroupDriver],
 }
 
 impl KernelView {
-    /// `drivers`: which the runtime's containers may be placed by.
+    /// `drivers`: those that the runtime may place containers by.
     pub(crate) fn new(
         instance: Instance,
         drivers: &'static [CgroupDriver],
@@ -49,13 +49,13 @@ impl KernelView {
         })
     }
 
-    /// `false` also where that cannot be looked at ([`Self::shows`]).
+    /// `false` also if the process cannot be read ([`Self::shows`]).
     pub(crate) fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
         self.cgroup_paths(key)
             .any(|path| self.cgroups.contains(&path, pid))
     }
 
-    /// Whether the process is the container's. What cannot be looked at is an error.
+    /// Whether the process belongs to the container. An unreadable process is an error.
     pub(crate) fn shows(&self, key: &ContainerKey, pid: i32) -> io::Result<bool> {
         for path in self.cgroup_paths(key) {
             if self.cgroups.try_contains(&path, pid)? {
@@ -65,7 +65,7 @@ impl KernelView {
         Ok(false)
     }
 
-    /// What cannot be looked at is an error.
+    /// The container's processes. An unreadable cgroup is an error.
     pub(crate) fn pids(&self, key: &ContainerKey) -> io::Result<Vec<i32>> {
         let mut pids = BTreeSet::new();
         for path in self.cgroup_paths(key) {
@@ -90,8 +90,8 @@ impl KernelView {
         Ok(None)
     }
 
-    /// The inits of many containers at once: one look at each process of the host, where
-    /// [`Self::init_pid`] looks into every hierarchy's cgroups for each container.
+    /// The inits of many containers at once. Reads each process of the host once, where
+    /// [`Self::init_pid`] reads the cgroups of every hierarchy for each container.
     pub(crate) fn init_pids(
         &self,
         keys: &[ContainerKey],
@@ -131,9 +131,9 @@ impl KernelView {
         }
     }
 
-    /// Removes the container's own cgroups, in every hierarchy.
+    /// Removes the container's cgroups in every hierarchy.
     pub(crate) fn remove_cgroups(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
-        // All of them, before the first failure is told.
+        // Remove all of them before the first failure is reported.
         let errors: Vec<_> = self
             .cgroup_paths(key)
             .flat_map(|path| self.cgroups.remove_tree(&path))
@@ -155,8 +155,7 @@ impl KernelView {
     }
 }
 
-/// The first two parts of a path, which is as deep as a container's own cgroup lies: below its
-/// instance's.
+/// The first two components of a path: a container's cgroup lies directly below its instance's.
 fn cgroup_of_container(path: &str) -> &str {
     let end = path.match_indices('/').nth(2).map(|(index, _)| index);
     &path[..end.unwrap_or(path.len())]

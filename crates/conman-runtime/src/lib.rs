@@ -1,12 +1,12 @@
-//! What makes containers.
+//! Runtimes: programs that make containers.
 //!
-//! [`Runtime`] is the one interface. The native runtime (through the shim's socket), Docker
-//! (through its HTTP API on a Unix socket) and a fake made of plain namespaced processes implement
-//! it, held to the same [`conformance`] suite.
+//! [`Runtime`] is the interface. The native runtime (through the shim's socket), Docker (through
+//! its HTTP API on a Unix socket) and a fake made of plain namespaced processes implement it. All
+//! three pass the same [`conformance`] suite.
 //!
-//! A runtime creates, starts, describes and removes. It does **not** kill containers: killing is
-//! the kernel's business (`conman-linux`), so that no daemon can stand in its way. Of a command
-//! only the runtime knows the processes, so it kills those when asked, through the kernel as well.
+//! A runtime creates, starts, describes and removes. It does **not** kill containers: the kernel
+//! does (`conman-linux`), so that no daemon can block it. A command's processes are known only to
+//! the runtime, so it kills those on request, also through the kernel.
 #![forbid(unsafe_code)]
 
 mod blocking;

@@ -1,10 +1,10 @@
-//! Reading a container's log files, from a place near their end if so asked, and following them.
+//! Reads a container's log files, optionally only their last lines, and follows them.
 //!
-//! Where outputs are kept apart, what was written before comes ordered by output, not by time. A
-//! line's timestamp is the time at which it was read. A file may begin with a hole, where what was
-//! oldest was given up to keep it bounded: reading goes on with the first whole line behind it. One
-//! that is cut while it is followed, as by a program that opens its own output anew, is read on from
-//! its beginning.
+//! Where outputs are in separate files, past output comes ordered by output, not by time. A
+//! line's timestamp is the time at which it was read. A file may begin with a hole, where the
+//! oldest part was discarded to keep it bounded: reading continues with the first whole line
+//! after it. A file that is truncated while it is followed, for example by a program that reopens
+//! its output, is read from its beginning.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,14 +24,14 @@ use crate::container_files::host_error;
 use crate::exec_channels::OUTPUT_CHUNK_BYTES;
 use crate::{LogChunk, LogOptions, OutputStream, RuntimeError};
 
-/// How far back the last lines are looked for.
+/// How far back the last lines are searched for.
 const TAIL_WINDOW_BYTES: u64 = 1 << 20;
 
-/// Times that a piece is read anew whose beginning was given up meanwhile.
+/// How often a piece is read again if its beginning was discarded meanwhile.
 const READ_TRIES: usize = 8;
 
-/// Pause before a followed file is read again, at first and when nothing has come for a while. (Of
-/// inotify a host allows few instances.)
+/// Pause before a followed file is read again: the first one, and the longest one after a time
+/// without output. (inotify is not used: a host allows few instances.)
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -40,13 +40,13 @@ struct LogReader<F> {
     sources: Vec<Source>,
     /// Whether nothing more will be written.
     has_ended: F,
-    /// Read and not yet handed out.
+    /// Read and not yet returned.
     ready: VecDeque<LogChunk>,
     finished: bool,
     pauses: Pauses,
 }
 
-/// How long nothing is read after nothing has come: ever longer, until something comes.
+/// Pauses that grow while nothing is read.
 struct Pauses(Duration);
 
 impl Pauses {
@@ -66,23 +66,22 @@ struct Source {
     /// `None` until the file exists.
     file: Option<Arc<File>>,
     position: u64,
-    /// Where reading ends although more may be written; `None` to go on.
+    /// Where reading ends although more may be written; `None` to continue.
     end: Option<u64>,
     at_line_start: bool,
-    /// Behind a hole: until the next line begins nothing is told.
+    /// After a hole: bytes are skipped until the next line begins.
     in_cut_line: bool,
 }
 
 /// Bytes from a place in a file.
 struct Piece {
     bytes: Vec<u8>,
-    /// Where they begin; beyond what was asked for where there is a hole, and before it where the
-    /// file has become shorter.
+    /// Where they begin: beyond the requested place if there is a hole, before it if the file has
+    /// become shorter.
     begin: u64,
 }
 
-/// Files that do not exist yet are waited for where the log is followed. `has_ended` is asked
-/// before each reading.
+/// If the log is followed, missing files are waited for. `has_ended` is called before each read.
 pub(crate) async fn read(
     files: Vec<(OutputStream, PathBuf)>,
     options: LogOptions,
@@ -106,7 +105,7 @@ pub(crate) async fn read(
         pauses: Pauses(FIRST_PAUSE),
     };
     if !options.follow {
-        // A program that writes faster than this is read would be read for ever.
+        // Otherwise a program that writes faster than it is read would be read for ever.
         for source in &mut reader.sources {
             let found = source.find_end().await;
             found.map_err(|error| host_error("read", &source.path, error))?;
@@ -130,7 +129,7 @@ impl<F: FnMut() -> bool> LogReader<F> {
             if self.finished {
                 return None;
             }
-            // Asked before the files are read, so that nothing written before the end is missed.
+            // Checked before the files are read, so that nothing written before the end is missed.
             let ended = !self.options.follow || (self.has_ended)();
             if let Err(error) = self.read_sources().await {
                 self.finished = true;
@@ -169,7 +168,7 @@ impl<F: FnMut() -> bool> LogReader<F> {
         Ok(())
     }
 
-    /// Puts the positions so that `lines` lines follow, counted from the last source's end.
+    /// Sets the positions so that `lines` lines follow, counted from the last source's end.
     async fn skip_to_tail(&mut self, lines: u32) -> Result<(), RuntimeError> {
         let mut wanted = u64::from(lines);
         for source in self.sources.iter_mut().rev() {
@@ -184,8 +183,8 @@ impl<F: FnMut() -> bool> LogReader<F> {
 }
 
 impl Source {
-    /// What stands at the position, without the rest of a line that was cut by a hole; nothing at
-    /// the file's end.
+    /// Returns the bytes at the position, without the rest of a line that a hole cut; empty at the
+    /// file's end.
     async fn read(&mut self) -> io::Result<Vec<u8>> {
         let Some(file) = self.open().await? else {
             return Ok(Vec::new());
@@ -200,7 +199,7 @@ impl Source {
             let same = Arc::clone(&file);
             let mut piece = away(move || read_piece(&same, position, most)).await?;
             if piece.begin < position {
-                // It was cut: what is in it now was written since.
+                // It was truncated: its content was written since.
                 if self.end.is_some() {
                     return Ok(Vec::new());
                 }
@@ -210,7 +209,7 @@ impl Source {
                 continue;
             }
             if let Some(end) = self.end {
-                // A hole may have carried it beyond.
+                // A hole may have moved it beyond the end.
                 let left = end.saturating_sub(piece.begin);
                 piece
                     .bytes
@@ -232,7 +231,7 @@ impl Source {
         }
     }
 
-    /// Goes to where at most `wanted` lines follow and tells how many do.
+    /// Seeks to where at most `wanted` lines follow and returns how many do.
     async fn seek_to_last(&mut self, wanted: u64) -> io::Result<u64> {
         let Some(file) = self.open().await? else {
             return Ok(0);
@@ -258,7 +257,7 @@ impl Source {
             }
         })
         .await?;
-        // The first line of what was found may be the rest of one.
+        // The first line of the window may be incomplete.
         let whole = if cut {
             let newline = window.iter().position(|byte| *byte == b'\n');
             newline.map_or(window.len(), |newline| newline + 1)
@@ -292,7 +291,7 @@ impl Source {
         stamped.into()
     }
 
-    /// What is there now is all that is read.
+    /// Ends reading at the file's present end.
     async fn find_end(&mut self) -> io::Result<()> {
         let end = match self.open().await? {
             Some(file) => away(move || Ok(file.metadata()?.len())).await?,
@@ -311,7 +310,7 @@ impl Source {
     }
 }
 
-/// Opens a log for reading; `None` before it exists. It does not wait for a container that holds a
+/// Opens a log for reading; `None` before it exists. It does not block if a container holds a
 /// lease or has put something else in its place.
 pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -324,13 +323,13 @@ pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Empty at the end of the file, and where what is read is given up faster than it can be.
+/// Empty at the end of the file, and if data is discarded faster than it can be read.
 fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
     let mut begin = position;
     for _ in 0..READ_TRIES {
         begin = match rustix::fs::seek(file, SeekFrom::Data(begin)) {
             Ok(begin) => begin,
-            // Nothing but a hole up to the end, or the end itself.
+            // Only a hole up to the end, or the end itself.
             Err(Errno::NXIO) => {
                 let length = file.metadata()?.len();
                 return Ok(Piece {
@@ -343,7 +342,7 @@ fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
         let mut bytes = vec![0; most];
         let read = file.read_at(&mut bytes, begin)?;
         bytes.truncate(read);
-        // What was given up while it was read would be zeros.
+        // Data that was discarded while it was read would be zeros.
         if rustix::fs::seek(file, SeekFrom::Data(begin)) == Ok(begin) {
             return Ok(Piece { bytes, begin });
         }
@@ -354,7 +353,7 @@ fn read_piece(file: &File, position: u64, most: usize) -> io::Result<Piece> {
     })
 }
 
-/// Reading may wait for a disk.
+/// Reading may block on a disk.
 async fn away<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
@@ -444,7 +443,7 @@ mod tests {
         let mut log = read(files, options, has_ended).await.expect("a log");
         let first = log.next().await.expect("there is more").expect("readable");
         assert_eq!(first.bytes, "one\ntwo\nthr");
-        std::fs::write(&path, "new\n").expect("written anew");
+        std::fs::write(&path, "new\n").expect("rewritten");
         let second = log.next().await.expect("there is more").expect("readable");
         assert_eq!(second.bytes, "new\n");
         ended.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -4,10 +4,10 @@ use std::future::Future;
 
 use futures_util::stream::{self, StreamExt};
 
-/// Removed cgroups take the kernel some milliseconds, most of which it waits.
+/// Most concurrent removals. The kernel needs some milliseconds for each, mostly waiting.
 const AT_A_TIME: usize = 8;
 
-/// Some at a time; the results stand in the order of `removals`.
+/// Runs some at a time; returns the results in the order of `removals`.
 pub(crate) async fn some_at_a_time<F: Future>(removals: Vec<F>) -> Vec<F::Output> {
     stream::iter(removals).buffered(AT_A_TIME).collect().await
 }

@@ -13,8 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::exec_kill::ExecKill;
 
-/// One container: everything else about it (name, cgroup parent, labels) is a function of this
-/// and the instance, so that it can be found again when the answer to its creation was lost.
+/// Identifies a container. Its name, cgroup parent and labels are functions of this key and the
+/// instance, so that it can be found if the answer to its creation was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContainerKey {
     pub session: SessionId,
@@ -36,19 +36,19 @@ impl std::fmt::Display for ContainerKey {
 pub struct ContainerPlan {
     pub key: ContainerKey,
     pub spec: ResolvedSpec,
-    /// Host directory of this container's own small files (`hosts`, `resolv.conf`,
-    /// `generation`); the runtime fills it at `create` and removes it at `remove`.
+    /// Host directory of the container's small files (`hosts`, `resolv.conf`, `generation`); the
+    /// runtime fills it at `create` and removes it at `remove`.
     pub files_dir: PathBuf,
     /// Checked and expanded binds.
     pub binds: Vec<BindPlan>,
 }
 
-/// A file or directory of the host's that a container is shown.
+/// A file or directory of the host that is visible in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindPlan {
-    /// A directory of the operator's choice, which may be reached through symbolic links.
+    /// A directory that the operator chose; symbolic links on the way to it are followed.
     pub root: PathBuf,
-    /// Path below it, on which none is followed; empty for `root` itself.
+    /// Path below it, on which no symbolic link is followed; empty for `root` itself.
     pub below: PathBuf,
     /// Path in the container.
     pub target: String,
@@ -56,7 +56,7 @@ pub struct BindPlan {
 }
 
 impl BindPlan {
-    /// The path of what is shown.
+    /// The path on the host.
     #[must_use]
     pub fn source(&self) -> PathBuf {
         if self.below.as_os_str().is_empty() {
@@ -73,12 +73,12 @@ pub struct Started {
     /// Its init in the host's PID namespace. Unverified: the caller opens a pidfd and then
     /// checks with [`Runtime::owns_pid`] that the process belongs to this container.
     pub pid: i32,
-    /// What of the start took how long, one after the other, where the runtime knows it. Names
-    /// begin with `start.`.
+    /// Durations of the start's consecutive steps, if the runtime knows them. Names begin with
+    /// `start.`.
     pub steps: Vec<(&'static str, Duration)>,
 }
 
-/// A container that bears this instance's label.
+/// A container with this instance's label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundContainer {
     pub key: ContainerKey,
@@ -89,12 +89,12 @@ pub struct FoundContainer {
     pub exit_code: Option<i32>,
 }
 
-/// What a runtime says of itself.
+/// A runtime's description of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeInfo {
     pub version: String,
-    /// Conditions under which sessions are less safe than they should be, in words, each with
-    /// its remedy (for Docker: live-restore switched off).
+    /// Conditions that make sessions less safe, each with its remedy (for Docker: live-restore
+    /// switched off).
     pub warnings: Vec<String>,
 }
 
@@ -105,14 +105,14 @@ pub struct ExecPlan {
     pub env: Vec<(String, String)>,
     pub workdir: Option<String>,
     pub user: Option<String>,
-    /// A terminal of this size from the beginning, as far as the runtime can: Docker before 23.0
-    /// sets it a moment after the command has begun.
+    /// A terminal of this size from the start. Docker before 23.0 sets the size a moment after the
+    /// command has started.
     pub tty: Option<TerminalSize>,
     /// Whether standard input is connected.
     pub stdin: bool,
 }
 
-/// Which of a command's outputs.
+/// One of a command's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputStream {
     Stdout,
@@ -128,50 +128,50 @@ pub struct ExecIo {
     pub output: mpsc::Receiver<(OutputStream, Bytes)>,
     /// Latest wins; ignored without a terminal.
     pub resize: mpsc::Sender<TerminalSize>,
-    /// How it ended; comes after the last output.
+    /// How it ended; arrives after the last output.
     pub status: oneshot::Receiver<ExecStatus>,
-    /// Ends it before its time.
+    /// Kills the command.
     pub kill: ExecKill,
 }
 
 /// How to attach to a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachOptions {
-    /// The terminal gets this size, for all who are attached; as it is when there is none.
+    /// Sets the terminal to this size for all clients; `None` leaves it.
     pub size: Option<TerminalSize>,
-    /// Whether to begin with what the terminal showed last.
+    /// Whether to begin with the last output of the terminal.
     pub scrollback: bool,
 }
 
-/// What comes from a terminal.
+/// Output of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminalOutput {
-    /// The screen begins anew, empty, with these bytes: what the terminal showed last.
+    /// Clear the screen and show these bytes: the last output of the terminal.
     Replay(Bytes),
     /// The program wrote this.
     Output(Bytes),
 }
 
-/// A terminal that somebody is attached to, beside others. Dropping it detaches, and nothing else.
+/// A client's attachment to a terminal, which other clients may share. Dropping it only detaches.
 #[derive(Debug)]
 pub struct TerminalIo {
     /// What is typed. Bounded: it waits while the program does not read.
     pub input: mpsc::Sender<Bytes>,
-    /// What the program writes, until its end. Bounded: a slow reader slows nobody; what it missed
-    /// comes as a replay.
+    /// The program's output, until its end. Bounded: a slow reader slows neither the program nor
+    /// other clients; it gets a replay of what it missed.
     pub output: mpsc::Receiver<TerminalOutput>,
-    /// Latest wins, among all who are attached.
+    /// Latest wins, among all clients.
     pub resize: mpsc::Sender<TerminalSize>,
-    /// How the program ended; comes after the last output.
+    /// How the program ended; arrives after the last output.
     pub status: oneshot::Receiver<ExecStatus>,
 }
 
-/// Which part of the log.
+/// A part of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogOptions {
-    /// Go on with what is written from now on, until the container ends.
+    /// Continue with later output, until the container ends.
     pub follow: bool,
-    /// Only so many lines from the end.
+    /// Only this many lines from the end.
     pub tail: Option<u32>,
     pub timestamps: bool,
 }
@@ -183,17 +183,17 @@ pub struct LogChunk {
     pub bytes: Bytes,
 }
 
-/// What makes containers. Cheap to share; every call is bounded in time by the implementation.
+/// A program that makes containers. Cheap to share; implementations bound the time of every call.
 #[async_trait]
 pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
-    /// Which one it is.
+    /// The kind of this runtime.
     fn kind(&self) -> RuntimeKind;
 
-    /// Whether it answers, and what it says of itself.
+    /// Checks that it answers, and returns its description.
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// That it lacks an image, where it knows that at once, before a container is made; `None` also
-    /// where it does not.
+    /// Returns an error if the runtime knows at once, before a container is created, that it lacks
+    /// the image; `None` also if it does not know.
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
         None
     }
@@ -201,47 +201,46 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// Makes the container without starting it. No process exists afterwards.
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError>;
 
-    /// Starts a created container. Each is started once: one that has ended comes again only as a
-    /// later generation, and not every runtime refuses to start it anew. After an error with [`RuntimeError::is_ambiguous`] it may run
-    /// or may still come to run.
+    /// Starts a created container. Each is started once: after its end, only a later generation
+    /// may run, and not every runtime refuses a second start. After an error with
+    /// [`RuntimeError::is_ambiguous`] it may run or may still start.
     async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError>;
 
-    /// The container of `key`, whatever state it is in.
+    /// The container of `key`, in any state.
     async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError>;
 
-    /// Every container of this instance, whatever state it is in.
+    /// Every container of this instance, in any state.
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError>;
 
-    /// Whether process `pid` belongs to the container of `key`, told by the kernel (its cgroup),
-    /// not by the runtime's daemon. Never blocks on the daemon. `false` proves no death: also a
-    /// process that cannot be looked at is nobody's.
+    /// Whether process `pid` belongs to the container of `key`, according to the kernel (its cgroup),
+    /// not to the runtime's daemon. Never blocks on the daemon. `false` proves no death: it is also
+    /// returned for a process that cannot be read.
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool;
 
-    /// Every process of the container of `key` as the kernel knows it (its cgroups), for a start
-    /// whose answer was lost. Never blocks on the daemon. That there is none is proof: what cannot
-    /// be looked at is an error.
+    /// Every process of the container of `key` according to the kernel (its cgroups), for a start
+    /// whose answer was lost. Never blocks on the daemon. An empty list is proof: unreadable cgroups
+    /// are an error.
     fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>>;
 
-    /// The container's limit of processor time, told by the kernel; `None` where it has none.
+    /// The container's limit of processor time, from the kernel; `None` if it has none.
     fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {
         None
     }
 
-    /// The exit code of a container whose init is dead, waiting at most `patience` for the
-    /// runtime to notice; `None` when it does not tell in time.
+    /// The exit code of a container whose init is dead, waiting at most `patience` for the runtime
+    /// to notice; `None` if it does not report the code in time.
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32>;
 
-    /// Whether this node's own fence killed a container whose init is dead, without anybody's
-    /// order: it had not frozen in time, or was frozen for too long. `false` also where that is not
-    /// known. Never waits for the runtime's daemon.
+    /// Whether this node's fence killed a container whose init is dead, without an order: it had not
+    /// frozen in time, or was frozen for too long. `false` also if that is unknown. Never waits for
+    /// the runtime's daemon.
     async fn was_fenced(&self, _key: &ContainerKey) -> bool {
-        // A runtime that is under no fence.
+        // A runtime without a fence.
         false
     }
 
-    /// What the files and the log of a container take, binds left out, as far as that is more than
-    /// `limits`: otherwise it may be measured in part. `None` also where the file system enforces the
-    /// limits.
+    /// The disk usage of a container's files and log, without binds, if it exceeds `limits`: below
+    /// them only a part may be measured. `None` also if the file system enforces the limits.
     async fn excess_disk_usage(
         &self,
         _key: &ContainerKey,
@@ -250,16 +249,16 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         Ok(None)
     }
 
-    /// Removes dead or never started containers with all they left (cgroups, files), as one
-    /// bounded batch. Removing what is gone already succeeds. The results stand in the order of
-    /// `keys`. Refuses one that still has processes.
+    /// Removes dead or never started containers with everything that they left (cgroups, files), as
+    /// one bounded batch. Removing a container that does not exist succeeds. The results are in the
+    /// order of `keys`. Refuses a container that still has processes.
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>>;
 
     /// Runs a command in a running container.
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError>;
 
     /// Attaches to the terminal of a container ([`ResolvedSpec::tty`]), or of a kept command in it.
-    /// It outlives whoever is attached, and this process.
+    /// The terminal outlives its clients and this process.
     async fn attach(
         &self,
         key: &ContainerKey,
@@ -267,25 +266,25 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         options: AttachOptions,
     ) -> Result<TerminalIo, RuntimeError>;
 
-    /// Runs a command in a terminal that is kept, which `plan.tty` gives the size of. It goes on
-    /// until it ends, is ended, or its container dies; how it ended is known as long as there is
-    /// room among the container's kept commands.
+    /// Runs a command in a terminal that is kept; `plan.tty` is its size. It runs until it ends, is
+    /// killed, or its container dies. How it ended stays known until its place among the container's
+    /// kept commands is needed.
     async fn keep_exec(&self, key: &ContainerKey, plan: ExecPlan)
     -> Result<KeptExec, RuntimeError>;
 
     /// The kept commands of a container, the oldest first.
     async fn kept_execs(&self, _key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-        // A runtime that keeps none.
+        // A runtime without kept commands.
         Ok(Vec::new())
     }
 
-    /// Kills a kept command, if it has not ended, with all that it has started, and forgets it.
+    /// Kills a kept command, if it has not ended, with all its processes, and forgets it.
     async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
         let subject = key.to_string();
         Err(RuntimeError::NoSuchExec { subject, exec })
     }
 
-    /// The container's log. Of one with a terminal, what that showed last.
+    /// The container's log. For one with a terminal: the terminal's last output.
     async fn logs(
         &self,
         key: &ContainerKey,
@@ -296,14 +295,14 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
 /// Why a runtime failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// It does not answer: not installed, stopped, hung.
+    /// The runtime does not answer: not installed, stopped, hung.
     #[error("{runtime} does not answer while asked to {action}: {reason}")]
     Unavailable {
         runtime: RuntimeKind,
         action: &'static str,
         reason: String,
     },
-    /// It answered nothing in time; what was asked may still happen.
+    /// There was no answer in time; the request may still take effect.
     #[error("{runtime} did not {action} {subject} within {after_ms} ms")]
     TimedOut {
         runtime: RuntimeKind,
@@ -321,7 +320,7 @@ pub enum RuntimeError {
         subject: String,
         reason: String,
     },
-    /// Nothing is to run on this node for now.
+    /// No container may run on this node at present.
     #[error(
         "{runtime} does not {action} {subject}: this node has lost touch with the others, and \
          everything of it is frozen until it is back"
@@ -331,8 +330,8 @@ pub enum RuntimeError {
         action: &'static str,
         subject: String,
     },
-    /// It started, and its program ended before anybody could take hold of it. Whether a program
-    /// that ends soon is told so or by its exit is a matter of timing alone.
+    /// It started, and its program ended before a pidfd was opened. Whether a short program is
+    /// reported by this error or by its exit depends only on timing.
     #[error("{subject} {reason}")]
     EndedAtOnce { subject: String, reason: String },
     /// The command to run does not exist in the container; `exit_code` is 126 or 127.
@@ -350,7 +349,7 @@ pub enum RuntimeError {
     Exists { subject: String },
     #[error("{subject} still has processes: {pids:?}")]
     StillAlive { subject: String, pids: Vec<i32> },
-    /// It is nothing that this runtime has.
+    /// This runtime does not support it.
     #[error("{runtime} cannot {action} {subject}: {reason}")]
     Unsupported {
         runtime: RuntimeKind,
@@ -365,14 +364,14 @@ pub enum RuntimeError {
          shows those that there are"
     )]
     NoSuchExec { subject: String, exec: ExecId },
-    /// Something bounded is full; `remedy` says what makes room.
+    /// A bounded resource is full; `remedy` says what makes room.
     #[error("{subject}: there is no room for more {what}; {remedy}")]
     TooMany {
         subject: String,
         what: String,
         remedy: &'static str,
     },
-    /// An error of the host (files, cgroups) and not of the runtime's daemon.
+    /// An error of the host (files, cgroups), not of the runtime's daemon.
     #[error("cannot {action} {path}")]
     Host {
         action: &'static str,
@@ -383,7 +382,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether what was asked may have happened, or may still happen.
+    /// Whether the requested action may have happened, or may still happen.
     #[must_use]
     pub fn is_ambiguous(&self) -> bool {
         match self {

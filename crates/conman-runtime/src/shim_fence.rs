@@ -1,7 +1,8 @@
-//! The shim's fence, for whoever decides what this node still owns.
+//! The shim's fence, for the component that decides what this node still owns.
 //!
-//! A connection of its own, apart from the runtimes': orders go over the one that [`ShimFence::look`]
-//! made last, and fail with it, so that none reaches a shim that nothing was asked of.
+//! It uses a separate connection from the runtimes'. Orders use the connection that the last
+//! [`ShimFence::look`] made, and fail with it, so that no order reaches a shim whose state is
+//! unknown.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -21,44 +22,44 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 const NS_IN_MS: u64 = 1_000_000;
 
-/// What a fence holds.
+/// The state of a fence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FenceSeen {
-    /// It is closed: thawing takes an order.
+    /// The fence has closed: thawing needs an order.
     pub fired: bool,
     pub slots: Vec<SlotView>,
 }
 
-/// What the shim tells.
+/// News from the shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FenceHeard {
     Fired,
-    /// The connection is over.
+    /// The connection ended.
     Lost,
 }
 
 /// Why an order was not carried out.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FenceFailure {
-    /// It may have been, if it was sent at all.
+    /// The order may have been carried out, if it was sent.
     #[error("{reason}")]
     Lost { reason: String },
     #[error("{reason}")]
     Refused { reason: String },
 }
 
-/// The way to the fence.
+/// A client of the fence.
 #[derive(Debug)]
 pub struct ShimFence {
     link: Link,
     ear: Arc<Ear>,
     current: Mutex<Option<Arc<Connection>>>,
     freeze_ms: Option<u64>,
-    /// The shim waits less than `freeze_ms`, and is told that with the next deadline.
+    /// The shim waits for less than `freeze_ms`; the next deadline sets the configured time.
     waits_less: AtomicBool,
 }
 
-/// Keeps what was heard until it is asked for. Bounded: what is there already is not added.
+/// Stores news until it is fetched. Bounded: duplicates are not added.
 #[derive(Debug, Default)]
 struct Ear {
     heard: Mutex<VecDeque<FenceHeard>>,
@@ -82,7 +83,7 @@ impl Ear {
 }
 
 impl Hearer for Ear {
-    /// Ends are the runtimes' to deal with.
+    /// The runtimes deal with ends.
     fn hear(&self, _ended: &ContainerView) -> bool {
         true
     }
@@ -99,10 +100,10 @@ impl Hearer for Ear {
 }
 
 impl ShimFence {
-    /// `freeze_ms`: how long the fence is to wait for proof that a container is frozen before it
-    /// kills it, whatever shim runs already; it stays as it is when there is none. Others take over
-    /// by what the registry says of it, so a longer time holds from the first deadline on, which
-    /// comes once that is said there, and a shorter one at once.
+    /// `freeze_ms`: how long the fence waits for proof that a container is frozen before it kills
+    /// it; `None` keeps the running shim's time. Other nodes take over according to the time in the
+    /// registry. So a longer time takes effect with the first deadline, which follows its
+    /// publication in the registry, and a shorter one at once.
     #[must_use]
     pub fn new(socket: PathBuf, shim: Option<ShimCommand>, freeze_ms: Option<u64>) -> Self {
         let ear = Arc::<Ear>::default();
@@ -116,7 +117,7 @@ impl ShimFence {
         }
     }
 
-    /// Connects, starting a shim where none answers, and asks what its fence holds.
+    /// Connects, starting a shim where none answers, and reads the state of its fence.
     pub async fn look(&self) -> Result<FenceSeen, FenceFailure> {
         let connection = self.link.connection().await.map_err(failure)?;
         let current = self.current().clone();
@@ -125,7 +126,7 @@ impl ShimFence {
             let waits_less = agree(&connection, freeze_ms).await?;
             self.waits_less.store(waits_less, Ordering::Relaxed);
         }
-        // Of earlier connections; what this one tells is told again by its state.
+        // News of earlier connections; the state of the new one covers them.
         self.ear.heard().clear();
         let fired = match ask(&connection, &Request::Fence).await? {
             Reply::Fence { state } => is_closed(state),
@@ -149,14 +150,14 @@ impl ShimFence {
         Ok(FenceSeen { fired, slots })
     }
 
-    /// Ownership was renewed; never thaws.
+    /// Moves the deadline after ownership was renewed; never thaws.
     pub async fn extend(&self, deadline: BootTime) -> Result<(), FenceFailure> {
         let until_boottime_ns = deadline.0.saturating_mul(NS_IN_MS);
         self.open(&Request::ExtendDeadline { until_boottime_ns })
             .await
     }
 
-    /// Ownership was renewed after the fence had closed: these run until the deadline.
+    /// For a renewal after the fence had closed: these containers run until the deadline.
     pub async fn thaw(&self, deadline: BootTime, slots: &[Slot]) -> Result<(), FenceFailure> {
         let mut chunks: Vec<&[Slot]> = slots.chunks(NAMES).collect();
         if chunks.is_empty() {
@@ -186,7 +187,7 @@ impl ShimFence {
         ask(&connection, &Request::FreezeAll).await.map(|_| ())
     }
 
-    /// Kills a container, frozen or not; none is as good.
+    /// Kills a container, frozen or not; a missing one is fine.
     pub async fn kill(&self, slot: &Slot) -> Result<(), FenceFailure> {
         let connection = self.connected()?;
         let kill = Request::Kill { name: name(slot) };
@@ -199,7 +200,7 @@ impl ShimFence {
         }
     }
 
-    /// The next news since [`Self::look`]. Cancel safe: it is taken when it is returned.
+    /// The next news since [`Self::look`]. Cancel safe: it is removed when it is returned.
     pub async fn heard(&self) -> FenceHeard {
         loop {
             let next = self.ear.heard().pop_front();
@@ -210,7 +211,7 @@ impl ShimFence {
         }
     }
 
-    /// An order after which the fence is open.
+    /// Sends an order after which the fence is open.
     async fn open(&self, request: &Request) -> Result<(), FenceFailure> {
         let connection = self.connected()?;
         if let Some(freeze_ms) = self.freeze_ms
@@ -239,16 +240,16 @@ impl ShimFence {
     }
 }
 
-/// By the fence's times it is reckoned when others may take over: a shim of another configuration
-/// is told before anything relies on it. `true` when it waits for less, as it may until others know
-/// that it will wait for longer.
+/// Sets the fence's time. Other nodes compute their takeover from it, so a shim with another
+/// configuration gets it first. Returns `true` if the shim waits for less, which is allowed until
+/// other nodes know the longer time.
 async fn agree(connection: &Connection, freeze_ms: u64) -> Result<bool, FenceFailure> {
     match connection.freeze_ms {
         Some(its) if its <= freeze_ms => Ok(its < freeze_ms),
         Some(_) => tell_freeze_ms(connection, freeze_ms).await.map(|()| false),
         None => Err(FenceFailure::Refused {
             reason: format!(
-                "the shim that runs (process {}) is an older conman's and cannot be told \
+                "the running shim (process {}) is of an older version, which cannot change \
                  `freeze_ms`; run `conman shim --replace`, which disturbs no session",
                 connection.shim_pid
             ),
@@ -261,7 +262,7 @@ async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), F
     tracing::info!(
         before_ms = connection.freeze_ms,
         freeze_ms,
-        "the shim's fence has the configured `freeze_ms` now"
+        "set the shim's `freeze_ms` as configured"
     );
     Ok(())
 }
@@ -289,8 +290,8 @@ fn is_closed(state: FenceState) -> bool {
     }
 }
 
-/// A session's container, as the registry calls it. Commands in one are not told of: they live and
-/// die with it.
+/// The registry's view of a session's container. `None` for commands in a container: they live
+/// and die with it.
 fn seen(view: &ContainerView, fired: bool) -> Option<SlotView> {
     let (session, generation) = view.name.rsplit_once('.')?;
     let generation = generation.parse().ok()?;

@@ -1,14 +1,14 @@
-//! The connection to the shim: calls by number, many at a time, and what the shim tells unasked.
+//! The connection to the shim: numbered concurrent calls, and the shim's notifications.
 //!
 //! ```text
 //! callers ──send──▶ socket ──▶ shim
 //!    ▲ oneshot a call            │
 //!    └──── one reader task ◀─────┘──▶ Hearer
 //! ```
-//! A connection that breaks fails the calls that wait on it; the next call makes another one, and
-//! starts a shim where none answers and there is a program to start; so does [`Link::keep`], without
-//! any call. Ends that were told meanwhile are told again to a new connection, since the shim keeps
-//! them.
+//! A connection that breaks fails the calls that wait on it. The next call, or [`Link::keep`],
+//! connects again, and starts a shim if none answers and a program is configured. The shim keeps
+//! ends until they are acknowledged, so it reports ends that were missed meanwhile to the new
+//! connection.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -36,58 +36,58 @@ use tokio_util::sync::CancellationToken;
 use crate::ContainerKey;
 use crate::fence_opening::FenceOpener;
 
-/// Bound on having a connection, the start of a shim included: it answers after some milliseconds,
-/// on a busy machine later.
+/// Bound on connecting, including the start of a shim: it answers after some milliseconds, on a
+/// busy machine later.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bound on an answer that a release waits for.
 const FENCED_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a shim is waited for that somebody else has started.
+/// How long to wait for a shim that another program has started.
 const OTHER_SHIM_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Between the end of a connection that is kept, or a failure to make it, and the next try: whatever
-/// ends again and again is not started without pause.
+/// Pause before the next attempt after the end of a kept connection, or a failure to make one, so
+/// that a shim that ends repeatedly is not started in a tight loop.
 const KEEP_PAUSE: Duration = Duration::from_millis(200);
 
-/// Between two tries to connect to a shim that has just been started.
+/// Pause between two attempts to connect to a shim that has just been started.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Calls that wait for an answer; beyond, something is wrong with the shim.
+/// Most calls that wait for an answer; more mean that the shim has a problem.
 const MAX_CALLS: usize = 8_192;
 
-/// Readable by root alone: what a shim complains of names containers and paths.
+/// For root only: the shim's messages name containers and paths.
 const STDERR_MODE: u32 = 0o600;
 
-/// What to do where the shim has no room for more.
+/// Remedy for a shim without room.
 pub(crate) const REMEDY_FOR_FULL: &str = "stop some sessions, or try again in a moment";
 
-/// The call whose answer is of no interest.
+/// The number of calls whose answer is ignored.
 const NOBODYS: u64 = 0;
 
-/// Who hears of ends.
+/// Receives the shim's notifications.
 pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
-    /// `false` when the shim may forget it at once.
+    /// Returns `false` if the shim may forget the end at once.
     fn hear(&self, ended: &ContainerView) -> bool;
 
     /// The fence has changed its state.
     fn hear_fence(&self, _state: FenceState) {}
 
-    /// The connection is over; told before anybody else notices.
+    /// The connection ended; called before any call on it fails.
     fn hear_end(&self) {}
 }
 
-/// What a session's container is called.
+/// The name of a session's container.
 pub(crate) fn name(key: &ContainerKey) -> String {
     format!("{}.{}", key.session, key.generation)
 }
 
-/// What becomes the shim when it is run.
+/// The program that is run as the shim.
 #[derive(Debug, Clone)]
 pub struct ShimCommand {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
-    /// Where its standard error is appended.
+    /// The file that its standard error is appended to.
     pub stderr: PathBuf,
 }
 
@@ -97,20 +97,20 @@ pub(crate) enum LinkError {
     /// Nothing was sent.
     #[error("{reason}")]
     Unreachable { reason: String },
-    /// It was sent, and the connection broke before it was answered.
+    /// It was sent, and the connection broke before the answer.
     #[error("the connection to the shim broke")]
     Lost,
     #[error("no answer within {} ms", after.as_millis())]
     TimedOut { after: Duration },
     #[error(transparent)]
     Refused(CallError),
-    #[error("the shim's answer is not one to this request; is it of another version?")]
+    #[error("the shim's answer does not match this request; is it of another version?")]
     Unexpected,
 }
 
 type Answer = (Reply, Vec<OwnedFd>);
 
-/// The way to the shim, whichever connection it takes.
+/// A client of the shim, across connections.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: PathBuf,
@@ -119,7 +119,7 @@ pub(crate) struct Link {
     opener: FenceOpener,
     /// Locked while a connection is made, which is bounded.
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
-    /// The shim that was started here, to be reaped should it end.
+    /// The shim that was started here; it is reaped when it ends.
     started: Mutex<Option<Child>>,
 }
 
@@ -130,15 +130,15 @@ pub(crate) struct Connection {
     reader: AbortHandle,
     pub(crate) shim_pid: i32,
     pub(crate) features: Option<Features>,
-    /// How long its fence waits before it kills what is not frozen, as it was when it was connected;
-    /// none of a shim that cannot be told another time.
+    /// How long its fence waits before it kills what is not frozen, at the time of connecting; `None`
+    /// for a shim whose time cannot be changed.
     pub(crate) freeze_ms: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Not a stream: messages are sent and received whole, by [`socket`]. Tokio's type serves to
-    /// wait for it.
+    /// Not a stream: messages are sent and received whole, by [`socket`]. Tokio's type only waits
+    /// for readiness.
     socket: UnixStream,
     next_call: AtomicU64,
     waiting: Mutex<Waiting>,
@@ -168,7 +168,7 @@ impl Link {
         }
     }
 
-    /// A connection that is open, as far as is known.
+    /// Returns an open connection, as far as is known.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>, LinkError> {
         let mut current = self.current.lock().await;
         if let Some(connection) = current.as_ref().filter(|one| one.is_open()) {
@@ -180,37 +180,37 @@ impl Link {
         Ok(connection)
     }
 
-    /// Opens the fence for what is known to be this node's by now.
+    /// Opens the fence for the sessions recorded for this node.
     pub(crate) async fn open_fence(&self) -> Result<(), LinkError> {
         let connection = self.connection().await?;
         let opened = self.opener.open(&connection, CONNECT_TIMEOUT).await;
         if opened.is_err() {
-            // The next connection does it.
+            // The next connection opens it.
             *self.current.lock().await = None;
         }
         opened
     }
 
-    /// Makes another connection whenever there is none, until it is dropped: a shim that has died is
-    /// succeeded at once, and not only when somebody needs it.
+    /// Connects whenever there is no connection, until the future is dropped: a shim that has died
+    /// is replaced at once, and not only at the next call.
     pub(crate) async fn keep(&self) {
         loop {
             match self.connection().await {
                 Ok(connection) => connection.shared.ended.cancelled().await,
-                // Whoever looks at the runtime's health tells it.
-                Err(error) => tracing::debug!(%error, "no connection to the shim is to be had"),
+                // The runtime's health check reports it.
+                Err(error) => tracing::debug!(%error, "cannot connect to the shim"),
             }
             sleep(KEEP_PAUSE).await;
         }
     }
 
-    /// The connection that is there already; none is made.
+    /// Returns the existing connection; makes none.
     pub(crate) async fn present(&self) -> Option<Arc<Connection>> {
         let current = self.current.lock().await;
         current.as_ref().filter(|one| one.is_open()).cloned()
     }
 
-    /// Asks for something that may be asked twice: once more when the connection breaks.
+    /// Makes an idempotent call: repeats it once if the connection breaks.
     pub(crate) async fn ask(
         &self,
         request: &Request,
@@ -222,7 +222,7 @@ impl Link {
         }
     }
 
-    /// Whether the fence killed a container by itself, as far as the shim tells.
+    /// Whether the fence killed a container without an order, as far as the shim reports.
     pub(crate) async fn was_fenced(&self, key: &ContainerKey) -> bool {
         let find = Request::Find { name: name(key) };
         let found = tokio::time::timeout(FENCED_PATIENCE, self.ask(&find, FENCED_PATIENCE));
@@ -230,17 +230,17 @@ impl Link {
             Ok(Ok(Reply::Found { container, .. })) => container.is_some_and(|view| view.fenced),
             Ok(Ok(_)) => false,
             Ok(Err(error)) => {
-                tracing::warn!(container = %key, %error, "whether the fence killed it is not known");
+                tracing::warn!(container = %key, %error, "cannot ask whether the fence killed it");
                 false
             }
             Err(_) => {
-                tracing::warn!(container = %key, "the shim does not say whether the fence killed it");
+                tracing::warn!(container = %key, "cannot ask whether the fence killed it");
                 false
             }
         }
     }
 
-    /// Asks once, with descriptors beside the request.
+    /// Makes a call once, with descriptors attached.
     pub(crate) async fn call(
         &self,
         request: &Request,
@@ -259,17 +259,17 @@ impl Link {
                 Ok(socket) => break socket,
                 Err(error) => error,
             };
-            let nobody = matches!(
+            let is_absent = matches!(
                 error.kind(),
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused
             );
-            if nobody && !tried {
+            if is_absent && !tried {
                 tried = self.start_shim(&error).await?;
-            } else if nobody && let Some(status) = self.reap() {
-                // Perhaps since another one, a service manager's, is about to answer.
+            } else if is_absent && let Some(status) = self.reap() {
+                // Another one, a service manager's, may be about to answer.
                 ended = Some(status);
                 deadline = deadline.min(Instant::now() + OTHER_SHIM_PATIENCE);
-            } else if !nobody && error.kind() != ErrorKind::WouldBlock {
+            } else if !is_absent && error.kind() != ErrorKind::WouldBlock {
                 return Err(self.unreachable(format!("cannot connect: {error}")));
             }
             if Instant::now() >= deadline {
@@ -321,12 +321,12 @@ impl Link {
         Ok(connection)
     }
 
-    /// Runs the shim in a session of its own, which it makes itself; it outlives this process.
-    /// `false` while one lives that was started before.
+    /// Runs the shim, which makes a new session for itself and outlives this process. `false` while
+    /// one lives that was started before.
     async fn start_shim(&self, error: &io::Error) -> Result<bool, LinkError> {
         let _ = self.reap();
         if self.lock_started().is_some() {
-            // A try that was given up has started one, which has not answered yet.
+            // An attempt that was given up has started one, which has not answered yet.
             return Ok(false);
         }
         let Some(command) = self.command.clone() else {
@@ -404,7 +404,7 @@ impl Connection {
             reason: error.to_string(),
         })?;
         let (sender, answer) = oneshot::channel();
-        // Whatever ends this call, nobody waits for its answer then.
+        // However this call ends, its answer has no receiver then.
         let _entry = shared.enter(id, sender)?;
         let exchange = async {
             let sent = shared
@@ -418,7 +418,7 @@ impl Connection {
                 return Err(LinkError::Lost);
             }
             if patience.is_zero() {
-                // Whether the answer would have been there by now is a matter of scheduling.
+                // Whether the answer had arrived depends on scheduling.
                 return Err(LinkError::TimedOut { after: patience });
             }
             answer.await.map_err(|_| LinkError::Lost)
@@ -437,7 +437,7 @@ impl Drop for Connection {
     }
 }
 
-/// A call's place among those that wait.
+/// A call's place among the waiting ones.
 struct Entry<'a> {
     shared: &'a Shared,
     id: u64,
@@ -472,7 +472,7 @@ impl Shared {
     fn close(&self) {
         let mut waiting = self.lock();
         waiting.closed = true;
-        // Dropped senders tell the callers.
+        // Dropping the senders fails the callers.
         waiting.calls.clear();
         self.ended.cancel();
     }
@@ -495,12 +495,12 @@ impl Shared {
                     hearer.hear_fence(state);
                 }
             }
-            Err(error) => tracing::warn!(%error, "the shim is not understood"),
+            Err(error) => tracing::warn!(%error, "invalid message from the shim"),
         }
     }
 
-    /// Has an end forgotten. Where that cannot be sent at once, the next connection hears of it
-    /// again.
+    /// Lets the shim forget an end. If this cannot be sent at once, the next connection reports the
+    /// end again.
     fn acknowledge(&self, name: String) {
         let request = Request::Acknowledge { names: vec![name] };
         let call = Call {

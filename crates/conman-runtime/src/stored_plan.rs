@@ -1,5 +1,4 @@
-//! What a container was created from, in a file of its own, whose presence makes the container
-//! exist.
+//! What a container was created from, in a file whose presence makes the container exist.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,7 +12,7 @@ use crate::container_files::host_error;
 
 const PLAN: &str = "plan.json";
 
-/// Where the plan is not whole yet.
+/// The plan's file while it is incomplete.
 const DRAFT: &str = "plan.new";
 
 /// The plan's file in a container's directory.
@@ -26,7 +25,7 @@ pub(crate) fn exists(directory: &Path) -> bool {
     path(directory).exists()
 }
 
-/// Writes the plan, which is there whole or not at all, whatever becomes of this process.
+/// Writes the plan atomically: a crash leaves either the whole plan or none.
 pub(crate) fn write(directory: &Path, plan: &impl Serialize) -> Result<(), RuntimeError> {
     let draft = directory.join(DRAFT);
     serde_json::to_vec(plan)

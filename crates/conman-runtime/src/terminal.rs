@@ -1,4 +1,4 @@
-//! A pseudo-terminal, its near end read and written without blocking.
+//! A pseudo-terminal whose near end is read and written without blocking.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,8 +9,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::net::unix::pipe;
 
-/// The near end. Tokio's pipes serve for it: they wait for readiness and read or write, which is
-/// all there is to it.
+/// The near end. Tokio's pipe types serve for it: they wait for readiness, then read or write.
 pub(crate) struct Terminal {
     pub(crate) reader: pipe::Receiver,
     pub(crate) writer: pipe::Sender,
@@ -51,7 +50,7 @@ impl TerminalControl {
             ws_ypixel: 0,
         };
         if let Err(error) = tcsetwinsize(&self.near, size) {
-            tracing::debug!(%error, "a terminal keeps its size");
+            tracing::debug!(%error, "cannot resize the terminal");
         }
     }
 }

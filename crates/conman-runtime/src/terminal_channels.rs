@@ -1,5 +1,4 @@
-//! The bounded channels between whoever is attached to a terminal and the task that carries its
-//! bytes.
+//! The bounded channels between a client of a terminal and the task that carries its bytes.
 
 use bytes::Bytes;
 use conman_proto::{ExecStatus, TerminalSize};
@@ -7,20 +6,20 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{TerminalIo, TerminalOutput};
 
-/// A terminal's size until somebody tells another one.
+/// A terminal's size until a client sets another one.
 pub const TERMINAL_SIZE: TerminalSize = TerminalSize {
     columns: 80,
     rows: 24,
 };
 
-/// Pieces of output that wait for a slow reader, each of at most a scrollback; what comes then
-/// stays where the terminal is kept, which passes over what is too much.
+/// Pieces of output that wait for a slow reader, each of at most a scrollback. More stays where
+/// the terminal is kept, which drops the excess.
 const OUTPUT_QUEUE: usize = 4;
 
 /// Pieces of input that wait for a program that does not read; the sender chooses their size.
 const INPUT_QUEUE: usize = 4;
 
-/// Resizes come from a person's hand, and only the latest counts.
+/// Resizes are made by hand, and only the latest counts.
 const RESIZE_QUEUE: usize = 4;
 
 /// The terminal's ends of the channels.
@@ -31,7 +30,7 @@ pub(crate) struct TerminalEnds {
     pub(crate) status: oneshot::Sender<ExecStatus>,
 }
 
-/// The channels of one who is attached.
+/// The channels of one attached client.
 pub(crate) fn terminal_channels() -> (TerminalIo, TerminalEnds) {
     let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
     let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);

@@ -1,5 +1,5 @@
-//! The shim as a program of its own, for this crate's tests:
-//! `conman-runtime-shim SOCKET FENCE-CGROUP ROOT…`.
+//! The shim as a separate program, for this crate's tests: `conman-runtime-shim SOCKET
+//! FENCE-CGROUP ROOT…`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use conman_linux::CgroupPart;
 use conman_shim::{IdPool, ShimOptions};
 
-/// The design's K.
+/// How long the fence waits for containers to freeze before it kills them.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
 
-#[expect(clippy::print_stderr, reason = "a program tells its user there")]
+#[expect(clippy::print_stderr, reason = "usage errors go to stderr")]
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(socket), Some(cgroup)) = (arguments.next(), arguments.next()) else {

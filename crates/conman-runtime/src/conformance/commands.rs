@@ -110,7 +110,7 @@ pub async fn commands_have_a_terminal_of_the_size_that_was_asked(stage: &Stage) 
             rows: 43,
         })
         .await
-        .expect("somebody resizes");
+        .expect("the resize is accepted");
     let input =
         "until [ \"$(stty size)\" = '43 117' ]; do sleep 0.05; done; tty; exit $((2 + 3))\n";
     io.stdin
@@ -122,7 +122,7 @@ pub async fn commands_have_a_terminal_of_the_size_that_was_asked(stage: &Stage) 
             assert_eq!(stream, OutputStream::Stdout, "a terminal has one output");
             seen.push_str(&String::from_utf8_lossy(&bytes));
         }
-        io.status.await.expect("the end is told")
+        io.status.await.expect("the end is reported")
     })
     .await;
     assert_eq!(status.exit_code, Some(5), "{seen}");
@@ -139,13 +139,13 @@ pub async fn commands_are_slowed_by_a_reader_that_does_not_read(stage: &Stage) {
         .await
         .expect("run");
     let progress = || stage.sh(&container.key, "cat /run/progress 2>/dev/null || echo 0");
-    // Stands still once every buffer on the way is full.
+    // The count stops once every buffer on the way is full.
     let mut before = String::new();
     let stuck_at = within(PATIENCE, "the standstill", async {
         loop {
             tokio::time::sleep(std::time::Duration::from_millis(300)).await;
             let now = progress().await.stdout.trim().to_owned();
-            // Empty while it is written anew.
+            // Empty while the file is being rewritten.
             if now == before && !matches!(now.as_str(), "" | "0") {
                 return now;
             }
@@ -156,7 +156,7 @@ pub async fn commands_are_slowed_by_a_reader_that_does_not_read(stage: &Stage) {
     let stuck_at: u64 = stuck_at.parse().expect("a number");
     assert!(
         stuck_at < 200,
-        "all 13 MB were taken off the command though nobody read them"
+        "the command wrote all 13 MB although there was no reader"
     );
     let mut total = 0;
     let status = within(PATIENCE, "the command's end", async {
@@ -164,7 +164,7 @@ pub async fn commands_are_slowed_by_a_reader_that_does_not_read(stage: &Stage) {
             assert!(bytes.len() <= 64 * 1024, "pieces are bounded");
             total += bytes.len();
         }
-        io.status.await.expect("the end is told")
+        io.status.await.expect("the end is reported")
     })
     .await;
     assert_eq!(
@@ -199,7 +199,7 @@ pub async fn a_command_that_does_not_exist_says_so(stage: &Stage) {
             assert!(error.contains(program), "{error}");
             assert_eq!(
                 outcome.stdout, "",
-                "the explanation is no output of the command"
+                "the explanation is not output of the command"
             );
         }
     }
@@ -215,12 +215,12 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
         .expect("run");
     let mut seen = String::new();
     read_until(&mut io, &mut seen, "begun").await;
-    // Waits for the command, too: it is a process of the namespace.
+    // This waits for the command as well: it is a process of the namespace.
     container.kill();
     assert!(stage.pids(&container.key).is_empty());
     let status = within(PATIENCE, "the command's end", async {
         while io.output.recv().await.is_some() {}
-        io.status.await.expect("the end is told")
+        io.status.await.expect("the end is reported")
     })
     .await;
     assert!(matches!(status.exit_code, Some(137) | None), "{status:?}");
@@ -255,7 +255,7 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         assert_eq!(left, before);
         let status = within(PATIENCE, "the command's end", async {
             while io.output.recv().await.is_some() {}
-            io.status.await.expect("the end is told")
+            io.status.await.expect("the end is reported")
         })
         .await;
         assert_eq!(status.exit_code, Some(137), "{status:?}");
@@ -268,14 +268,14 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         .expect("run");
     within(PATIENCE, "the command's end", async {
         while io.output.recv().await.is_some() {}
-        io.status.await.expect("the end is told")
+        io.status.await.expect("the end is reported")
     })
     .await;
-    io.kill.kill().await.expect("it has ended by itself");
+    io.kill.kill().await.expect("it has ended already");
 }
 
 pub async fn a_command_needs_a_running_container(stage: &Stage) {
-    let key = stage.plan("nobody", &[]).key;
+    let key = stage.plan("absent", &[]).key;
     let error = stage
         .runtime()
         .exec(&key, command(&["true"]))

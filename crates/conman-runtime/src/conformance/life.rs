@@ -64,7 +64,7 @@ pub async fn starting_what_runs_changes_nothing(stage: &Stage) {
 }
 
 pub async fn starting_what_does_not_exist_is_refused(stage: &Stage) {
-    let key = stage.plan("nobody", &[]).key;
+    let key = stage.plan("absent", &[]).key;
     let error = stage
         .runtime()
         .start(&key)
@@ -110,7 +110,7 @@ pub async fn containers_are_found_in_every_state_and_by_a_new_daemon(stage: &Sta
 }
 
 pub async fn a_kill_through_the_pidfd_ends_everything_and_is_told_by_the_exit_code(stage: &Stage) {
-    // A shell would become the last command, were it the last.
+    // A shell executes its last command in its own process, hence `true`.
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000; true";
     let container = stage.run(&stage.plan("alice", &["sh", "-c", script])).await;
     until("a shell and three sleeps", || {
@@ -187,7 +187,7 @@ pub async fn signals_reach_the_program(stage: &Stage) {
 pub async fn removal_leaves_nothing_behind_and_may_be_repeated(stage: &Stage) {
     let container = stage.run_idle("alice").await;
     let files_dir = stage.plan("alice", &[]).files_dir;
-    let never = stage.plan("nobody", &[]).key;
+    let never = stage.plan("absent", &[]).key;
     assert!(files_dir.exists());
     assert!(!stage.cgroups_left(&container.key).is_empty());
     container.kill();
@@ -259,7 +259,7 @@ pub async fn instances_do_not_see_each_other(stage: &Stage) {
     assert_eq!(other.find(&container.key).await.expect("answered"), None);
     assert!(other.pids(&container.key).expect("seen").is_empty());
     assert!(!other.owns_pid(&container.key, container.pid));
-    // Nothing of the other's, so nothing to remove.
+    // The other instance owns nothing, so there is nothing to remove.
     let results = other.remove(std::slice::from_ref(&container.key)).await;
     assert!(matches!(results[..], [Ok(())]), "{results:?}");
     assert!(!container.pidfd.is_dead().expect("poll works"));
@@ -279,14 +279,14 @@ pub async fn a_start_without_an_answer_is_found_by_its_processes(stage: &Stage) 
     forgetful.create(&plan).await.expect("created");
     let error = forgetful.start(&plan.key).await.expect_err("no answer");
     assert!(error.is_ambiguous(), "{error}");
-    // One that was there for the start alone may be gone by the next look.
+    // A process that only served the start may have ended before the next check.
     until("a process of the lost start", || {
         let runtime = stage.runtime();
         let mut pids = stage.pids(&plan.key).into_iter();
         pids.find(|pid| runtime.owns_pid(&plan.key, *pid))
     })
     .await;
-    // Until nothing comes up any more: the start may have been answered to nobody at any point.
+    // Until no process appears any more: the lost start may have been at any point.
     until("the end of the lost start", || {
         for pid in stage.pids(&plan.key) {
             if let Ok(pidfd) = PidFd::open(pid)

@@ -17,7 +17,7 @@ pub async fn logs_hold_both_outputs_and_their_tail(stage: &Stage) {
     for dead in [false, true] {
         let (stdout, stderr) = read(stage, &container.key, LogOptions::default()).await;
         assert_eq!((stdout.as_str(), stderr.as_str()), (outs, errs));
-        // How outputs that are kept apart are interleaved is the runtime's affair.
+        // The runtime decides how separate outputs are interleaved.
         let tail = LogOptions {
             tail: Some(2),
             ..LogOptions::default()
@@ -47,10 +47,10 @@ pub async fn logs_hold_both_outputs_and_their_tail(stage: &Stage) {
                 .expect("noticed");
         }
     }
-    let nobody = stage.plan("nobody", &[]).key;
+    let absent = stage.plan("absent", &[]).key;
     let error = stage
         .runtime()
-        .logs(&nobody, LogOptions::default())
+        .logs(&absent, LogOptions::default())
         .await
         .err();
     assert!(
@@ -74,7 +74,7 @@ pub async fn a_followed_log_goes_on_until_the_container_ends(stage: &Stage) {
     let mut seen = String::new();
     within(PATIENCE, "both lines", async {
         while !seen.contains("second") {
-            let chunk = log.next().await.expect("goes on").expect("readable");
+            let chunk = log.next().await.expect("more output").expect("readable");
             seen.push_str(&String::from_utf8_lossy(&chunk.bytes));
             if seen == "first\n" {
                 assert_eq!(
@@ -102,10 +102,10 @@ pub async fn a_followed_log_ends_in_order_when_its_container_is_removed(stage: &
     let runtime = stage.runtime();
     let log = runtime.logs(&container.key, options).await;
     let mut log = log.expect("a log");
-    // It is followed before it ends: a log that nobody has read from yet may be gone by then.
+    // Start to follow before the program ends: an unread log may be removed with it.
     let begun = within(PATIENCE, "the first line", log.next()).await;
     let mut seen = begun.expect("a line").expect("readable").bytes.to_vec();
-    // Whoever follows is looking all the while.
+    // The follower reads all the time.
     let followed = tokio::spawn(log.collect::<Vec<_>>());
     container.kill();
     let removed = runtime.remove(std::slice::from_ref(&container.key)).await;
@@ -140,7 +140,7 @@ pub async fn log_lines_bear_the_time_when_asked(stage: &Stage) {
     }
 }
 
-/// Both outputs, until the log's end.
+/// Reads both outputs until the log's end.
 async fn read(stage: &Stage, key: &ContainerKey, options: LogOptions) -> (String, String) {
     let mut log = stage.runtime().logs(key, options).await.expect("a log");
     let (mut stdout, mut stderr) = (String::new(), String::new());
@@ -168,7 +168,7 @@ pub(super) async fn until_logged(stage: &Stage, key: &ContainerKey, words: &str)
     let mut seen = String::new();
     within(PATIENCE, words, async {
         while !seen.contains(words) {
-            let chunk = log.next().await.expect("goes on").expect("readable");
+            let chunk = log.next().await.expect("more output").expect("readable");
             seen.push_str(&String::from_utf8_lossy(&chunk.bytes));
         }
     })

@@ -1,9 +1,9 @@
-//! What every [`Runtime`] must do, as tests that run on real containers.
+//! The tests that every [`Runtime`] must pass, on real containers.
 //!
 //! A crate that has a runtime implements [`Harness`] and calls
 //! [`runtime_conformance!`](crate::runtime_conformance) in a test file. Every check gets a
-//! [`Stage`]: a random instance and a directory, both of which it leaves empty again, even when
-//! it panics. So checks run in parallel and beside whatever else is on the host.
+//! [`Stage`]: a random instance and a directory. It empties both again, even after a panic, so
+//! checks can run in parallel with each other and with other programs of the host.
 
 mod commands;
 mod life;
@@ -24,37 +24,37 @@ pub use stage::{Running, Stage};
 pub use surroundings::*;
 pub use terminals::*;
 
-/// How the checks get the runtime that they are about.
+/// Creates the runtimes under test.
 pub trait Harness: Send + Sync + 'static {
-    /// A runtime of this instance, as a restarted daemon would make it.
+    /// Creates a runtime of this instance, as a restarted daemon would.
     fn runtime(&self, instance: &Instance) -> Arc<dyn Runtime>;
 
-    /// A runtime whose `start` is carried out but never answered in time.
+    /// Creates a runtime that carries out `start` but never answers it in time.
     fn runtime_that_loses_answers_of_start(&self, instance: &Instance) -> Arc<dyn Runtime>;
 
     /// An image with `/bin/sh` and the usual small programs.
     fn image(&self) -> String;
 
-    /// Whether the log tells a program's two outputs apart. Where it does not, it has to tell them
-    /// in the order in which they were written.
+    /// Whether the log separates a program's two outputs. If not, it must show them in the order
+    /// in which they were written.
     fn keeps_outputs_apart(&self) -> bool {
         true
     }
 
-    /// Whether a program may run in a terminal. Where it may not, asking for one is refused as
+    /// Whether a program may run in a terminal. If not, requests for one are refused as
     /// unsupported.
     fn has_terminals(&self) -> bool {
         true
     }
 
-    /// Whether commands' terminals are kept; likewise.
+    /// Whether terminals of commands are kept. If not, requests are refused likewise.
     fn keeps_commands(&self) -> bool {
         true
     }
 }
 
 /// Makes a test of each check. `$harness` is an expression of type `Result<H, String>` where `H`
-/// is a [`Harness`]; the error tells why the host cannot run the tests, which is then printed.
+/// is a [`Harness`]; the error says why the host cannot run the tests and is printed.
 #[macro_export]
 macro_rules! runtime_conformance {
     ($harness:expr) => {
@@ -118,11 +118,8 @@ macro_rules! runtime_conformance {
     )+};
 }
 
-/// Says that a test could not be made, and why.
-#[expect(
-    clippy::print_stdout,
-    reason = "how tests report what they could not try"
-)]
+/// Reports that a test was skipped, and why.
+#[expect(clippy::print_stdout, reason = "tests report there what they skip")]
 pub fn say_skipped(why: &str) {
     println!("skipped: {why}");
 }

@@ -13,10 +13,10 @@ use super::Harness;
 use crate::{ContainerKey, ContainerPlan, ExecPlan, LogOptions, OutputStream, Runtime};
 use conman_core::naming::{self, CgroupDriver, Instance};
 
-/// Longest that anything may take on a busy host before a check fails.
+/// Longest duration of any step on a busy host before a check fails.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a condition is looked at that nothing announces.
+/// Poll interval for conditions without a notification.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// One check's own instance and directory.
@@ -40,7 +40,7 @@ pub struct Running {
     pub pid: i32,
 }
 
-/// All that a command said, and how it ended.
+/// All output of a command, and its end.
 pub(super) struct Outcome {
     pub(super) stdout: String,
     pub(super) stderr: String,
@@ -79,7 +79,7 @@ impl Stage {
         &self.instance
     }
 
-    /// The runtime as a new daemon would have it.
+    /// The runtime as a restarted daemon would create it.
     #[must_use]
     pub fn another_runtime(&self) -> Arc<dyn Runtime> {
         self.harness.runtime(&self.instance)
@@ -169,7 +169,7 @@ impl Stage {
         }
     }
 
-    /// Creates and starts.
+    /// Creates and starts a container.
     pub async fn run(&self, plan: &ContainerPlan) -> Running {
         self.runtime
             .create(plan)
@@ -183,7 +183,7 @@ impl Stage {
         let pidfd = PidFd::open(started.pid).expect("its init lives");
         assert!(
             self.runtime.owns_pid(&plan.key, started.pid),
-            "the init is its own"
+            "the init belongs to the container"
         );
         Running {
             key: plan.key.clone(),
@@ -193,12 +193,12 @@ impl Stage {
         }
     }
 
-    /// A container that does nothing until it is killed.
+    /// Runs a container that does nothing until it is killed.
     pub async fn run_idle(&self, session: &str) -> Running {
         self.run(&self.plan(session, &["sleep", "1000"])).await
     }
 
-    /// A command's outputs until its end.
+    /// Runs a command and collects its outputs until its end.
     pub(super) async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Outcome {
         self.exec_with_input(key, plan, &[]).await
     }
@@ -238,7 +238,7 @@ impl Stage {
                     OutputStream::Stderr => stderr.extend_from_slice(&bytes),
                 }
             }
-            status.await.expect("the end is told")
+            status.await.expect("the end is reported")
         };
         let status = within(PATIENCE, "the command's end", reading).await;
         drop(resize);
@@ -250,7 +250,7 @@ impl Stage {
         }
     }
 
-    /// The cgroup that the container's processes are below.
+    /// The cgroups of the container that still exist.
     pub(super) fn cgroups_left(&self, key: &ContainerKey) -> Vec<PathBuf> {
         let bases = std::fs::read_dir("/sys/fs/cgroup").expect("cgroups are mounted");
         let bases = bases.flatten().map(|entry| entry.path());
@@ -269,10 +269,10 @@ impl Stage {
             .collect()
     }
 
-    /// Kills and removes whatever the instance still has.
+    /// Kills and removes everything that the instance still has.
     async fn clear(&self) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
-        // Everything, whatever trouble the check made for its own runtime.
+        // A fresh runtime: the check may have injected faults into its own.
         let runtime = self.harness.runtime(&self.instance);
         while tokio::time::Instant::now() < deadline {
             let Ok(found) = runtime.list().await else {
@@ -319,7 +319,7 @@ impl Drop for Stage {
 }
 
 impl Running {
-    /// Kills the init and waits until nothing of the container lives.
+    /// Kills the init and waits until no process of the container is left.
     pub fn kill(&self) {
         self.pidfd.kill().expect("the signal is sent");
         assert!(
@@ -329,7 +329,7 @@ impl Running {
     }
 }
 
-/// Another instance than that of any other check.
+/// An instance that no other check uses.
 #[must_use]
 pub(super) fn random_instance() -> Instance {
     let [a, b, c, d, ..] = RandomState::new().hash_one(()).to_ne_bytes();
@@ -352,7 +352,7 @@ pub(super) async fn within<T>(limit: Duration, what: &str, future: impl Future<O
     }
 }
 
-/// Waits for something that nothing announces.
+/// Polls for a condition that has no notification.
 pub(super) async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     within(PATIENCE, what, async {
         loop {

@@ -60,7 +60,7 @@ pub async fn names_are_told_by_files_that_cannot_be_changed(stage: &Stage) {
     if stage.runtime().kind() == RuntimeKind::Native {
         let mounts = stage.sh(&container.key, "cat /proc/self/mountinfo").await;
         assert!(mounts.stdout.contains(" /etc/hosts "), "{}", mounts.stdout);
-        // The files' directory is below it.
+        // The host directory of the files is below it.
         let host = stage.dir().to_string_lossy();
         assert!(!mounts.stdout.contains(&*host), "{}", mounts.stdout);
     }
@@ -82,7 +82,7 @@ pub async fn limits_are_set(stage: &Stage) {
     plan.spec.memory_bytes = Some(64 << 20);
     plan.spec.pids = 12;
     let container = stage.run(&plan).await;
-    // As the host has them: not every container is shown its cgroups.
+    // The values that the host shows: not every container sees its cgroups.
     for (controller, v1, v2, expected) in [
         ("memory", "memory.limit_in_bytes", "memory.max", "67108864"),
         ("pids", "pids.max", "pids.max", "12"),
@@ -99,7 +99,7 @@ pub async fn limits_are_set(stage: &Stage) {
     );
 }
 
-/// A limit of the cgroup that a process is in, of whichever version.
+/// Returns a limit of the cgroup of a process, of either cgroup version.
 fn limit(pid: i32, controller: &str, v1: &str, v2: &str) -> Option<String> {
     let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("readable");
     let own = |wanted: &str| {

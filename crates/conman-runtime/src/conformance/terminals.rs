@@ -19,8 +19,8 @@ const ANYWAY: AttachOptions = AttachOptions {
     scrollback: true,
 };
 
-/// A plan for a container whose program has a terminal; `None` where the runtime has none, which
-/// it must say.
+/// A plan for a container whose program has a terminal; `None` if the runtime refuses terminals,
+/// which it must do with the right error.
 async fn with_terminal(stage: &Stage, command: &[&str]) -> Option<ContainerPlan> {
     let mut plan = stage.plan("alice", command);
     plan.spec.tty = true;
@@ -33,7 +33,7 @@ async fn with_terminal(stage: &Stage, command: &[&str]) -> Option<ContainerPlan>
     None
 }
 
-/// The same of commands whose terminals are kept.
+/// Likewise for commands whose terminals are kept.
 async fn keeps_commands(stage: &Stage, key: &ContainerKey) -> bool {
     if stage.keeps_commands() {
         return true;
@@ -50,7 +50,7 @@ async fn keeps_commands(stage: &Stage, key: &ContainerKey) -> bool {
     false
 }
 
-/// Somebody who is attached, and what they have seen.
+/// An attached client, and what it has seen.
 struct Viewer {
     io: TerminalIo,
     seen: String,
@@ -87,7 +87,7 @@ impl Viewer {
         .await;
     }
 
-    /// The next piece; false at the end.
+    /// Reads the next piece; returns false at the end.
     async fn look(&mut self) -> bool {
         let bytes = match self.io.output.recv().await {
             Some(TerminalOutput::Output(bytes)) => bytes,
@@ -105,7 +105,7 @@ impl Viewer {
     async fn end(mut self) -> (Option<i32>, String) {
         within(PATIENCE, "the end", async {
             while self.look().await {}
-            let status = self.io.status.await.expect("it is told");
+            let status = self.io.status.await.expect("the end is reported");
             (status.exit_code, self.seen)
         })
         .await
@@ -127,7 +127,7 @@ pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
     let wait = "until [ \"$(stty size)\" = '31 91' ]; do sleep 0.05; done; echo sized-$((6 * 7))\n";
     viewer.types(wait).await;
     viewer.sees("sized-42").await;
-    // Ctrl-C ends the job and not the shell; Ctrl-Z stops one that can go on.
+    // Ctrl-C ends the job and not the shell; Ctrl-Z stops a job that can continue.
     viewer.types("echo begun-$((6 * 7)); sleep 1000\n").await;
     viewer.sees("begun-42").await;
     let sleeps = || {
@@ -172,7 +172,7 @@ pub async fn all_who_are_attached_see_the_same_and_who_comes_later_too(stage: &S
     first.sees("back-42").await;
     drop(first);
     drop(second);
-    // As after the daemon's death.
+    // As after a restart of the daemon.
     let later = stage.another_runtime();
     let mut third = Viewer::attach(&*later, &plan.key, None, ANYWAY).await;
     third.sees("back-42").await;
@@ -218,13 +218,13 @@ pub async fn who_does_not_read_a_terminal_slows_nobody_and_catches_up(stage: &St
     quick.types("go\n").await;
     quick.sees("done-42").await;
     slow.sees("done-42").await;
-    assert!(slow.replays > 1, "it was told anew what it had missed");
+    assert!(slow.replays > 1, "what it missed was replayed");
     assert!(slow.seen.len() < 512 * 1024, "in bounded memory");
     container.kill();
 }
 
 pub async fn who_types_more_than_a_program_reads_waits(stage: &Stage) {
-    // A terminal that makes lines of what is typed throws away what is too long for one.
+    // A terminal in line mode discards input that is too long for a line.
     let script = "stty raw -echo; echo ready-$((6 * 7)); exec sleep 1000";
     let Some(plan) = with_terminal(stage, &["sh", "-c", script]).await else {
         return;
@@ -247,14 +247,14 @@ pub async fn who_types_more_than_a_program_reads_waits(stage: &Stage) {
     };
     let sent = within(PATIENCE, "the standstill", flooding).await;
     assert!(sent > 0);
-    // Others are served all the while.
+    // Other clients are served meanwhile.
     let other = Viewer::attach(stage.runtime(), &plan.key, None, ANYWAY).await;
     drop(other);
     container.kill();
 }
 
 pub async fn a_program_without_a_terminal_has_none_to_attach_to(stage: &Stage) {
-    let key = stage.plan("nobody", &[]).key;
+    let key = stage.plan("absent", &[]).key;
     let error = stage.runtime().attach(&key, None, ANYWAY).await;
     let error = error.expect_err("nothing is there");
     if stage.has_terminals() {
@@ -300,7 +300,7 @@ pub async fn a_kept_command_outlives_who_started_it(stage: &Stage) {
     viewer.types("exit 5\n").await;
     let (code, _) = viewer.end().await;
     assert_eq!(code, Some(5));
-    // Its end is known to whoever comes then, and what it showed.
+    // Later clients learn its end and what it showed.
     for runtime in [later, stage.another_runtime()] {
         let listed = runtime.kept_execs(key).await.expect("listed");
         assert_eq!((listed[0].running, listed[0].exit_code), (false, Some(5)));

@@ -1,4 +1,4 @@
-//! From a plan to what dockerd is asked to create.
+//! Builds dockerd's create request from a plan.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,17 +15,17 @@ use conman_core::naming::{
     self, CgroupDriver, Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION,
 };
 
-/// Where the container's own files are, for their removal with it.
+/// Label: where the container's files are, for their removal.
 pub(super) const LABEL_FILES: &str = "dev.conman.files";
 
-/// That its program has a terminal, so that its log has no frames.
+/// Label: the program has a terminal, so its log has no frames.
 pub(super) const LABEL_TTY: &str = "dev.conman.tty";
 
-/// As native sessions have: the OOM killer ends them before what the host runs.
+/// As for native sessions: the OOM killer ends them before the host's programs.
 const OOM_SCORE: i64 = 500;
 
-/// What of root's power the container's root keeps: to own and serve its own files, to change to
-/// its own users, and to listen on low ports of its own network. Docker would also grant MKNOD,
+/// Capabilities that the container's root keeps: to own and serve files, to change to other users
+/// of the container, and to listen on low ports of its network. Docker would also grant MKNOD,
 /// NET_RAW, SETFCAP, SETPCAP, SYS_CHROOT and AUDIT_WRITE.
 const CAPABILITIES: [&str; 8] = [
     "CHOWN",
@@ -38,7 +38,7 @@ const CAPABILITIES: [&str; 8] = [
     "SETUID",
 ];
 
-/// A container's log on disk is at most this, twice: while the newer file fills, the older stays.
+/// Maximum size of a log file. There are two: while the newer one fills, the older one stays.
 const LOG_MAX_SIZE: &str = "8m";
 const LOG_MAX_FILES: &str = "2";
 
@@ -71,7 +71,7 @@ pub(super) fn container_body(
         network_disabled: Some(spec.network == Network::Loopback),
         tty: Some(spec.tty),
         open_stdin: Some(spec.tty),
-        // An image's health check would have dockerd run commands beside the program.
+        // An image's health check would make dockerd run extra commands in the container.
         healthcheck: Some(HealthConfig {
             test: Some(vec!["NONE".to_owned()]),
             ..HealthConfig::default()
@@ -81,8 +81,8 @@ pub(super) fn container_body(
     }
 }
 
-/// The entrypoint and the arguments; what is absent is the image's. Arguments alone replace those
-/// of the image and keep its entrypoint.
+/// Returns the entrypoint and the arguments; `None` means the image's. Arguments alone replace
+/// those of the image and keep its entrypoint.
 fn command(plan: &ContainerPlan) -> (Option<Vec<String>>, Option<Vec<String>>) {
     let given = |words: &Vec<String>| (!words.is_empty()).then(|| words.clone());
     (given(&plan.spec.command), given(&plan.spec.args))
@@ -119,9 +119,9 @@ fn host_config(
         .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
     HostConfig {
         cgroup_parent: Some(parent.name),
-        // Reaps what the program leaves and passes signals on to it.
+        // Reaps orphaned processes and passes signals on to the program.
         init: Some(true),
-        // A container comes up again only as a new generation.
+        // A container starts again only as a new generation.
         restart_policy: Some(RestartPolicy {
             name: Some(RestartPolicyNameEnum::NO),
             maximum_retry_count: None,
@@ -138,7 +138,7 @@ fn host_config(
         cap_add: Some(CAPABILITIES.map(str::to_owned).to_vec()),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
         memory,
-        // Equal to the memory: no swap on top.
+        // Equal to the memory: no additional swap.
         memory_swap: memory,
         nano_cpus: spec.cpus.map(|cpus| nano_cpus(cpus.min(max_cpus))),
         pids_limit: Some(i64::from(spec.pids)),
@@ -177,7 +177,7 @@ fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
     mounts
 }
 
-/// Unlike the older `Binds`, a mount with a missing source is refused instead of made.
+/// Unlike the older `Binds`, a mount refuses a missing source instead of creating it.
 fn bind(source: PathBuf, target: &str, read_only: bool) -> Mount {
     Mount {
         typ: Some(MountType::BIND),

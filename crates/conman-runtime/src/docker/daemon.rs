@@ -1,8 +1,8 @@
-//! The way to the Docker daemon: what it is asked, how much at a time, and for how long.
+//! Calls to the Docker daemon, bounded in number and time.
 //!
-//! A call takes a place in its lane, learns the daemon's facts if nobody has yet, and asks. All of
-//! that together is bounded, and dropping it closes its connection (each call has one of its own),
-//! so a daemon that hangs costs its callers their patience and nothing that stays.
+//! A call takes a place in its lane, reads the daemon's facts if they are unknown, and sends its
+//! request. The sum of these steps is bounded. Dropping a call closes its connection (each call
+//! has a separate one), so a daemon that hangs delays its callers and leaves no work behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use super::failure::Failure;
 use super::hijack;
 use conman_core::naming::CgroupDriver;
 
-/// The API version whose behaviour the tests pin; another only where the daemon knows it not, or
-/// no more.
+/// The API version whose behaviour the tests pin. Another one is used only if the daemon does not
+/// support it.
 const PREFERRED_VERSION: ClientVersion = ClientVersion {
     major_version: 1,
     minor_version: 41,
 };
 
-/// A backstop in the client library, longer than every bound of ours.
+/// A limit in the client library, longer than all limits here.
 const LIBRARY_TIMEOUT_S: u64 = 600;
 
-/// Places for calls at a time.
+/// A pool of places for concurrent calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
     Calls,
     Removals,
 }
 
-/// What was learned of the daemon.
+/// Facts about the daemon.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) client: Docker,
@@ -48,12 +48,12 @@ pub(super) struct Daemon {
     calls: Semaphore,
     removals: Semaphore,
     streams: Arc<Semaphore>,
-    /// Locked while they are being learned, so that one caller does it for all.
+    /// Locked while they are read, so that one caller reads them for all.
     facts: Mutex<Option<Arc<Facts>>>,
 }
 
 impl Daemon {
-    /// Connects to nothing yet.
+    /// Does not connect.
     pub(super) fn new(
         socket: PathBuf,
         max_calls: usize,
@@ -73,7 +73,7 @@ impl Daemon {
         &self.socket
     }
 
-    /// Asks the daemon within `limit`.
+    /// Calls the daemon within `limit`.
     pub(super) async fn call<T, F>(
         &self,
         lane: Lane,
@@ -112,7 +112,7 @@ impl Daemon {
         }
     }
 
-    /// A place for a stream, held as long as it lasts; refused at once when all are taken.
+    /// Takes a place for a stream, held as long as it lasts; `None` at once if all are taken.
     pub(super) fn stream_place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.streams).try_acquire_owned().ok()
     }
@@ -122,7 +122,7 @@ impl Daemon {
         if let Some(facts) = &*known {
             return Ok(Arc::clone(facts));
         }
-        // The library's own negotiation asks for its newest version, which dockerd refuses.
+        // The library's negotiation requests its newest version, which dockerd refuses.
         let version = hijack::get_version(&self.socket).await?;
         let socket = self.socket.to_string_lossy();
         let failure = |error| Failure::of(error, &self.socket);
@@ -153,7 +153,7 @@ impl Daemon {
     }
 }
 
-/// The preferred version, or the nearest that the daemon speaks.
+/// The preferred version, or the nearest one that the daemon supports.
 fn agreed(daemon: &SystemVersion) -> ClientVersion {
     let mut version = PREFERRED_VERSION;
     if let Some(oldest) = daemon.min_api_version.as_deref().and_then(parse_version)

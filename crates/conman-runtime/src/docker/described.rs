@@ -1,4 +1,4 @@
-//! Reading what dockerd says of itself and of its containers.
+//! Parses dockerd's descriptions of itself and of its containers.
 
 use std::path::PathBuf;
 
@@ -15,14 +15,15 @@ use super::container_body::{LABEL_FILES, LABEL_TTY};
 use super::failure::quote;
 use crate::{ContainerKey, FoundContainer, RuntimeError};
 
-/// Of a failed container's log an error quotes this many lines and not many more bytes.
+/// An error quotes at most this many lines of a failed container's log.
 const QUOTED_LINES: &str = "5";
 const QUOTED_BYTES: usize = 2_000;
 
-/// How docker-init, the container's first process, says that it cannot execute the program.
+/// How a message of docker-init, the container's first process, begins when it cannot execute the
+/// program.
 const INIT_CANNOT_EXECUTE: &str = "[FATAL tini (";
 
-/// A container as it stands in dockerd's list.
+/// A container in dockerd's list.
 #[derive(Debug, Clone)]
 pub(super) struct Listed {
     pub(super) key: ContainerKey,
@@ -34,7 +35,8 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// `None` for what bears the instance's label but not the others: not made by conman.
+    /// `None` for a container with the instance's label but without the others: conman did not
+    /// make it.
     pub(super) fn of(container: ContainerSummary) -> Option<Self> {
         let labels = container.labels.unwrap_or_default();
         let key = ContainerKey {
@@ -66,7 +68,7 @@ impl Listed {
     }
 }
 
-/// The list has the exit code in words alone: `Exited (137) 2 seconds ago`.
+/// The list has the exit code only as text: `Exited (137) 2 seconds ago`.
 fn exit_code_in_words(status: &str) -> Option<i32> {
     let (_, rest) = status.split_once('(')?;
     rest.split_once(')')?.0.parse().ok()
@@ -83,7 +85,7 @@ pub(super) fn running_pid(container: &ContainerInspectResponse) -> Option<i32> {
         .filter(|pid| *pid > 0)
 }
 
-/// Why a container that was started does not run: what its first process or its program said last.
+/// Why a started container does not run: the last output of its first process or its program.
 pub(super) async fn ended_at_once(
     client: &Docker,
     key: &ContainerKey,
@@ -123,7 +125,7 @@ pub(super) async fn ended_at_once(
     RuntimeError::EndedAtOnce { subject, reason }
 }
 
-/// The end of a container's log, as far as it can be read.
+/// The last lines of a container's log, as far as it can be read.
 async fn last_lines(client: &Docker, container_id: &str) -> String {
     let query = LogsOptionsBuilder::default()
         .stdout(true)
@@ -141,7 +143,7 @@ async fn last_lines(client: &Docker, container_id: &str) -> String {
     String::from_utf8_lossy(&lines).into_owned()
 }
 
-/// What makes sessions less safe than they should be on this daemon.
+/// Settings of this daemon that make sessions less safe.
 pub(super) fn warnings(info: &SystemInfo) -> Vec<String> {
     let mut warnings = Vec::new();
     if info.live_restore_enabled != Some(true) {

@@ -1,8 +1,8 @@
 //! Commands inside a running container.
 //!
-//! One task a command: it carries bytes both ways over the connection that dockerd handed over,
-//! resizes the terminal, and asks for the exit code once the outputs have ended. It ends with the
-//! command, or as soon as nobody reads the output any more.
+//! One task for each command. It carries bytes both ways over the connection that dockerd handed
+//! over, resizes the terminal, and requests the exit code once the outputs have ended. It ends
+//! with the command, or as soon as the output has no reader.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,21 +32,21 @@ const KILL: &str = "kill a command in";
 const EXIT_PATIENCE: Duration = Duration::from_secs(15);
 const EXIT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A terminal can be resized only once the command runs, which nothing announces.
+/// A terminal can be resized only once the command runs, and there is no notification for that.
 const RESIZE_ATTEMPTS: u32 = 20;
 const RESIZE_INTERVAL: Duration = Duration::from_millis(25);
 
-/// How dockerd begins its explanation, in the place of the output, of why there is none.
+/// How dockerd's messages begin that take the place of output when a command cannot run.
 const EXPLANATIONS: [&[u8]; 3] = [
     b"OCI runtime exec failed",
     b"unable to find user",
     b"unable to find group",
 ];
 
-/// What dockerd gives as the exit code of a command that it could not start.
+/// dockerd's exit code of a command that it could not start.
 const NOT_STARTED: i64 = 126;
 
-/// A command that dockerd knows.
+/// A command that dockerd created.
 struct Command {
     shared: Arc<Shared>,
     key: ContainerKey,
@@ -142,7 +142,7 @@ impl Command {
         };
         let resizes = async {
             if let Some(size) = tty {
-                // For a daemon that passed over the size at the start.
+                // For a daemon that ignored the size at the start.
                 self.resize(size).await;
                 while let Some(size) = latest_size(&mut resize).await {
                     self.resize(size).await;
@@ -153,12 +153,12 @@ impl Command {
         let explanation = tokio::select! {
             // The outputs ended. Input and sizes have no reader any more.
             explanation = output => explanation,
-            // Never end; cancelled when the outputs end.
+            // These never end; cancelled when the outputs end.
             () = input => None,
             () = resizes => None,
             // Polled again below.
             never = &mut killing => match never {},
-            // Nobody reads any more: the connection ends, the command goes on.
+            // There is no reader any more: the connection ends, the command continues.
             () = to.closed() => return,
         };
         drop(to);
@@ -167,10 +167,10 @@ impl Command {
             ended = self.status(explanation) => ended,
             // Never ends; cancelled when the command has ended.
             never = &mut killing => match never {},
-            // Nobody waits any more: the command goes on.
+            // There is no waiter any more: the command continues.
             () = status.closed() => return,
         };
-        // Whoever does not wait for it has lost interest.
+        // The caller may have stopped waiting.
         let _ = status.send(ended);
     }
 
@@ -186,14 +186,14 @@ impl Command {
         Ok(Some(Box::new(work)))
     }
 
-    /// The command's first process, once there is one; `None` when it has ended.
+    /// The command's first process, once it exists; `None` when it has ended.
     async fn first_process(&self) -> Result<Option<PidFd>, Failure> {
         loop {
             let seen = self.inspect().await?;
             if has_ended(&seen) {
                 return Ok(None);
             }
-            // It still has the PID after the pidfd was opened, so that this is the one.
+            // The PID is unchanged after the pidfd was opened, so both are the same process.
             if let Some(pid) = pid_of(&seen)
                 && let Ok(process) = PidFd::open(pid)
                 && pid_of(&self.inspect().await?) == Some(pid)
@@ -220,10 +220,10 @@ impl Command {
             }
             tokio::time::sleep(RESIZE_INTERVAL).await;
         }
-        tracing::debug!(exec = %self.exec_id, "a terminal keeps its size");
+        tracing::debug!(exec = %self.exec_id, "cannot resize the terminal");
     }
 
-    /// How the command ended. `explanation` is what dockerd may have said instead of its output.
+    /// How the command ended. `explanation`: what dockerd may have sent instead of output.
     async fn status(&self, explanation: Option<Bytes>) -> ExecStatus {
         let unknown = |error: String| ExecStatus {
             exit_code: None,
@@ -235,13 +235,13 @@ impl Command {
                 return unknown("the container is gone".to_owned());
             }
             Ok(Err(failure)) => {
-                let error = failure.about("tell the end of a command in", &self.program);
+                let error = failure.about("report the end of a command in", &self.program);
                 return unknown(error.to_string());
             }
-            Err(_) => return unknown("Docker does not tell how the command ended".to_owned()),
+            Err(_) => return unknown("Docker does not report how the command ended".to_owned()),
         };
         let Some(exit_code) = ended.exit_code else {
-            return unknown("Docker does not tell how the command ended".to_owned());
+            return unknown("Docker does not report how the command ended".to_owned());
         };
         if exit_code == NOT_STARTED && ended.pid.unwrap_or(0) == 0 {
             let reason = explanation.map(|words| String::from_utf8_lossy(&words).trim().to_owned());
@@ -274,19 +274,19 @@ impl Command {
     }
 }
 
-/// Neither running nor yet to begin.
+/// Neither running nor still to be started.
 fn has_ended(seen: &ExecInspectResponse) -> bool {
     seen.running != Some(true) && seen.exit_code.is_some()
 }
 
-/// The first process of one that runs.
+/// PID of the first process of a running command.
 fn pid_of(seen: &ExecInspectResponse) -> Option<i32> {
     let pid = seen.pid.filter(|_| seen.running == Some(true))?;
     i32::try_from(pid).ok().filter(|pid| *pid > 0)
 }
 
-/// Ends with the outputs, or when nobody reads any more. Returns what came instead of output, if
-/// nothing but an explanation of dockerd's came.
+/// Ends with the outputs, or when there is no reader any more. Returns dockerd's explanation if
+/// that is all that was received.
 async fn carry_output<R: AsyncRead + Unpin>(
     mut from: R,
     tty: bool,
@@ -294,7 +294,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
 ) -> Option<Bytes> {
     let mut frames = Frames::new();
     let mut received = BytesMut::new();
-    // The command's own words may look like an explanation; then they wait for the next ones.
+    // The command's output may begin like an explanation; it is held until more output follows.
     let mut held: Option<(OutputStream, Bytes)> = None;
     let mut first = true;
     loop {
@@ -331,8 +331,8 @@ fn is_explanation(bytes: &[u8]) -> bool {
         .any(|beginning| bytes.starts_with(beginning))
 }
 
-/// Ends when the input ends, which closes the connection's way there, or the command reads no
-/// more.
+/// Ends when the input ends, which closes the connection in that direction, or when the command
+/// stops reading.
 async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
     while let Some(bytes) = from.recv().await {
         if to.write_all(&bytes).await.is_err() {

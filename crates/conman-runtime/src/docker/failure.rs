@@ -1,4 +1,4 @@
-//! What went wrong with a call, and what it means to whoever asked.
+//! Failures of calls to dockerd, and their meaning for the caller.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::{ContainerKey, RuntimeError};
 const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;
 
-/// Words in answers of status 500 that tell that dockerd lost touch with containerd in the middle
-/// of a call, so that what was asked may still happen.
+/// Fragments of answers with status 500 which mean that dockerd lost its connection to containerd
+/// during a call. The request may still take effect.
 const LOST_TOUCH: [&str; 8] = [
     "context deadline exceeded",
     "context canceled",
@@ -25,24 +25,24 @@ const LOST_TOUCH: [&str; 8] = [
     "error reading from server",
 ];
 
-/// Most characters of the daemon's words that an error quotes: some quote whole configurations.
+/// Most characters of a daemon's message that an error quotes: some contain whole configurations.
 const QUOTED_CHARS: usize = 600;
 
-/// How a call to the daemon ended badly.
+/// Why a call to the daemon failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Not reached, so nothing was asked.
+    /// The daemon was not reached; nothing was requested.
     Unreachable {
         reason: String,
     },
-    /// Gone before it answered; what was asked may have happened.
+    /// The connection ended before the answer; the request may have taken effect.
     Unavailable {
         reason: String,
     },
     TimedOut {
         after: Duration,
     },
-    /// It answered with an error.
+    /// The daemon answered with an error.
     Answered {
         status: u16,
         message: String,
@@ -50,7 +50,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Classifies what the client library says; `socket` is for the remedy.
+    /// Classifies an error of the client library; `socket` is for the remedy.
     pub(super) fn of(error: BollardError, socket: &Path) -> Self {
         match error {
             BollardError::DockerResponseServerError {
@@ -61,14 +61,14 @@ impl Failure {
                 message,
             },
             BollardError::SocketNotFoundError(_) => Self::unreachable(ErrorKind::NotFound, socket),
-            // These two show nothing of themselves, so their inner error stands for them.
+            // These two have no message, so their inner error is used.
             BollardError::IOError { err } => Self::unavailable(&err, socket),
             BollardError::HyperResponseError { err } => Self::unavailable(&err, socket),
             other => Self::unavailable(&other, socket),
         }
     }
 
-    /// No connection, or it broke.
+    /// There is no connection, or it broke.
     pub(super) fn unavailable(error: &(dyn std::error::Error + 'static), socket: &Path) -> Self {
         let mut reasons = vec![error.to_string()];
         let mut cause = Some(error);
@@ -119,12 +119,12 @@ impl Failure {
         )
     }
 
-    /// Whether the daemon speaks none of the versions that were agreed upon with an earlier one.
+    /// Whether the daemon supports none of the versions that were negotiated with an earlier one.
     pub(super) fn is_version_mismatch(&self) -> bool {
         matches!(self, Self::Answered { status: 400, message } if message.contains("client version"))
     }
 
-    /// The meaning for a call about an existing container.
+    /// The error of a call about an existing container.
     pub(super) fn about(self, action: &'static str, subject: &str) -> RuntimeError {
         let runtime = RuntimeKind::Docker;
         let subject = subject.to_owned();
@@ -155,7 +155,7 @@ impl Failure {
                 let reason = quote(&message);
                 let lost_touch =
                     status >= 500 && LOST_TOUCH.iter().any(|words| message.contains(words));
-                // 502 to 504 do not come from dockerd itself but from what stands before it.
+                // 502 to 504 are sent not by dockerd but by a proxy before it.
                 if lost_touch || (502..=504).contains(&status) {
                     RuntimeError::Unavailable {
                         runtime,
@@ -174,13 +174,13 @@ impl Failure {
         }
     }
 
-    /// Whether the daemon says that it has no such image.
+    /// Whether the daemon reports that it has no such image.
     pub(super) fn is_no_such_image(&self) -> bool {
         matches!(self, Self::Answered { status: NOT_FOUND, message }
             if message.to_ascii_lowercase().contains("no such image"))
     }
 
-    /// The meaning for the creation of a container.
+    /// The error of a container's creation.
     pub(super) fn of_create(self, key: &ContainerKey, image: &str) -> RuntimeError {
         let subject = key.to_string();
         match &self {
@@ -196,7 +196,7 @@ impl Failure {
         }
     }
 
-    /// The meaning for the start of a container.
+    /// The error of a container's start.
     pub(super) fn of_start(self, key: &ContainerKey) -> RuntimeError {
         let subject = key.to_string();
         match self {
@@ -217,13 +217,13 @@ pub(super) fn no_image(image: &str) -> RuntimeError {
     RuntimeError::NoSuchImage {
         image: image.to_owned(),
         remedy: format!(
-            "conman never pulls by itself: run `docker pull {image}`, or `docker load` or \
+            "conman never pulls images: run `docker pull {image}`, or `docker load` or \
              `docker build` it on this node"
         ),
     }
 }
 
-/// The program that runc complains of.
+/// The program that runc's message names.
 fn quoted_program(message: &str) -> &str {
     let begun = message.split_once("exec: \"").map(|(_, rest)| rest);
     begun
@@ -231,8 +231,8 @@ fn quoted_program(message: &str) -> &str {
         .map_or("the program", |(program, _)| program)
 }
 
-/// The exit code that shells have for what runc says of a program that it could not execute;
-/// `None` when it complains of something else.
+/// The exit code that shells use for runc's message about a program that it could not execute;
+/// `None` for any other message.
 pub(super) fn unrunnable_exit_code(message: &str) -> Option<i32> {
     let of_program = |words: &str| message.contains("exec: \"") && message.contains(words);
     if message.contains("executable file not found") || of_program("no such file or directory") {

@@ -4,8 +4,8 @@
 //! guard: the shim makes the cgroup above all of it, which it can freeze and kill
 //!   └▶ Docker starts ─▶ appeared, with a pidfd │ not started ─▶ dead, removed: forgotten
 //! ```
-//! So whatever dockerd does with a start, late or never answered, is in a cgroup that the fence
-//! holds. What runs already when a shim is met for the first time is taken under it then.
+//! So whatever dockerd does with a start, late or never answered, happens in a cgroup that the
+//! fence holds. Containers that already run when a shim is met for the first time are added then.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,10 +32,10 @@ use crate::{ContainerKey, RuntimeError};
 /// Bound on the shim's answers, which it gives at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bound on taking under the fence what runs already: two calls for each container.
+/// Bound on adding running containers to the fence: two calls for each container.
 const GUARDING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long the shim takes at the most to notice a death, and how often it is asked.
+/// How long the shim may take to notice a death, and how often it is polled.
 const DEATH_PATIENCE: Duration = Duration::from_secs(2);
 const DEATH_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -43,7 +43,7 @@ const DEATH_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone)]
 pub struct DockerFence {
     pub socket: PathBuf,
-    /// Starts a shim where none answers; without it somebody else must.
+    /// Starts a shim where none answers. Without it, another program must start one.
     pub shim: Option<ShimCommand>,
     pub opener: FenceOpener,
 }
@@ -51,7 +51,7 @@ pub struct DockerFence {
 #[derive(Debug)]
 pub(super) struct Fence {
     link: Link,
-    /// Over which connection the shim was told of all that runs.
+    /// The connection over which all running containers were reported to the shim.
     told: Mutex<Option<Arc<Connection>>>,
 }
 
@@ -63,7 +63,7 @@ impl Fence {
         }
     }
 
-    /// Before a start is ordered.
+    /// Call it before ordering a start.
     async fn guard(&self, key: &ContainerKey, cgroup: String) -> Result<(), LinkError> {
         let name = name(key);
         let guard = Request::Guard {
@@ -75,7 +75,7 @@ impl Fence {
             Err(LinkError::Refused(exists @ CallError::Exists { .. })) => exists,
             Err(error) => return Err(error),
         };
-        // A start that was ordered before is under it; of one that has ended nothing would be.
+        // An earlier start is under the fence already; one that has ended needs no guard.
         match self.link.ask(&Request::Find { name }, PATIENCE).await? {
             Reply::Found {
                 container: Some(view),
@@ -85,7 +85,7 @@ impl Fence {
         }
     }
 
-    /// `process` is its first.
+    /// `process` is the container's first.
     async fn appeared(&self, key: &ContainerKey, process: &PidFd) -> Result<(), LinkError> {
         let appeared = Request::Appeared {
             name: name(key),
@@ -96,7 +96,7 @@ impl Fence {
             .call(&appeared, &[process.as_fd()], PATIENCE)
             .await
         {
-            // It has been told, or has died since.
+            // It was reported already, or has died since.
             Ok(_) | Err(LinkError::Refused(CallError::Exists { .. } | CallError::Ended { .. })) => {
                 Ok(())
             }
@@ -104,14 +104,14 @@ impl Fence {
         }
     }
 
-    /// Nothing of a start will appear any more. The shim looks for itself, and believes that once
-    /// the last process is gone.
+    /// No process of the start will appear any more. The shim verifies that and refuses until the
+    /// last process is gone.
     async fn not_started(&self, key: &ContainerKey) -> Result<(), LinkError> {
         let over = Request::NotStarted { name: name(key) };
         let deadline = Instant::now() + DEATH_PATIENCE;
         loop {
             match self.link.ask(&over, PATIENCE).await {
-                // It has appeared, is known to be over, or was never heard of.
+                // It has appeared, is known to be over, or is unknown to the shim.
                 Err(LinkError::Refused(
                     CallError::Exists { .. }
                     | CallError::Ended { .. }
@@ -126,7 +126,7 @@ impl Fence {
         }
     }
 
-    /// Docker has forgotten it.
+    /// Docker has removed the container.
     async fn forget(&self, key: &ContainerKey) -> Result<(), LinkError> {
         self.not_started(key).await?;
         let deadline = Instant::now() + DEATH_PATIENCE;
@@ -147,7 +147,7 @@ impl Fence {
         }
     }
 
-    /// Whether it killed the container by itself.
+    /// Whether the fence killed the container without an order.
     pub(super) async fn was_fenced(&self, key: &ContainerKey) -> bool {
         self.link.was_fenced(key).await
     }
@@ -158,7 +158,7 @@ impl Fence {
         opened.map_err(|error| fence_failed("open", "the fence", error))
     }
 
-    /// Names of all that the shim knows.
+    /// Names of all containers that the shim knows.
     async fn known(&self) -> Result<BTreeSet<String>, LinkError> {
         let mut known = BTreeSet::new();
         loop {
@@ -177,7 +177,7 @@ impl Fence {
 }
 
 impl Shared {
-    /// Takes the container under the fence, if there is one, before its start is ordered.
+    /// Puts the container, if there is a fence, under it before its start is ordered.
     pub(super) async fn guard(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         let Some(fence) = &self.fence else {
             return Ok(());
@@ -188,8 +188,8 @@ impl Shared {
         guarded.map_err(|error| fence_failed("start", key, error))
     }
 
-    /// Tells the fence how a start has come out. What is not certain is not told: then the guard
-    /// stays, over whatever appears. After an error it may run.
+    /// Reports the result of a start to the fence. An uncertain result is not reported: the guard
+    /// then stays over whatever appears. After an error the container may run.
     pub(super) async fn tell_start<T>(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -211,9 +211,9 @@ impl Shared {
                 };
                 told.map_err(|error| uncertain(key, &error))
             }
-            // It may come to run yet.
+            // It may still start.
             Err(error) if error.is_ambiguous() => Ok(()),
-            // Whoever ordered the start believes it no sooner.
+            // The caller of the start has the same doubt.
             Err(_) if !self.is_seen_empty(key).await => Ok(()),
             Err(_) => {
                 let told = fence.not_started(key).await;
@@ -222,8 +222,8 @@ impl Shared {
         }
     }
 
-    /// Whether the kernel shows nothing of the container, once what was dying has died. Docker may
-    /// refuse a start that it has lost sight of.
+    /// Whether the kernel shows no process of the container, once dying ones have died. Docker
+    /// may report a failure for a start that it lost track of.
     async fn is_seen_empty(self: &Arc<Self>, key: &ContainerKey) -> bool {
         let deadline = Instant::now() + DEATH_PATIENCE;
         loop {
@@ -233,15 +233,15 @@ impl Shared {
                 Ok(Ok(pids)) if pids.is_empty() => return true,
                 Ok(Ok(_)) if Instant::now() < deadline => {}
                 Ok(Ok(pids)) => {
-                    tracing::warn!(container = %key, ?pids, "a start that failed has processes");
+                    tracing::warn!(container = %key, ?pids, "a failed start left processes");
                     return false;
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(container = %key, %error, "what a start has left is not known");
+                    tracing::warn!(container = %key, %error, "cannot list a start's processes");
                     return false;
                 }
                 Err(error) => {
-                    tracing::warn!(container = %key, %error, "what a start has left is not known");
+                    tracing::warn!(container = %key, %error, "cannot list a start's processes");
                     return false;
                 }
             }
@@ -258,8 +258,8 @@ impl Shared {
         forgotten.map_err(|error| fence_failed("remove", key, error))
     }
 
-    /// As [`Self::guard_running`], bounded, since whoever looks at Docker's health does not wait for
-    /// the shim. What was cut short is begun anew the next time.
+    /// Like [`Self::guard_running`], but bounded, since health checks of Docker do not wait for
+    /// the shim. The next call starts over.
     pub(super) async fn guard_running_soon(self: &Arc<Self>) -> Result<(), String> {
         match tokio::time::timeout(GUARDING_PATIENCE, self.guard_running()).await {
             Ok(guarded) => guarded.map_err(|error| error.to_string()),
@@ -267,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// Takes everything under the fence that runs already, once for each shim that is met.
+    /// Puts all running containers under the fence, once for each new connection to a shim.
     async fn guard_running(self: &Arc<Self>) -> Result<(), RuntimeError> {
         let Some(fence) = &self.fence else {
             return Ok(());
@@ -293,13 +293,13 @@ impl Shared {
         for (key, pid) in &inits {
             self.guard(key).await?;
             self.tell_start(key, &Ok(*pid), |pid| *pid).await?;
-            tracing::info!(container = %key, "it is under the fence");
+            tracing::info!(container = %key, "container is under the fence");
         }
         *told = Some(connection);
         Ok(())
     }
 
-    /// The cgroup above all of the container.
+    /// The cgroup above all of the container's.
     async fn cgroup(&self, key: &ContainerKey) -> Result<String, Failure> {
         let driver = self
             .daemon
@@ -312,13 +312,13 @@ impl Shared {
     }
 }
 
-/// A hold on a process that is the container's; `None` when it is gone. Blocks.
+/// Opens a pidfd of a process of the container; `None` when it is gone. Blocks.
 fn hold(kernel: &KernelView, key: &ContainerKey, pid: i32) -> io::Result<Option<PidFd>> {
     held(PidFd::open(pid), |process| {
         if kernel.shows(key, pid)? {
             return Ok(true);
         }
-        // One that is ending is shown in no cgroup of its own.
+        // A process that is ending is shown in no cgroup.
         if process.wait_dead(DEATH_PATIENCE)? {
             return Ok(false);
         }
@@ -328,7 +328,7 @@ fn hold(kernel: &KernelView, key: &ContainerKey, pid: i32) -> io::Result<Option<
     })
 }
 
-/// Only what proves a death may mean one.
+/// Returns `None` only on proof of a death.
 fn held(
     opened: Result<PidFd, ProcessError>,
     lives_there: impl FnOnce(&PidFd) -> io::Result<bool>,
@@ -340,7 +340,7 @@ fn held(
     }
 }
 
-/// Docker has started it, and the fence does not know its first process.
+/// Docker has started the container, but the fence does not know its first process.
 fn uncertain(key: &ContainerKey, error: &(dyn std::error::Error + 'static)) -> RuntimeError {
     let mut reason = format!("Docker has started {key}, and the fence has not taken it: {error}");
     let mut cause = error.source();

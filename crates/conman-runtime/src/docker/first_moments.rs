@@ -1,9 +1,9 @@
 //! Whether a container's program could be executed at all.
 //!
-//! Docker says that a container runs as soon as its first process does. That is docker-init, which
-//! forks and executes the program a moment later, and ends with an explanation where it cannot. So
-//! a start is looked at until a process other than the first has executed something, or the first
-//! has ended. The kernel tells both.
+//! Docker reports a container as running as soon as its first process, docker-init, runs. That
+//! forks and executes the program a moment later, and ends with a message if it cannot. So a
+//! start is watched in the kernel until a process other than the first has executed something, or
+//! the first one has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,24 @@ use super::Shared;
 use crate::kernel_view::KernelView;
 use crate::{ContainerKey, RuntimeError};
 
-/// How long a busy machine may take from docker-init's beginning to the program's. Whatever has not
-/// begun then is taken for running, as it is by Docker.
+/// Longest time from docker-init's start to the program's on a busy machine. A program that has
+/// not started by then is taken for running, as Docker does.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often is looked, at first and later: an idle machine takes a millisecond or two.
+/// First and later poll interval: an idle machine needs a millisecond or two.
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const LAST_INTERVAL: Duration = Duration::from_millis(16);
 
-/// What has become of a start.
+/// Result of watching a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beginning {
-    /// The program was executed, or nothing is known of it yet.
+    /// The program was executed, or it is still unknown.
     Runs,
     /// The first process is dead.
     Ended,
 }
 
-/// Watches the start of the container whose first process is `init`, by Docker's word.
+/// Watches the start of the container whose first process, as Docker reports, is `init`.
 pub(super) async fn watch(
     shared: &Arc<Shared>,
     key: &ContainerKey,
@@ -55,17 +55,17 @@ pub(super) async fn watch(
     }
 }
 
-/// `None` while it is open.
+/// `None` while it is undecided.
 fn look(kernel: &KernelView, key: &ContainerKey, init: i32) -> Option<Beginning> {
     let has_executed = |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.has_executed);
     let pids = kernel.pids(key).unwrap_or_default();
     let others = pids.into_iter().filter(|pid| *pid != init);
-    // What runc put in the place of docker-init, before that was executed itself, forks nothing
-    // that stays in the container.
+    // The process that runc replaces by docker-init forks nothing that stays in the container
+    // before it does so.
     if has_executed(init) && others.into_iter().any(has_executed) {
         return Some(Beginning::Runs);
     }
-    // After the others: a program that was executed and has ended shows as an end.
+    // Checked after the others, so that a program that was executed and ended counts as an end.
     let is_dead = match PidFd::open(init) {
         Ok(process) => matches!(process.is_dead(), Ok(true)),
         Err(error) => error.proves_death(),

@@ -1,7 +1,7 @@
-//! Taking apart the two outputs that dockerd sends through one connection: a header of eight bytes
-//! (the stream's number, three zeros, the length as a big-endian number), then so many bytes.
+//! Separates the two outputs that dockerd sends through one connection: a header of eight bytes
+//! (the stream's number, three zeros, the length as a big-endian number), then that many bytes.
 //!
-//! A frame is passed on as it comes, whatever its length, so nothing is ever collected.
+//! Parts of a frame are passed on as they arrive, so no frame is buffered whole.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -9,7 +9,7 @@ use crate::OutputStream;
 
 const HEADER_BYTES: usize = 8;
 
-/// dockerd's number of the standard output; 2 is the error output and 3 dockerd's own words.
+/// dockerd's number of the standard output; 2 is the error output and 3 are dockerd's messages.
 const STDOUT: u8 = 1;
 /// Some daemons number the standard output 0.
 const STDIN: u8 = 0;
@@ -17,7 +17,7 @@ const STDIN: u8 = 0;
 #[derive(Debug)]
 pub(super) struct Frames {
     stream: OutputStream,
-    /// Bytes of the present frame that have not come yet.
+    /// Bytes of the current frame that have not arrived yet.
     remaining: usize,
 }
 
@@ -29,7 +29,7 @@ impl Frames {
         }
     }
 
-    /// Takes the next piece out of what was received; `None` when more must come first.
+    /// Takes the next piece from the received bytes; `None` when more must arrive first.
     pub(super) fn next(&mut self, received: &mut BytesMut) -> Option<(OutputStream, Bytes)> {
         while self.remaining == 0 {
             let header = received.first_chunk::<HEADER_BYTES>()?;
@@ -63,7 +63,7 @@ mod tests {
         [&[number, 0, 0, 0], &length[..], payload].concat()
     }
 
-    /// Both outputs, however the bytes are cut on the way.
+    /// Both outputs, however the bytes are split on the way.
     fn take_apart(pieces: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
         let (mut frames, mut received) = (Frames::new(), BytesMut::new());
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());

@@ -1,10 +1,12 @@
-//! Exchanges with the daemon that the client library cannot make safely: asking for its
-//! version (the library asks for one that older daemons refuse), and taking over a connection for
-//! a command's input and output (the library's decoder takes a terminal's bytes for frame headers,
-//! whose lengths it would then buffer: up to 4 GiB at the will of what runs in the container), and,
-//! for the same reason, reading the log of a container with a terminal.
+//! Exchanges with the daemon that the client library cannot make safely:
 //!
-//! Neither spawns a task: the connection is driven by the very future that waits for the answer.
+//! * requesting its version: the library requests one that older daemons refuse;
+//! * taking over a connection for a command's input and output: the library takes a terminal's
+//!   bytes for frame headers, and would buffer as many bytes as the container writes there, up to
+//!   4 GiB;
+//! * for the same reason, reading the log of a container with a terminal.
+//!
+//! No task is spawned: the future that waits for the answer drives the connection.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,7 +31,7 @@ use super::failure::Failure;
 /// Most bytes of an answer that is read whole.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
-/// A connection that carries nothing but a command's bytes.
+/// A connection that carries only a command's bytes.
 pub(super) type Hijacked = TokioIo<Upgraded>;
 
 #[derive(Deserialize)]
@@ -37,20 +39,20 @@ struct ErrorAnswer {
     message: String,
 }
 
-/// The daemon's own version, whatever versions of the API it speaks.
+/// Requests the daemon's version, independent of the versions of its API.
 pub(super) async fn get_version(socket: &Path) -> Result<SystemVersion, Failure> {
     let request = request(Method::GET, "/version").body(Full::default());
     let answer = exchange(socket, request, |response| read_whole(response, socket)).await?;
     serde_json::from_slice(&answer).map_err(|error| Failure::unavailable(&error, socket))
 }
 
-/// Starts a command that was created, and becomes its connection. `path` is with the API version.
+/// Starts a created command and takes over the connection. `path` includes the API version.
 pub(super) async fn start_exec(
     socket: &Path,
     path: &str,
     tty: Option<TerminalSize>,
 ) -> Result<Hijacked, Failure> {
-    // Before version 1.42 (Docker 23.0) the daemon passes over the size.
+    // Before version 1.42 (Docker 23.0) the daemon ignores the size.
     let body = match tty {
         Some(TerminalSize { columns, rows }) => {
             format!("{{\"Detach\":false,\"Tty\":true,\"ConsoleSize\":[{rows},{columns}]}}")
@@ -60,7 +62,7 @@ pub(super) async fn start_exec(
     take_over(socket, path, body).await
 }
 
-/// Attaches to a container's terminal. `path` is with the API version.
+/// Attaches to a container's terminal. `path` includes the API version.
 pub(super) async fn attach(socket: &Path, path: &str) -> Result<Hijacked, Failure> {
     take_over(socket, path, String::new()).await
 }
@@ -76,7 +78,7 @@ async fn take_over(socket: &Path, path: &str, body: String) -> Result<Hijacked, 
             let upgraded = hyper::upgrade::on(response).await;
             return upgraded.map_err(|error| Failure::unavailable(&error, socket));
         }
-        // An error comes as JSON; a success without the switch is something else than dockerd.
+        // Errors come as JSON. A success without the switch is not from dockerd.
         read_whole(response, socket).await?;
         let reason = "it does not hand its connection over".to_owned();
         Err(Failure::Unavailable { reason })
@@ -86,15 +88,15 @@ async fn take_over(socket: &Path, path: &str, body: String) -> Result<Hijacked, 
         .map(TokioIo::new)
 }
 
-/// The answer to a request, as it comes. Dropping it closes the connection.
+/// An answer that is read in pieces. Dropping it closes the connection.
 pub(super) struct Streaming {
-    /// Driven by who reads.
+    /// Driven by the reader.
     connection: Driven,
     body: Incoming,
     socket: PathBuf,
 }
 
-/// Asks for what comes in pieces and has no frames. `path` is with the API version.
+/// Requests an unframed stream. `path` includes the API version.
 pub(super) async fn get_stream(socket: &Path, path: &str) -> Result<Streaming, Failure> {
     let request = request(Method::GET, path).body(Full::default());
     let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
@@ -103,18 +105,18 @@ pub(super) async fn get_stream(socket: &Path, path: &str) -> Result<Streaming, F
     let mut connection = Some(Box::pin(connection));
     let mut answer = pin!(sender.send_request(request));
     let response = tokio::select! {
-        // The head is here.
+        // The head has arrived.
         response = &mut answer => response.map_err(failure)?,
-        // Ended: what was received is still to be looked at.
+        // The connection ended: the received bytes may still hold the answer.
         _ = drive(&mut connection) => answer.await.map_err(failure)?,
     };
     if !response.status().is_success() {
         return Err(tokio::select! {
             refused = read_whole(response, socket) => match refused {
                 Err(failure) => failure,
-                Ok(_) => Failure::Unavailable { reason: "it answers in riddles".to_owned() },
+                Ok(_) => Failure::Unavailable { reason: "unexpected status".to_owned() },
             },
-            // As long as it is read.
+            // Never ends; cancelled when the error has been read.
             never = drive_on(&mut connection) => match never {},
         });
     }
@@ -130,9 +132,9 @@ impl Streaming {
     pub(super) async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
         loop {
             let frame = tokio::select! {
-                // Loses nothing: a frame is taken when it is whole.
+                // Cancel safe: a frame is taken only when it is whole.
                 frame = self.body.frame() => frame,
-                // As long as it is read.
+                // Never ends; cancelled when a frame has been read.
                 never = drive_on(&mut self.connection) => match never {},
             };
             match frame? {
@@ -150,7 +152,7 @@ impl Streaming {
 type Connection = http1::Connection<TokioIo<UnixStream>, Full<Bytes>>;
 type Driven = Option<Pin<Box<Connection>>>;
 
-/// Until the connection ends, which is told by what is read from it.
+/// Drives the connection to its end. Errors show in what is read from it.
 async fn drive(connection: &mut Driven) {
     if let Some(driven) = connection {
         let _ = driven.await;
@@ -163,7 +165,7 @@ async fn drive_on(connection: &mut Driven) -> Infallible {
     std::future::pending().await
 }
 
-/// A connection of its own, which nobody drives yet.
+/// Opens a connection, which the caller must drive.
 async fn open(socket: &Path) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), Failure> {
     let stream = UnixStream::connect(socket)
         .await
@@ -180,7 +182,7 @@ fn request(method: Method, path: &str) -> hyper::http::request::Builder {
         .header(HOST, "docker")
 }
 
-/// One request on a connection of its own, which is driven until `finish` has what it wants.
+/// Sends one request on a new connection, which is driven until `finish` is done.
 async fn exchange<T, F>(
     socket: &Path,
     request: Result<Request<Full<Bytes>>, hyper::http::Error>,
@@ -198,15 +200,15 @@ where
         finish(response).await
     });
     tokio::select! {
-        // Everything is at hand; the connection has nothing left to do.
+        // Done; the connection is no longer needed.
         result = &mut answer => return result,
-        // Ended, or handed over: what was received is still to be looked at.
+        // Ended, or handed over: the received bytes may still hold the answer.
         ended = &mut connection => ended.map_err(failure)?,
     }
     answer.await
 }
 
-/// The body of a good answer; a bad one as a failure.
+/// The body of a successful answer; an error answer becomes a failure.
 async fn read_whole(response: Response<Incoming>, socket: &Path) -> Result<Bytes, Failure> {
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES)

@@ -1,4 +1,4 @@
-//! Whether dockerd has an image, asked before anything is begun.
+//! Checks whether dockerd has an image, before a container is created.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use super::daemon::Lane;
 use super::failure::no_image;
 use crate::RuntimeError;
 
-/// Longest wait for the answer: whoever asks goes on without it.
+/// Longest wait for the answer. The caller continues without it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For so long one that was there is taken to be there still. Where it has gone meanwhile, its
-/// container's creation says so.
+/// How long a present image is assumed to stay. If it is removed meanwhile, the creation of the
+/// container fails with that error.
 const KEPT: Duration = Duration::from_secs(10);
-/// Names that are kept at a time.
+/// Most names that are cached at a time.
 const MAX_KEPT: usize = 256;
 
-/// Names of images that were there a moment ago, and until when that counts.
+/// Names of images that were present a moment ago, and until when that is assumed.
 #[derive(Debug, Default)]
 pub(super) struct Present(Mutex<HashMap<String, Instant>>);
 
@@ -49,8 +49,8 @@ impl Present {
 }
 
 impl Shared {
-    /// That dockerd says by itself that it has no such image; nothing where it says anything else, or
-    /// not at once. It pulls none when a container is created, so that what it lacks stays away.
+    /// Returns an error only if dockerd itself reports that it has no such image, and does so at
+    /// once. It pulls none when a container is created, so a missing image stays missing.
     pub(super) async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
         if self.present.has(image, Instant::now()) {
             return None;
@@ -66,7 +66,7 @@ impl Shared {
             }
             Err(failure) if failure.is_no_such_image() => Some(no_image(image)),
             Err(failure) => {
-                tracing::debug!(image, ?failure, "not known whether Docker has it");
+                tracing::debug!(image, ?failure, "cannot look up the image");
                 None
             }
         }

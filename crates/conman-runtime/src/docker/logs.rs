@@ -1,4 +1,4 @@
-//! A container's log, as dockerd keeps it.
+//! Reads a container's log from dockerd.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
 
-/// How often a container is looked for whose log broke off: dockerd first takes the log away, then
-/// the container, a moment later.
+/// Polls for the removal of a container whose log stream broke: dockerd removes the log a moment
+/// before the container.
 const REMOVAL_LOOKS: u32 = 100;
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -57,14 +57,14 @@ pub(super) async fn logs(
         let mut following = following?;
         match following.next().await? {
             Ok(chunk) => Some((Ok(chunk), Some(following))),
-            // Nothing comes after that.
+            // Nothing follows an error.
             Err(error) => Some((Err(error), None)),
         }
     });
     Ok(chunks.boxed())
 }
 
-/// Pieces of a log as they come.
+/// A log's pieces as they arrive.
 type Chunks = BoxStream<'static, Result<LogChunk, Failure>>;
 
 fn tail(options: LogOptions) -> String {
@@ -93,7 +93,7 @@ async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result
     Ok(chunks.boxed())
 }
 
-/// Of a container with a terminal: it has no frames.
+/// The log of a container with a terminal, which has no frames.
 async fn raw(shared: &Arc<Shared>, id: &str, options: LogOptions) -> Result<Chunks, Failure> {
     let query = format!(
         "stdout=1&stderr=1&follow={}&timestamps={}&tail={}",
@@ -118,7 +118,7 @@ struct Following {
     key: ContainerKey,
     follow: bool,
     stream: Chunks,
-    /// Held as long as the stream is.
+    /// Held as long as the stream.
     _place: OwnedSemaphorePermit,
 }
 
@@ -128,7 +128,7 @@ impl Following {
             Ok(chunk) => return Some(Ok(chunk)),
             Err(failure) => failure,
         };
-        // dockerd breaks a followed log off when its container is removed, which is its end.
+        // dockerd breaks a followed log when its container is removed; that is its end.
         if self.follow && is_removed(&self.shared, &self.key).await {
             return None;
         }
@@ -136,7 +136,7 @@ impl Following {
     }
 }
 
-/// Whether the container is gone, or about to be.
+/// Whether the container is removed or being removed.
 async fn is_removed(shared: &Shared, key: &ContainerKey) -> bool {
     for _ in 0..REMOVAL_LOOKS {
         match shared.look(key).await {

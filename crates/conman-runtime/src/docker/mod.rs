@@ -1,11 +1,12 @@
 //! [`DockerRuntime`]: containers of a Docker daemon, through its HTTP API on a Unix socket.
 //!
-//! The daemon is asked to create, start, describe and remove, never to kill. What it says is not
-//! trusted where the kernel can be asked: whose process a PID is, and whether a container still
-//! has processes.
+//! The daemon creates, starts, describes and removes containers; it never kills. Where the kernel
+//! has the answer, the daemon's is not trusted: which container a process belongs to, and whether
+//! a container still has processes.
 //!
-//! Tasks: one for each running command ([`exec`]) and each who is attached ([`terminals`]). Every call to the daemon is bounded in time and
-//! number ([`daemon`]); a log is read by whoever polls its stream.
+//! Tasks: one for each running command ([`exec`]) and one for each attached client
+//! ([`terminals`]). Every call to the daemon is bounded in time and number ([`daemon`]); polling
+//! a log's stream reads the log.
 
 mod container_body;
 mod daemon;
@@ -53,11 +54,11 @@ use fence::Fence;
 use first_moments::Beginning;
 use images::Present;
 
-/// Which of them dockerd uses is its own affair and may be unknown while it does not answer, so
-/// containers are looked for where either places them.
+/// dockerd may use either one, which is unknown while it does not answer. So both places are
+/// searched for containers.
 const DRIVERS: [CgroupDriver; 2] = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
 
-/// How often dockerd is asked whether it has noticed an end, at first and later.
+/// First and later interval at which dockerd is polled for a container's end.
 const FIRST_EXIT_INTERVAL: Duration = Duration::from_millis(10);
 const LAST_EXIT_INTERVAL: Duration = Duration::from_millis(320);
 
@@ -67,7 +68,7 @@ pub struct DockerRuntime {
     shared: Arc<Shared>,
 }
 
-/// What calls and running commands share.
+/// State shared by calls and running commands.
 #[derive(Debug)]
 struct Shared {
     daemon: Daemon,
@@ -76,15 +77,15 @@ struct Shared {
     max_cpus: f64,
     max_removals: usize,
     fence: Option<Fence>,
-    /// Where the files are of what this daemon has created and not removed yet; a container that
-    /// dockerd knows says it by a label, too.
+    /// Where the files are of containers that this daemon created and has not removed. dockerd has
+    /// the path in a label as well.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
     present: Present,
 }
 
 impl DockerRuntime {
-    /// Connects to nothing yet: a daemon that does not answer is reported by every call, and found
-    /// once it does.
+    /// Does not connect. If the daemon does not answer, every call reports that; once it answers,
+    /// calls succeed.
     pub fn connect(options: DockerOptions) -> Result<Self, RuntimeError> {
         let shared = Shared {
             daemon: Daemon::new(
@@ -106,7 +107,7 @@ impl DockerRuntime {
         })
     }
 
-    /// Opens the shim's fence for what is known to be this node's by now ([`crate::Recorded`]).
+    /// Opens the shim's fence for the sessions recorded for this node ([`crate::Recorded`]).
     pub async fn open_fence(&self) -> Result<(), RuntimeError> {
         match &self.shared.fence {
             Some(fence) => fence.open().await,
@@ -246,7 +247,7 @@ fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
         runtime: RuntimeKind::Docker,
         action,
         subject: key.to_string(),
-        reason: "Docker keeps no terminal of a command once nobody is connected to it; use the native runtime"
+        reason: "Docker keeps no terminal of a command once no client is connected to it; use the native runtime"
             .to_owned(),
     }
 }
@@ -287,7 +288,7 @@ impl Shared {
                 }
                 let refused =
                     !error.is_ambiguous() && !matches!(error, RuntimeError::Exists { .. });
-                // Those of a container that exists, or that may yet come to exist, are in use.
+                // The files of a container that exists, or that may still be created, are in use.
                 if never_asked || refused {
                     self.forget_files_dir(&plan.key);
                     self.on_blocking_thread("create", move || files.remove())
@@ -304,16 +305,16 @@ impl Shared {
             Beginning::Runs => Ok(started),
             Beginning::Ended => match self.explained_end(key).await {
                 Ok(error) => Err(error),
-                // Whoever takes hold of it sees that it is dead.
+                // The caller's check of the process shows that it is dead.
                 Err(failure) => {
-                    tracing::debug!(container = %key, ?failure, "an end is not explained");
+                    tracing::debug!(container = %key, ?failure, "cannot explain the end");
                     Ok(started)
                 }
             },
         }
     }
 
-    /// Why a container ended at once that dockerd may take for running yet.
+    /// Why a container ended at once, although dockerd may still report it as running.
     async fn explained_end(&self, key: &ContainerKey) -> Result<RuntimeError, Failure> {
         let name = self.container_name(key);
         let noticed = self
@@ -331,7 +332,7 @@ impl Shared {
         noticed.await
     }
 
-    /// Under the fence, where there is one.
+    /// Starts it under the fence, if there is one.
     async fn ask_to_start(self: &Arc<Self>, key: &ContainerKey) -> Result<Started, RuntimeError> {
         self.guard(key).await?;
         let started = self.order_start(key).await;
@@ -349,7 +350,7 @@ impl Shared {
                 let container = facts.client.inspect_container(&name, None).await?;
                 let config = container.config.as_ref();
                 if config.is_some_and(|config| config.tty == Some(true)) {
-                    // It has none until it is given one; a program that has ended needs none.
+                    // A terminal has no size until it is set; a program that has ended needs none.
                     let size = ResizeContainerTTYOptionsBuilder::new()
                         .h(TERMINAL_SIZE.rows.into())
                         .w(TERMINAL_SIZE.columns.into());
@@ -369,8 +370,8 @@ impl Shared {
         started.await.map_err(|failure| failure.of_start(key))?
     }
 
-    /// The container of `key`, if it is this instance's. Out of dockerd's list like all others:
-    /// inspecting it would wait for whatever dockerd is doing with it, such as ending it.
+    /// Finds this instance's container of `key` in dockerd's list. Inspecting it would wait for
+    /// whatever dockerd is doing with it, such as ending it.
     async fn look(&self, key: &ContainerKey) -> Result<Option<Listed>, Failure> {
         let name = format!("^/{}$", self.container_name(key));
         let listed = self
@@ -379,7 +380,7 @@ impl Shared {
         Ok(listed.into_iter().find(|each| each.key == *key))
     }
 
-    /// Every container with this instance's label.
+    /// Lists all containers with this instance's label.
     async fn list(&self) -> Result<Vec<Listed>, Failure> {
         self.list_filtered(Vec::new()).await
     }
@@ -402,7 +403,7 @@ impl Shared {
         Ok(listed.await?.into_iter().filter_map(Listed::of).collect())
     }
 
-    /// Waits until dockerd has noticed the end, however long that takes it.
+    /// Waits until dockerd has noticed the end, without a bound.
     async fn noticed_exit_code(&self, key: &ContainerKey) -> Option<i32> {
         let mut interval = FIRST_EXIT_INTERVAL;
         loop {
@@ -428,7 +429,7 @@ impl Shared {
         locked(&self.files).remove(key);
     }
 
-    /// Looks at files and cgroups away from the threads that carry tunnels.
+    /// Runs work on files and cgroups outside the threads that carry tunnels.
     async fn on_blocking_thread<T: Send + 'static>(
         &self,
         action: &'static str,

@@ -5,22 +5,22 @@ use conman_core::naming::Instance;
 
 use super::DockerFence;
 
-/// How a [`DockerRuntime`](super::DockerRuntime) reaches its daemon and how much it asks at once.
+/// How a [`DockerRuntime`](super::DockerRuntime) reaches its daemon, and its limits.
 #[derive(Debug, Clone)]
 pub struct DockerOptions {
     /// The daemon's Unix socket.
     pub socket: PathBuf,
     pub instance: Instance,
-    /// Calls at a time, removals and streams not counted.
+    /// Most concurrent calls, not counting removals and streams.
     pub max_calls: usize,
-    /// Removals at a time. Apart from the calls, so that clean-up never delays a start.
+    /// Most concurrent removals. Separate from calls, so that clean-up never delays a start.
     pub max_removals: usize,
-    /// Commands and logs being read at a time; each holds a connection for as long as it lasts.
+    /// Most commands and logs open at a time; each holds a connection.
     pub max_streams: usize,
     pub timeouts: DockerTimeouts,
-    /// Processors that a container may have at most: Docker refuses a limit beyond the host's.
+    /// Most processors of a container: Docker refuses a limit beyond the host's.
     pub max_cpus: f64,
-    /// The shim whose dead-man fence the containers are to be under, if they are.
+    /// The shim whose dead-man fence the containers are under; `None` for no fence.
     pub fence: Option<DockerFence>,
 }
 
@@ -30,8 +30,8 @@ fn host_cpus() -> f64 {
 }
 
 impl DockerOptions {
-    /// With the defaults: dockerd answers no faster to more than a few dozen calls at a time, and
-    /// removes no faster with more than a few.
+    /// Defaults: dockerd does not get faster with more than a few dozen concurrent calls, or more
+    /// than a few concurrent removals.
     #[must_use]
     pub fn new(socket: PathBuf, instance: Instance) -> Self {
         Self {
@@ -47,17 +47,17 @@ impl DockerOptions {
     }
 }
 
-/// Bounds on the daemon's answers, waiting for a turn included.
+/// Bounds on the daemon's answers, including the wait for a place.
 #[derive(Debug, Clone, Copy)]
 pub struct DockerTimeouts {
     pub info: Duration,
     pub create: Duration,
-    /// The start and the look at its result.
+    /// The start and the check of its result.
     pub start: Duration,
-    /// A look at how a command ended, or at the beginning of a log.
+    /// Reading how a command ended, or the beginning of a log.
     pub inspect: Duration,
     pub list: Duration,
-    /// A batch of removals: none is begun later, and each one begun is bounded likewise.
+    /// A batch of removals: none starts later, and each one is bounded likewise.
     pub remove: Duration,
     /// Until a command runs.
     pub exec: Duration,

@@ -1,10 +1,10 @@
-//! Removing dead containers in batches, with everything that was made for them.
+//! Removes dead containers in batches, with everything that was made for them.
 //!
-//! A container's own files go first and its cgroups last, and dockerd's record of it, which says
-//! where the files are, in between: whatever is cut short is found again by the next removal.
+//! The order is: the container's files, dockerd's record of it (which says where the files are),
+//! its cgroups. So the next removal finds whatever an interrupted one left.
 //!
-//! dockerd notices a death late when it is busy: then it refuses the removal of what it still
-//! believes to run, and is asked again, until the time for the batch is over.
+//! A busy dockerd notices a death late and refuses to remove a container that it takes for
+//! running. The removal is repeated until the time for the batch is over.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,10 +24,10 @@ use crate::{ContainerKey, RuntimeError};
 
 const ACTION: &str = "remove";
 
-/// Between two rounds of the same batch.
+/// Pause between two rounds of a batch.
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How one attempt went.
+/// Result of one attempt.
 enum Attempt {
     Done,
     /// dockerd is not ready for it, for this reason.
@@ -39,7 +39,7 @@ pub(super) async fn remove(
     keys: &[ContainerKey],
 ) -> Vec<Result<(), RuntimeError>> {
     let deadline = Instant::now() + shared.timeouts.remove;
-    // One list tells which of them exist and are this instance's own; nothing else is touched.
+    // One list shows which containers exist and belong to this instance; no other is touched.
     let listed: HashMap<ContainerKey, Listed> = match shared.list().await {
         Ok(listed) => listed
             .into_iter()
@@ -68,7 +68,7 @@ pub(super) async fn remove(
             let listed = listed.get(key);
             async move { (index, remove_one(shared, key, listed, deadline).await) }
         });
-        // The lane bounds the calls to dockerd; this bounds what waits for it.
+        // The lane bounds the calls to dockerd; this bounds the calls that wait for it.
         let mut attempts = attempts.buffer_unordered(shared.max_removals);
         while let Some((index, attempt)) = attempts.next().await {
             results[index] = match attempt {
@@ -102,7 +102,7 @@ async fn remove_one(
     prepare(shared, key, files_dir).await?;
     if let Some(listed) = listed {
         let left = deadline.saturating_duration_since(Instant::now());
-        // The last round comes after the deadline and is to find what has become ready since.
+        // The last round runs after the deadline, for containers that became ready meanwhile.
         let limit = left.max(ROUND_INTERVAL);
         let options = RemoveContainerOptionsBuilder::default()
             .v(true)
@@ -132,7 +132,7 @@ async fn remove_one(
     Ok(Attempt::Done)
 }
 
-/// Everything that needs no daemon and must come before it is asked.
+/// The steps that need no daemon and must precede its call.
 async fn prepare(
     shared: &Arc<Shared>,
     key: &ContainerKey,

@@ -1,10 +1,11 @@
-//! Attaching to the terminal of a container's program, which dockerd keeps.
+//! Attaches to the terminal of a container's program, which dockerd keeps.
 //!
-//! dockerd keeps no screen: what a terminal showed last is the end of the container's log, which has
-//! whole lines alone. And it slows the program for a client that does not read, hence all others: so
-//! here everything is read at once, and who is slow is told anew, as by the shim.
+//! dockerd keeps no screen. The last output of a terminal is the end of the container's log,
+//! which has only whole lines. And dockerd slows the program, and so all clients, for a client
+//! that does not read. So all output is read here at once, and a slow client gets a replay, as
+//! from the shim.
 //!
-//! One task for each who is attached; it ends with the program, or when nobody is there any more.
+//! One task for each client; it ends with the program or when the client detaches.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,14 +27,14 @@ use crate::{AttachOptions, ContainerKey, RuntimeError, TerminalIo, TerminalOutpu
 
 const ACTION: &str = "attach to";
 
-/// How much of what was shown is told to who attaches: as much as the native runtime keeps.
+/// How much past output a new client gets: as much as the native runtime keeps.
 const SCROLLBACK_BYTES: usize = 64 * 1_024;
 
-/// Lines of the log that are asked for to that end.
+/// Log lines that are requested for that.
 const SCROLLBACK_LINES: u32 = 2_000;
 
-/// dockerd lets a sequence of keys detach, and cannot be kept from it: one that nobody types, eight
-/// times Ctrl-^. Detaching by keys is the client's business.
+/// dockerd detaches on a sequence of keys, and that cannot be switched off. This one, eight times
+/// Ctrl-^, is never typed. Detaching by keys is up to the client.
 const DETACH_KEYS: &str = "ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E";
 
 /// How long dockerd may take to notice a program's end after its terminal was closed.
@@ -94,7 +95,7 @@ pub(super) async fn attach(
 }
 
 impl Shared {
-    /// The end of a container's log; nothing where it cannot be read in time.
+    /// The end of a container's log; empty if it cannot be read in time.
     async fn last_shown(&self, id: &str) -> Bytes {
         let query = format!("stdout=1&stderr=1&tail={SCROLLBACK_LINES}");
         let reading = async {
@@ -137,12 +138,12 @@ impl Shared {
                 facts.client.resize_container_tty(name, options).await
             });
         if let Err(failure) = resized.await {
-            tracing::debug!(container = name, ?failure, "a terminal keeps its size");
+            tracing::debug!(container = name, ?failure, "cannot resize the terminal");
         }
     }
 }
 
-/// Somebody who is attached.
+/// An attached client.
 struct Watching {
     shared: Arc<Shared>,
     key: ContainerKey,
@@ -171,7 +172,7 @@ impl Watching {
             let typed = pin!(carry_input(&mut input, writer));
             let resizes = pin!(async {
                 if let Some(size) = options.size {
-                    // Of a size that does not change the kernel tells nobody.
+                    // For an unchanged size the kernel sends no signal.
                     let rows = size.rows.checked_add(1).unwrap_or(u16::MAX - 1);
                     let other = TerminalSize { rows, ..size };
                     self.shared.resize_terminal(&name, other).await;
@@ -185,10 +186,10 @@ impl Watching {
             tokio::select! {
                 // The terminal was closed, or the connection to dockerd.
                 () = output => {}
-                // Never end; cancelled with the conversation.
+                // These never end; cancelled when the output ends.
                 () = typed => {}
                 () = resizes => {}
-                // Nobody is attached any more: the connection ends, the program goes on.
+                // The client detached: the connection ends, the program continues.
                 () = to.closed() => return,
             }
         }
@@ -197,7 +198,7 @@ impl Watching {
             code = tokio::time::timeout(EXIT_PATIENCE, self.shared.noticed_exit_code(&self.key)) => {
                 code.ok().flatten()
             }
-            // Nobody waits any more.
+            // There is no waiter any more.
             () = status.closed() => return,
         };
         let ended = match code {
@@ -205,12 +206,12 @@ impl Watching {
             None => ExecStatus {
                 exit_code: None,
                 error: Some(format!(
-                    "{} does not tell how the program ended; it may still run",
+                    "{} does not report how the program ended; it may still run",
                     RuntimeKind::Docker
                 )),
             },
         };
-        // Whoever does not wait for it has lost interest.
+        // The caller may have stopped waiting.
         let _ = status.send(ended);
     }
 }
@@ -238,7 +239,7 @@ impl Recent {
     }
 }
 
-/// Reads everything at once, until its end or until nobody is there.
+/// Reads all output at once, until its end or until the client detaches.
 async fn carry_output<R: AsyncRead + Unpin>(
     mut from: R,
     mut recent: Recent,
@@ -246,13 +247,13 @@ async fn carry_output<R: AsyncRead + Unpin>(
     to: &mpsc::Sender<TerminalOutput>,
 ) {
     let mut buffer = BytesMut::new();
-    // What was shown has to be told anew: at first, and after something was passed over.
+    // A replay is due: at first, and after output was dropped.
     let mut behind = replay_first;
     loop {
         buffer.reserve(OUTPUT_CHUNK_BYTES);
         let mut some = (&mut from).take(OUTPUT_CHUNK_BYTES as u64);
         tokio::select! {
-            // Cancelled before it has read anything, or done.
+            // Cancel safe: it has read nothing, or is done.
             read = some.read_buf(&mut buffer) => match read {
                 Ok(0) | Err(_) => break,
                 Ok(_) => {
@@ -267,7 +268,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
                     }
                 }
             },
-            // A place that is not taken is given back.
+            // Cancel safe: an unused place is given back.
             place = to.reserve(), if behind => match place {
                 Ok(place) => {
                     place.send(TerminalOutput::Replay(recent.bytes()));
@@ -278,12 +279,12 @@ async fn carry_output<R: AsyncRead + Unpin>(
         }
     }
     if behind {
-        // Nobody may be there any more.
+        // The client may have detached.
         let _ = to.send(TerminalOutput::Replay(recent.bytes())).await;
     }
 }
 
-/// Never ends: dockerd takes the end of the input for the end of the output, too.
+/// Never ends: dockerd takes the end of the input for the end of the output as well.
 async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
     while let Some(bytes) = from.recv().await {
         if to.write_all(&bytes).await.is_err() {
@@ -339,7 +340,7 @@ mod tests {
         }
         carrying.await.expect("it ends");
         assert_eq!(replays, 2, "at first and at last");
-        // What was written last may be told apart, after what is told anew.
+        // The last output may come separately, after the replay.
         assert!(seen.len() >= SCROLLBACK_BYTES && shown.ends_with(&seen));
     }
 }

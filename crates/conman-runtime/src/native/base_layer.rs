@@ -1,7 +1,7 @@
-//! The layer below every image's: what conman mounts on, where the image has nothing there.
+//! The layer below every image's: the mount points of conman that the image lacks.
 //!
-//! Made once in the image store, so that no start has to make it: making a file through an overlay
-//! costs ten times as much as beside one, and takes the session's disk space and inodes.
+//! It is made once in the image store, so that no start has to make it: creating a file through
+//! an overlay costs ten times as much as directly, and uses the session's disk space and inodes.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::container_files::OWN_FILES;
 
-/// Below the image store. Another name when what is in it changes, since live sessions use the
+/// Name below the image store. It changes with the layer's content, since live sessions use the
 /// one that they were started with.
 const NAME: &str = "base.3";
 
@@ -20,17 +20,17 @@ const DIRECTORIES: [(&str, u32); 3] = [("proc", 0o555), ("dev", 0o755), ("dev/sh
 /// The same for stores whose files belong to a range of ids.
 const OWNED_NAME: &str = "base.3.owned";
 
-/// Makes the layer where it is missing, and returns its path below `store`. Its files belong to
-/// `owner`, who is root inside. Blocks.
+/// Makes the layer if it is missing, and returns its path below `store`. Its files belong to
+/// `owner`, which is root inside. Blocks.
 ///
-/// `None` where that fails, such as on a full disk: each start makes what its image lacks then.
+/// `None` if that fails, such as on a full disk: each start then makes what its image lacks.
 pub(super) fn ensure(store: &Path, owner: u32) -> Option<PathBuf> {
     let name = if owner == 0 { NAME } else { OWNED_NAME };
     match make(store, name, owner) {
         Ok(name) => Some(name),
         Err(error) => {
             let path = store.join(name);
-            tracing::warn!(path = %path.display(), %error, "starts go without the common layer");
+            tracing::warn!(path = %path.display(), %error, "cannot make the common layer");
             None
         }
     }
@@ -50,7 +50,7 @@ fn make(store: &Path, name: &str, owner: u32) -> io::Result<PathBuf> {
     Ok(PathBuf::from(name))
 }
 
-/// The directory and all below it, which is what [`fill`] has made.
+/// Changes the owner of the directory and all below it, which [`fill`] has made.
 fn give(directory: &Path, owner: u32) -> io::Result<()> {
     chown(directory, Some(owner), Some(owner))?;
     for entry in fs::read_dir(directory)? {
@@ -64,7 +64,7 @@ fn give(directory: &Path, owner: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// What a process that died in the middle has left.
+/// Removes what a process that died half-way left.
 fn remove(draft: &Path) -> io::Result<()> {
     match fs::remove_dir_all(draft) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -95,7 +95,7 @@ fn fill(layer: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Its mode is set apart, so that no umask narrows it.
+/// The mode is set separately, so that no umask narrows it.
 fn directory(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().mode(mode).create(path)?;
     fs::set_permissions(path, Permissions::from_mode(mode))
@@ -119,22 +119,22 @@ mod tests {
         assert_eq!(mode("etc/hosts"), (false, 0o644));
         assert_eq!(mode("etc"), (true, 0o755));
         assert_eq!(mode("dev/shm"), (true, 0o1777));
-        let beside = fs::read_dir(store.path()).expect("readable");
-        assert_eq!(beside.count(), 1, "no draft is left");
+        let entries = fs::read_dir(store.path()).expect("readable");
+        assert_eq!(entries.count(), 1, "no draft is left");
         fs::write(store.path().join("file"), "").expect("written");
         assert_eq!(ensure(&store.path().join("file"), 0), None);
     }
 
     #[test]
-    #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
+    #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn where_a_range_owns_the_store_all_of_it_is_that_ranges() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: files are given away as root");
+            eprintln!("skipped: changing owners needs root");
             return;
         }
         let store = tempfile::tempdir().expect("a directory");
         let plain = ensure(store.path(), 0).expect("made");
-        let owned = ensure(store.path(), 70_000).expect("made beside it");
+        let owned = ensure(store.path(), 70_000).expect("made next to it");
         let owner = |layer: &Path, path: &str| {
             let data = fs::metadata(store.path().join(layer).join(path)).expect(path);
             std::os::unix::fs::MetadataExt::uid(&data)

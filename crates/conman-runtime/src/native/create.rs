@@ -1,4 +1,4 @@
-//! Creating a container: its directories, and the order that the shim will get.
+//! Creates a container: its directories, and the start order for the shim.
 
 use std::path::Path;
 
@@ -31,12 +31,12 @@ impl Inner {
             });
         }
         self.limit_disk(plan, &dir);
-        // Empty: the files are in the order. While the directory is there, the container may start.
+        // Empty: the files are in the order. While the directory exists, the container may start.
         let files = ContainerFiles::at(&plan.files_dir);
         if let Err(error) = files.make().and_then(|()| dir.write(&stored)) {
             for taken_back in [files.remove(), self.store.discard(&dir)] {
                 if let Err(error) = taken_back {
-                    tracing::warn!(container = %key, %error, "a failed create leaves something");
+                    tracing::warn!(container = %key, %error, "cannot clean up a failed create");
                 }
             }
             return Err(error);
@@ -46,7 +46,7 @@ impl Inner {
         Ok(self.container_id(key))
     }
 
-    /// What the shim will be asked to start.
+    /// The start order for the shim.
     fn order(
         &self,
         plan: &ContainerPlan,

@@ -1,5 +1,5 @@
-//! Limits of what a container takes on the disk: a project quota where the file system enforces
-//! these, and measuring otherwise.
+//! Limits a container's disk usage: by a project quota if the file system supports them,
+//! otherwise by measuring.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -15,13 +15,13 @@ use super::store::ContainerDir;
 use crate::container_files::host_error;
 use crate::{ContainerKey, ContainerPlan, RuntimeError};
 
-/// Descriptors and mappings of one container that are looked at for files without a name: a tenth of
-/// a second's work.
+/// Most descriptors and mappings of one container that are searched for files without a name: a
+/// tenth of a second's work.
 const MAX_LOOKS: usize = 50_000;
 
 impl Inner {
-    /// Sets the limits of a container's new directory, as far as the file system enforces any. Where
-    /// that fails, the container is measured.
+    /// Sets the limits of a container's new directory, if the file system supports them. If that
+    /// fails, the container is measured.
     pub(super) fn limit_disk(&self, plan: &ContainerPlan, dir: &ContainerDir) {
         let Some(quotas) = self.quotas else { return };
         let ResolvedSpec {
@@ -41,12 +41,12 @@ impl Inner {
             Ok(false) => tracing::debug!(container = %plan.key, "no project id for a quota"),
             Err(error) => tracing::warn!(
                 container = %plan.key, %error,
-                "cannot set a project quota; what the session writes is measured"
+                "cannot set a project quota; the session's disk usage is measured"
             ),
         }
     }
 
-    /// Blocks for as long as it takes to look at every file of the container.
+    /// Blocks for as long as it takes to visit every file of the container.
     pub(super) fn excess_disk_usage(
         &self,
         key: &ContainerKey,
@@ -55,7 +55,7 @@ impl Inner {
         let dir = self.store.container(key);
         let failed = |source| host_error("measure", dir.path(), source);
         let mut excess = None;
-        // Twice: what is moved while it is measured may count twice.
+        // Twice: a file that is moved during a measurement may count twice.
         for _ in 0..2 {
             match self.disk_usage(key, dir.path(), limits) {
                 Ok(Some(usage)) if !usage.is_within(limits) => excess = Some(usage),
@@ -87,7 +87,7 @@ impl Inner {
         let mut devices = vec![fs::metadata(directory)?.dev()];
         devices.extend(pids.iter().find_map(root).map(|root| root.dev()));
         if !pids.is_empty() {
-            // Where there are too many to look at, other ones each time.
+            // If there are too many, each call starts at another one.
             let start = RandomState::new().hash_one(()) % pids.len() as u64;
             pids.rotate_left(usize::try_from(start).unwrap_or_default());
         }

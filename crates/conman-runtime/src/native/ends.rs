@@ -1,4 +1,4 @@
-//! How containers and commands have ended, as the shim tells it, and who waits for that.
+//! How containers and commands ended, as the shim reports it, and the callers that wait for it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 use super::kept;
 use crate::shim_link::Hearer;
 
-/// An end, with the exit code where it is known: as a shell tells it.
+/// An end, with the exit code if it is known, in a shell's encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End(pub(super) Option<i32>);
 
-/// Ends of containers and kept commands stay known until they are forgotten; those of other
-/// commands are told to who waits, and to nobody else.
+/// Ends of containers and kept commands are stored until they are forgotten. Ends of other
+/// commands are only sent to waiting callers.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
@@ -32,8 +32,8 @@ impl Ends {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what the shim tells; whether somebody waited for it.
-    fn told(&self, container: &ContainerView) -> bool {
+    /// Records an end that the shim reports. Returns whether a caller waited for it.
+    fn record(&self, container: &ContainerView) -> bool {
         let Some(end) = end(container.state).filter(|_| !container.foreign) else {
             return false;
         };
@@ -54,12 +54,12 @@ impl Ends {
         self.lock().ended.get(name).copied()
     }
 
-    /// The end to come of a container or command, at once where it is known.
+    /// Receives the end of a container or command, at once if it is known.
     pub(super) fn wait(&self, name: &str) -> oneshot::Receiver<End> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
         if let Some(end) = state.ended.get(name) {
-            // The receiver is in our hands.
+            // The receiver still exists.
             let _ = sender.send(*end);
         } else {
             let waiting = state.waiting.entry(name.to_owned()).or_default();
@@ -77,14 +77,14 @@ impl Ends {
 }
 
 impl Hearer for Ends {
-    /// Of a command that nobody waits for, an earlier daemon's, nothing has to be known any more.
+    /// The end of an earlier daemon's command, which no caller waits for, may be forgotten.
     fn hear(&self, container: &ContainerView) -> bool {
-        let waited = self.told(container);
+        let waited = self.record(container);
         waited || container.exec_in.is_none() || kept::is_kept(&container.name)
     }
 }
 
-/// `None` for what has not ended.
+/// `None` if it has not ended.
 pub(super) fn end(state: ContainerState) -> Option<End> {
     match state {
         ContainerState::Launching | ContainerState::Running => None,
@@ -114,14 +114,14 @@ mod tests {
     fn an_end_is_told_to_who_waited_and_to_who_asks_later() {
         let ends = Ends::default();
         let mut before = ends.wait("a.1");
-        assert!(!ends.told(&view("a.1", None, ContainerState::Running)));
+        assert!(!ends.record(&view("a.1", None, ContainerState::Running)));
         assert_eq!((before.try_recv().ok(), ends.of("a.1")), (None, None));
-        assert!(ends.told(&view("a.1", None, ContainerState::Signalled { signal: 9 })));
+        assert!(ends.record(&view("a.1", None, ContainerState::Signalled { signal: 9 })));
         assert_eq!(before.try_recv(), Ok(End(Some(137))));
         assert_eq!(ends.wait("a.1").try_recv(), Ok(End(Some(137))));
         ends.forget("a.1");
         assert_eq!(ends.of("a.1"), None);
-        assert!(!ends.told(&view("a.1", None, ContainerState::Lost)));
+        assert!(!ends.record(&view("a.1", None, ContainerState::Lost)));
         assert_eq!(ends.of("a.1"), Some(End(None)));
     }
 
@@ -130,8 +130,8 @@ mod tests {
         let ends = Ends::default();
         let mut waiting = ends.wait("exec.1.1");
         let ended = ContainerState::Exited { code: 3 };
-        assert!(ends.told(&view("exec.1.1", Some("a.1"), ended)));
-        assert!(!ends.told(&view("exec.1.2", Some("a.1"), ended)));
+        assert!(ends.record(&view("exec.1.1", Some("a.1"), ended)));
+        assert!(!ends.record(&view("exec.1.2", Some("a.1"), ended)));
         assert_eq!(waiting.try_recv(), Ok(End(Some(3))));
         assert_eq!(ends.of("exec.1.1"), None);
     }

@@ -1,7 +1,7 @@
 //! Commands inside a running container: the shim runs them on streams that are made here.
 //!
-//! One task a command: it carries bytes both ways and reports the end, which the shim tells. The
-//! command outlives the task and the daemon; only its streams do not.
+//! One task for each command. It carries bytes both ways and reports the end, which comes from
+//! the shim. The command outlives the task and the daemon; only its streams do not.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ACTION: &str = "run a command in";
 
-/// How often a command is looked at whose end might have been told to nobody: after a shim's.
+/// Poll interval for the end of a command. A shim that was replaced reports no end.
 const END_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The near ends of a command's streams.
@@ -61,13 +61,13 @@ pub(super) async fn exec(
             source,
         )
     })?;
-    // Before it can end.
+    // Before the command can end.
     let end = inner.ends.wait(&name);
     let fds = far.each_ref().map(AsFd::as_fd);
     let request = Request::Exec(Box::new(spec));
     let patience = inner.timeouts.start;
     let answer = inner.link.call(&request, &fds, patience).await;
-    // While a copy is open here, the near ends never see the command's.
+    // While a copy is open here, the near ends do not see the command close its own.
     drop(far);
     let (io, ends) = exec_channels();
     let process = match answer {
@@ -79,7 +79,7 @@ pub(super) async fn exec(
         Err(error) => {
             inner.ends.forget(&name);
             let status = not_run(&key, error)?;
-            // Nobody to tell when the caller has gone already.
+            // The caller may have gone.
             let _ = ends.status.send(status);
             return Ok(io);
         }
@@ -96,7 +96,7 @@ pub(super) async fn exec(
 }
 
 impl Inner {
-    /// What to run. Blocks.
+    /// Returns what to run. Blocks.
     pub(super) fn command(
         &self,
         key: &ContainerKey,
@@ -125,12 +125,12 @@ fn streams(plan: &ExecPlan) -> io::Result<(Near, [OwnedFd; 3])> {
         let far = [far.try_clone()?, far.try_clone()?, far];
         return Ok((Near::Terminal(terminal), far));
     }
-    // The launcher gives them to the command's user.
+    // The launcher changes their owner to the command's user.
     let (near, far) = Pipes::open(plan.stdin)?;
     Ok((Near::Pipes(near), far))
 }
 
-/// A program that does not exist is an end like another; everything else is an error.
+/// A program that does not exist is an end like any other; everything else is an error.
 fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeError> {
     match error {
         LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
@@ -150,12 +150,12 @@ fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeEr
     }
 }
 
-/// A command that has begun.
+/// A command that has started.
 struct Running {
     inner: Arc<Inner>,
     key: ContainerKey,
     name: String,
-    /// `None` when it had ended before anybody could take hold of it.
+    /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
     end: oneshot::Receiver<End>,
 }
@@ -164,7 +164,7 @@ impl Running {
     async fn ended(&mut self) -> ExecStatus {
         loop {
             tokio::select! {
-                // Cancel safe: what is not received stays in the channel.
+                // Cancel safe: an end that is not received stays in the channel.
                 told = &mut self.end => match told {
                     Ok(end) => return status(end),
                     Err(_) => return status(End(None)),
@@ -175,7 +175,7 @@ impl Running {
                     if !process.is_some_and(|process| process.is_dead().unwrap_or(false)) {
                         continue;
                     }
-                    // Told by now, unless the shim that knew has gone.
+                    // Reported already, unless the shim that knew it has gone.
                     if let Ok(end) = self.end.try_recv() {
                         return status(end);
                     }
@@ -232,7 +232,7 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        // The outputs ended. Input that was not taken has no reader any more.
+                        // The outputs ended. Unread input has no reader any more.
                         () = outputs => {}
                         // Never ends; cancelled when the outputs end.
                         () = input => {}
@@ -254,7 +254,7 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
                     tokio::select! {
                         // The terminal's other end was closed.
                         () = output => {}
-                        // Never end; cancelled when the output ends.
+                        // These never end; cancelled when the output ends.
                         () = input => {}
                         () = resizes => {}
                     }
@@ -266,7 +266,7 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
             () = outputs => {}
             // Polled again below.
             never = &mut killing => match never {},
-            // Nobody reads any more: the streams end, what was read and not delivered with them.
+            // There is no reader any more: the streams and undelivered output are dropped.
             () = ends.output.closed() => {}
         }
     }
@@ -278,9 +278,9 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
         never = &mut killing => match never {},
     };
     let _ = ends.status.send(status);
-    // Only now that its start was answered, too.
+    // Only here, after its start was answered as well.
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {
-        tracing::debug!(%error, "a command's end is told again to the next connection");
+        tracing::debug!(%error, "the next connection reports the command's end again");
     }
 }

@@ -1,4 +1,4 @@
-//! What the shim's refusals mean for who asked.
+//! Errors for the shim's refusals.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::shim_link::{LinkError, REMEDY_FOR_FULL};
 
 const RUNTIME: RuntimeKind = RuntimeKind::Native;
 
-/// Any failure of a call but that of a program.
+/// Any failure of a call except a missing program.
 pub(super) fn call_failed(
     action: &'static str,
     subject: impl ToString,
@@ -70,7 +70,7 @@ pub(super) fn start_failed(subject: impl ToString, error: LinkError) -> RuntimeE
     }
 }
 
-/// Whether another spec would have failed as well: the host lacks something, or was too slow.
+/// Whether any spec would have failed: the host lacks something, or was too slow.
 fn is_the_hosts(error: &LaunchError) -> bool {
     match error {
         LaunchError::TimedOut { .. } | LaunchError::LauncherDied => true,
@@ -102,7 +102,7 @@ fn host_failed(action: &'static str, subject: impl ToString, reason: String) -> 
     }
 }
 
-/// A program that cannot be run, with the exit code that shells give it.
+/// A program that cannot be run, with the exit code that shells use for it.
 #[derive(Debug)]
 pub(super) struct Unrunnable {
     pub(super) command: String,

@@ -1,4 +1,4 @@
-//! Images that containers are made of, kept from being collected while there is such a container.
+//! The images of containers. An image is not collected while a container uses it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::{ContainerKey, RuntimeError};
 #[derive(Debug)]
 pub(super) struct Images {
     store: ImageStore,
-    /// Below every image, in the store.
+    /// The layer below every image, in the store.
     base: Option<PathBuf>,
     held: Mutex<Held>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Images {
 struct Held {
     images: HashMap<ImageId, (ImageGuard, usize)>,
     users: HashMap<ContainerKey, ImageId>,
-    /// Of containers whose image the store does not know any more.
+    /// Layers of containers whose image the store no longer knows.
     layers: HashMap<ContainerKey, Vec<LayerLease>>,
 }
 
@@ -48,12 +48,12 @@ impl Images {
         &self.store
     }
 
-    /// What is below every image, by its path below the store.
+    /// The layer below every image, as a path below the store.
     pub(super) fn base(&self) -> Option<&Path> {
         self.base.as_deref()
     }
 
-    /// That there is no image of the name `text`, if it is one. Blocks.
+    /// An error if `text` is a valid name of an image that is missing. Blocks.
     pub(super) fn lack(&self, text: &str) -> Option<RuntimeError> {
         let name: ImageName = text.parse().ok()?;
         match self.store.get(&name) {
@@ -89,7 +89,7 @@ impl Images {
         }
     }
 
-    /// The same for a container that an earlier process made of these layers. Blocks.
+    /// Likewise for a container that an earlier process made of these layers. Blocks.
     pub(super) fn hold_again(&self, key: &ContainerKey, image: &ImageId, layers: &[PathBuf]) {
         match self.store.pin_id(image) {
             Ok(guard) => self.hold(key, guard),
@@ -101,7 +101,7 @@ impl Images {
         }
     }
 
-    /// The container is gone.
+    /// Call it when the container has been removed.
     pub(super) fn release(&self, key: &ContainerKey) {
         let mut held = self.lock();
         held.layers.remove(key);
@@ -116,8 +116,7 @@ impl Images {
         }
     }
 
-    /// A panic while the lock is held cannot leave half a change that matters: an image is kept
-    /// too long.
+    /// A panic while the lock is held can at most keep an image for too long.
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,13 +133,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let store = ImageStore::open(dir.path(), ImageLimits::default()).expect("a store");
         let images = Images::new(store);
-        let told = images.lack("no-such/image:1").expect("it is lacking");
+        let missing = images.lack("no-such/image:1").expect("it is lacking");
         let refused = images
             .pin("alice", "no-such/image:1")
             .expect_err("likewise");
-        assert_eq!(told.to_string(), refused.to_string());
-        assert!(told.to_string().contains("conman image import"), "{told}");
-        // What is no name is told by what wants to make something of it.
+        assert_eq!(missing.to_string(), refused.to_string());
+        assert!(
+            missing.to_string().contains("conman image import"),
+            "{missing}"
+        );
+        // An invalid name is reported by the call that uses it.
         assert!(images.lack("NO NAME").is_none());
     }
 }

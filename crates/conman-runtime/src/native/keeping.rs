@@ -1,5 +1,5 @@
-//! Commands that are kept: started, listed and ended by whoever comes, however long ago and by
-//! whichever daemon they were started. [`super::kept`] stores which there are.
+//! Kept commands: any later client can list and end them, whichever daemon started them.
+//! [`super::kept`] stores them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, PoisonError};
@@ -23,10 +23,10 @@ const KEEP: &str = "keep a command in";
 const LIST: &str = "list the kept commands of";
 const END: &str = "end a kept command of";
 
-/// How long the shim may take to tell the end of a command that is dead.
+/// How long the shim may take to report the end of a dead command.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is known of a kept command.
+/// What the shim knows of a kept command.
 enum Known {
     Runs,
     Ended(End),
@@ -49,7 +49,7 @@ pub(super) async fn keep(
         user: plan.user,
         started_at: Timestamp::now(),
     };
-    // Until the shim has heard of it, and has answered.
+    // Until the shim has received and answered the start.
     let _beginning = inner.reserve(&key, &stored).await?;
     let spec = ExecSpec {
         name: kept::name(stored.id),
@@ -67,10 +67,10 @@ pub(super) async fn keep(
                 &key,
                 answer.map_or_else(|error| error, |_| LinkError::Unexpected),
             );
-            // What may still begin is listed, and can be ended.
+            // A command that may still start is listed and can be ended.
             if !error.is_ambiguous() {
                 if let Err(error) = inner.unlist(&key, stored.id).await {
-                    tracing::warn!(container = %key, %error, "a command that never began is listed");
+                    tracing::warn!(container = %key, %error, "cannot unlist a failed command");
                 }
                 inner.ends.forget(&kept::name(stored.id));
             }
@@ -118,7 +118,7 @@ pub(super) async fn list(
     Ok(views)
 }
 
-/// Kills one, if it has not ended, and forgets it.
+/// Kills a command, if it has not ended, and forgets it.
 pub(super) async fn end_one(
     inner: &Arc<Inner>,
     key: &ContainerKey,
@@ -143,7 +143,7 @@ pub(super) async fn end_one(
             let (same, owned) = (Arc::clone(inner), key.clone());
             let process = PidFd::received(process, pid);
             away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
-            // Where that is not told, forgetting it is refused below.
+            // If the end is not reported in time, forgetting is refused below.
             let _ = tokio::time::timeout(END_PATIENCE, ended).await;
         }
         Ok(_) => return Err(call_failed(END, key, LinkError::Unexpected)),
@@ -153,8 +153,8 @@ pub(super) async fn end_one(
     inner.forget_exec(key, exec).await
 }
 
-/// A kept command that is listed and of which the shim may not have heard yet: whoever asks the shim
-/// would take it for one that has ended.
+/// A kept command that is listed but that the shim may not know yet. The shim's answer about it
+/// would look as if it had ended.
 #[derive(Debug)]
 struct Beginning {
     inner: Arc<Inner>,
@@ -182,16 +182,15 @@ impl Drop for Beginning {
 }
 
 impl Inner {
-    /// Stores a command that is about to begin, in the place of one that has ended where there is
-    /// no other.
+    /// Stores a command that is about to start. Replaces one that has ended if there is no room.
     async fn reserve(
         self: &Arc<Self>,
         key: &ContainerKey,
         stored: &StoredExec,
     ) -> Result<Beginning, RuntimeError> {
-        // Before anybody can find it listed.
+        // Before it can be found in the list.
         let beginning = Beginning::new(self, stored.id);
-        // As many may be tried as there can be, should others take the places.
+        // Other callers may take the free places, so there are as many tries as places.
         for _ in 0..=MAX_KEPT {
             let (inner, owned, stored) = (Arc::clone(self), key.clone(), stored.clone());
             let added = away(KEEP, move || {
@@ -217,13 +216,13 @@ impl Inner {
         })
     }
 
-    /// Waits while it is about to begin, which a start's bound bounds.
+    /// Waits while the command is about to start. The bound of a start bounds the wait.
     async fn wait_begun(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
         let mut beginning = self.beginning.subscribe();
         let begun = beginning.wait_for(|all| !all.contains(&exec));
         let after = self.timeouts.start;
         match tokio::time::timeout(after, begun).await {
-            // The sender lives in `self`, so it is not gone.
+            // The sender lives in `self`, so it is not dropped.
             Ok(_) => Ok(()),
             Err(_) => Err(call_failed(END, key, LinkError::TimedOut { after })),
         }
@@ -260,7 +259,7 @@ impl Inner {
         key: &ContainerKey,
         action: &'static str,
     ) -> Result<Known, RuntimeError> {
-        // Also one whose end is told already: the shim keeps it until it has answered its start.
+        // Includes one whose end is known: the shim keeps it until it has answered its start.
         if self.beginning.borrow().contains(&exec) {
             return Ok(Known::Runs);
         }
@@ -283,7 +282,7 @@ impl Inner {
         }
     }
 
-    /// The shim closes its terminal; who is attached is told so.
+    /// The shim closes the terminal and reports that to attached clients.
     async fn forget_exec(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -333,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Of a runtime that no shim answers, with a container.
+    /// A runtime with a container but without a shim.
     fn inner(directory: &Path) -> (Arc<Inner>, ContainerKey) {
         let images = directory.join("images");
         let runtime = NativeRuntime::open(NativeOptions {
@@ -341,11 +340,11 @@ mod tests {
             directory: directory.join("containers"),
             images: ImageStore::open(&images, ImageLimits::default()).expect("a new store"),
             bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
-            socket: directory.join("nobody.sock"),
+            socket: directory.join("absent.sock"),
             shim: None,
             fence: crate::FenceOpener::Anybody,
             timeouts: NativeTimeouts {
-                // A command that is about to begin is not waited for.
+                // Do not wait for a command that is about to start.
                 start: Duration::ZERO,
                 ..NativeTimeouts::default()
             },
@@ -357,7 +356,7 @@ mod tests {
         };
         let dir = inner.store.container(&key);
         assert!(dir.make().expect("made"));
-        // Nobody reads what it is.
+        // The content is not read.
         crate::stored_plan::write(dir.path(), &()).expect("written");
         (inner, key)
     }
@@ -376,10 +375,10 @@ mod tests {
         let listed = list(&inner, &key).await.expect("listed");
         assert_eq!(listed.len(), MAX_KEPT);
         assert!(listed.iter().all(|one| one.running));
-        // Of one that is not about to begin any more the shim alone knows.
+        // Only the shim knows about a command that is no longer about to start.
         beginning.pop();
         let error = inner.reserve(&key, &stored(99)).await;
-        let error = error.expect_err("nobody can be asked");
+        let error = error.expect_err("there is no shim");
         assert!(matches!(error, RuntimeError::Unavailable { .. }), "{error}");
     }
 

@@ -1,10 +1,10 @@
-//! Which commands of a container are kept: those whose terminals the shim keeps.
+//! Stores which commands of a container are kept: those whose terminals the shim keeps.
 //!
 //! ```text
 //! <container>/kept/<id>.json   one command, written before it starts
 //! ```
-//! So a new daemon finds them, and they go with the container. Whether one runs, and how it ended,
-//! the shim knows, which forgets it only when it is told to.
+//! A new daemon finds them there, and they are removed with the container. The shim knows whether
+//! a command runs and how it ended, and forgets it only when ordered to.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 use crate::RuntimeError;
 use crate::container_files::host_error;
 
-/// Kept commands of one container, those included that have ended; each may hold a scrollback in
-/// the shim.
+/// Most kept commands of one container, including those that have ended; each may hold a
+/// scrollback in the shim.
 pub(super) const MAX_KEPT: usize = 16;
 
 const DIRECTORY: &str = "kept";
 const SUFFIX: &str = ".json";
 const MODE: u32 = 0o700;
 
-/// No container's name has it in it.
+/// No container's name contains it.
 const PREFIX: &str = "kept_";
 
-/// One command as it is stored.
+/// A command as it is stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StoredExec {
     pub(super) id: ExecId,
@@ -51,18 +51,18 @@ impl StoredExec {
     }
 }
 
-/// What the shim calls it.
+/// The shim's name of the command.
 pub(super) fn name(id: ExecId) -> String {
     format!("{PREFIX}{id}")
 }
 
-/// Whether it is the name of a kept command.
+/// Whether `name` is a kept command's.
 pub(super) fn is_kept(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
-/// The commands of a container, the oldest first. What cannot be read is passed over: a file that a
-/// full disk has cut short was written for a command that never began.
+/// The commands of a container, the oldest first. Unreadable files are skipped: a file that a
+/// full disk has truncated belongs to a command that never started.
 pub(super) fn all(container: &Path) -> Result<Vec<StoredExec>, RuntimeError> {
     let directory = container.join(DIRECTORY);
     let entries = match fs::read_dir(&directory) {
@@ -83,7 +83,7 @@ pub(super) fn exists(container: &Path, id: ExecId) -> bool {
     path(container, id).exists()
 }
 
-/// Adds one; false when there are [`MAX_KEPT`]. Callers take turns.
+/// Adds a command; false when there are [`MAX_KEPT`]. Callers must not run concurrently.
 pub(super) fn add(container: &Path, stored: &StoredExec) -> Result<bool, RuntimeError> {
     if all(container)?.len() >= MAX_KEPT {
         return Ok(false);
@@ -100,14 +100,14 @@ pub(super) fn add(container: &Path, stored: &StoredExec) -> Result<bool, Runtime
         .map_err(io::Error::from)
         .and_then(|json| File::create_new(&path)?.write_all(&json));
     if let Err(source) = written {
-        // It does not count, so no bound would hold it.
+        // It does not count, so the limit would not bound it.
         let _ = fs::remove_file(&path);
         return Err(host_error("write", &path, source));
     }
     Ok(true)
 }
 
-/// Removes one, which may be gone already.
+/// Removes a command. One that does not exist is fine.
 pub(super) fn remove(container: &Path, id: ExecId) -> Result<(), RuntimeError> {
     let path = path(container, id);
     match fs::remove_file(&path) {

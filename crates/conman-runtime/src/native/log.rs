@@ -1,4 +1,4 @@
-//! A container's log, and until when it is followed.
+//! A container's log, and how long it is followed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use super::store;
 use crate::log_files;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
-/// How often a followed log's container is looked for in the kernel, whatever the shim says.
+/// Interval at which the kernel is asked whether a followed log's container lives, independent of
+/// the shim.
 const LIFE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Inner {
@@ -41,13 +42,13 @@ impl Inner {
     }
 }
 
-/// Whether a followed container still writes.
+/// Whether a followed container may still write.
 struct Life {
     inner: Arc<Inner>,
     key: ContainerKey,
     name: String,
     looked: Instant,
-    /// At the last look the kernel knew no process of it, though it had begun.
+    /// The last check found no process of it, though it had started.
     empty_before: bool,
 }
 

@@ -1,13 +1,14 @@
 //! [`NativeRuntime`]: conman's own containers, made by the shim (`conman-shim`) from images of the
 //! store (`conman-image`).
 //!
-//! A container is created as a directory with the order that the shim will get ([`store`]), so that
-//! a new [`NativeRuntime`] over the same directory knows all that the previous one did, and started
-//! by sending that order. What runs and how it ended, the shim and the kernel know. A container
-//! that is removed goes into the trash, which is emptied beside everything else ([`trash`]).
+//! Creating a container makes a directory with the start order for the shim ([`store`]); starting
+//! it sends that order. So a new [`NativeRuntime`] over the same directory knows what the
+//! previous one did. The shim and the kernel know what runs and how it ended. Removed containers
+//! go into the trash, which is emptied in the background ([`trash`]).
 //!
-//! Tasks: one that reads what the shim says ([`crate::shim_link`]), one for each running command ([`exec`]), one
-//! for each who is attached to a terminal ([`terminals`]). A thread while there is trash to empty.
+//! Tasks: one that reads the shim's messages ([`crate::shim_link`]), one for each running command
+//! ([`exec`]), one for each client attached to a terminal ([`terminals`]). A thread while the
+//! trash is not empty.
 
 mod base_layer;
 mod create;
@@ -58,21 +59,21 @@ use images::Images;
 pub use program::SESSION_OPEN_FILES;
 use store::{Store, StoredPlan};
 
-/// How long an idle shim takes to end at the most; a daemon's stop waits for it.
+/// Longest time for an idle shim to end; the daemon's stop waits for it.
 const SHIM_END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How a [`NativeRuntime`] is set up.
+/// Configuration of a [`NativeRuntime`].
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
     pub instance: Instance,
-    /// Where the containers' directories are; this instance's alone.
+    /// Where the containers' directories are; used by this instance only.
     pub directory: PathBuf,
     pub images: ImageStore,
     /// Host id of user 0 in files of binds; user `n` is `bind_first_id + n`.
     pub bind_first_id: u32,
-    /// Where this instance's shim listens.
+    /// The socket of this instance's shim.
     pub socket: PathBuf,
-    /// Starts a shim where none answers; without it somebody else must.
+    /// Starts a shim where none answers. Without it, another program must start one.
     pub shim: Option<ShimCommand>,
     pub fence: FenceOpener,
     pub timeouts: NativeTimeouts,
@@ -81,9 +82,9 @@ pub struct NativeOptions {
 /// Bounds on calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NativeTimeouts {
-    /// What the shim answers at once.
+    /// Requests that the shim answers at once.
     pub call: Duration,
-    /// A start: it waits for those before it, and for a disk.
+    /// A start: it waits for earlier starts, and for a disk.
     pub start: Duration,
 }
 
@@ -113,19 +114,20 @@ struct Inner {
     ends: Arc<Ends>,
     link: Link,
     timeouts: NativeTimeouts,
-    /// Created and not started yet: their plans need not be read again.
+    /// Created and not started yet; saves reading their plans again.
     created: Mutex<HashMap<ContainerKey, StoredPlan>>,
-    /// No command of an earlier daemon's has the same number.
+    /// The first number differs for each daemon, so that names of commands are unique.
     commands: (u64, AtomicU64),
-    /// Whose turn it is to change which commands are kept; held while files are written.
+    /// Serialises changes of which commands are kept; held while files are written.
     keeping: Mutex<()>,
-    /// Commands that are to be kept, from before they are listed until their starts are answered:
-    /// as many as calls wait.
+    /// Commands to keep, from before they are listed until their starts are answered. As many as
+    /// there are waiting calls.
     beginning: watch::Sender<HashSet<ExecId>>,
 }
 
 impl NativeRuntime {
-    /// Takes over what an earlier one left in the same directory. Blocks on the disk; asks no shim.
+    /// Takes over what an earlier runtime left in the same directory. Blocks on the disk; does not
+    /// call a shim.
     pub fn open(options: NativeOptions) -> Result<Self, RuntimeError> {
         let ends = Arc::new(Ends::default());
         let inner = Inner {
@@ -150,7 +152,7 @@ impl NativeRuntime {
         inner.hold_images()?;
         let inner = Arc::new(inner);
         let same = Arc::clone(&inner);
-        // What an earlier one did not come to.
+        // What an earlier runtime did not finish.
         std::thread::Builder::new()
             .name("conman-trash".to_owned())
             .spawn(move || same.store.trash.empty())
@@ -158,21 +160,20 @@ impl NativeRuntime {
         Ok(Self { inner })
     }
 
-    /// Has a shim at any time, until it is dropped: where one dies, another takes over what runs. For
-    /// a node of its own; where others could take its sessions over, whoever drives the fence does
-    /// the same.
+    /// Keeps a shim running until the future is dropped: when one dies, another one takes over what
+    /// runs. For a node outside a fleet; in a fleet, the owner of the fence does the same.
     pub async fn keep_shim(&self) {
         self.inner.link.keep().await;
     }
 
-    /// Opens the shim's fence for what is known to be this node's by now ([`crate::Recorded`]).
+    /// Opens the shim's fence for the sessions recorded for this node ([`crate::Recorded`]).
     pub async fn open_fence(&self) -> Result<(), RuntimeError> {
         let opened = self.inner.link.open_fence().await;
         opened.map_err(|error| call_failed("open", "the fence", error))
     }
 
-    /// Ends the shim if it runs nothing; otherwise, and when none is connected, does nothing. For a
-    /// daemon that ends: what still runs is its successor's, and so is the shim then.
+    /// Ends the shim if it runs nothing; otherwise, and when none is connected, does nothing. For
+    /// the daemon's end: if containers run, the next daemon needs them and the shim.
     pub async fn end_idle_shim(&self) {
         let inner = &self.inner;
         let Some(connection) = inner.link.present().await else {
@@ -182,19 +183,19 @@ impl NativeRuntime {
             return;
         };
         match inner.views().await {
-            // It has answered after the pidfd was opened, so it is the shim that the pidfd holds.
+            // It answered after the pidfd was opened, so the pidfd is the shim's.
             Ok(views) if !views.iter().any(|view| view.state.is_alive()) => {
                 let ended = tokio::task::spawn_blocking(move || {
                     shim.signal(Signal::TERM)?;
                     Ok::<_, conman_linux::ProcessError>(shim.wait_dead(SHIM_END_PATIENCE))
                 });
                 match ended.await {
-                    Ok(Ok(Ok(true))) => tracing::info!("the shim has ended, since nothing runs"),
-                    other => tracing::warn!(?other, "the shim stays, though nothing runs"),
+                    Ok(Ok(Ok(true))) => tracing::info!("idle shim stopped"),
+                    other => tracing::warn!(?other, "cannot stop the idle shim"),
                 }
             }
-            Ok(_) => tracing::info!("the shim stays with what runs"),
-            Err(error) => tracing::warn!(%error, "the shim cannot be asked what runs"),
+            Ok(_) => tracing::info!("the shim keeps running its containers"),
+            Err(error) => tracing::warn!(%error, "cannot list the shim's containers"),
         }
     }
 }
@@ -247,7 +248,7 @@ impl Runtime for NativeRuntime {
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
         let (inner, image) = (Arc::clone(&self.inner), image.to_owned());
         let look = move || Ok(inner.images.lack(&image));
-        // What keeps it from looking keeps it from creating as well.
+        // An error here also occurs in `create`, which reports it.
         away("create", look).await.ok().flatten()
     }
 
@@ -325,7 +326,7 @@ impl Runtime for NativeRuntime {
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
         let end = self.inner.ends.wait(&store::name(key));
         let told = async {
-            // What ended before is told to a new connection.
+            // Earlier ends are reported to a new connection.
             self.inner.link.connection().await.ok()?;
             end.await.ok()?.0
         };
@@ -410,7 +411,7 @@ impl Inner {
         format!("exec.{daemon:016x}.{number}")
     }
 
-    /// Keeps the images of what an earlier daemon created.
+    /// Keeps the images of an earlier daemon's containers.
     fn hold_images(&self) -> Result<(), RuntimeError> {
         for key in self.store.keys()? {
             match self.store.container(&key).plan() {
@@ -450,7 +451,7 @@ impl Inner {
         }
     }
 
-    /// All containers of the shim, commands in them as well.
+    /// All containers of the shim, including commands in them.
     async fn views(&self) -> Result<Vec<ContainerView>, LinkError> {
         let mut all: Vec<ContainerView> = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! What runs in a container: by the spec, where it says nothing by the image.
+//! The program of a container: from the spec, or else from the image.
 
 use std::path::Path;
 
@@ -11,13 +11,14 @@ use super::failure::refused;
 use crate::container_files::generation_environment;
 use crate::{ContainerKey, ExecPlan, RuntimeError};
 
-/// Where commands are looked for when nobody says: as Docker has it.
+/// Search path for commands if neither image nor spec sets one: Docker's.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What a terminal is called where neither image nor spec says.
+/// `TERM` if neither image nor spec sets it.
 const TERM: &str = "xterm";
 
-/// Open files of one program of a native session: plenty, and few enough for programs that close each possible one.
+/// Open files of one program of a native session: enough for most, and few enough for programs
+/// that close every possible one.
 pub const SESSION_OPEN_FILES: u64 = 65_536;
 
 const MILLIS_PER_CPU: f64 = 1e3;
@@ -64,7 +65,7 @@ pub(super) fn first_program(
     })
 }
 
-/// A command in a container: what `first` is, but for what `plan` says. `directories`: the
+/// A command in a container: like `first`, except for what `plan` sets. `directories`: the
 /// container's root, the topmost directory first.
 pub(super) fn command(
     key: &ContainerKey,
@@ -116,7 +117,7 @@ fn millis(cpus: f64) -> u64 {
     ((cpus * MILLIS_PER_CPU).round() as u64).max(1)
 }
 
-/// Variables, each once, the latest value counting.
+/// Environment variables, each once; the latest value counts.
 #[derive(Debug, Default)]
 struct Environment(Vec<(String, String)>);
 
@@ -241,10 +242,10 @@ mod tests {
         assert!(error.to_string().contains("give a command"), "{error}");
         let image = ImageConfig {
             cmd: words("sh"),
-            user: Some("nobody-knows".to_owned()),
+            user: Some("no-such-user".to_owned()),
             ..ImageConfig::default()
         };
         let error = first_program(&key(), &spec(), &image, &[]).expect_err("no such user");
-        assert!(error.to_string().contains("nobody-knows"), "{error}");
+        assert!(error.to_string().contains("no-such-user"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! Removing a container with everything that was made for it.
 //!
-//! Its directory leaves first, so that no start finds it any more, and comes back when the removal
-//! fails. Only once nothing of it can run does what it has written go, then its cgroups, and at the
-//! very end its ids are given back. A removal that fails half-way can be repeated.
+//! Its directory is moved away first, so that no start finds it, and moved back if the removal
+//! fails. Only once nothing of it can run are its files removed, then its cgroups; its ids are
+//! released last. A removal that fails half-way can be repeated.
 
 use std::sync::Arc;
 
@@ -30,31 +30,31 @@ impl Inner {
         {
             let inner = Arc::clone(&self);
             if let Err(error) = away(ACTION, move || inner.store.stay(&leaving)).await {
-                tracing::error!(container = %key, %error, "a container lost its directory");
+                tracing::error!(container = %key, %error, "cannot move back the directory");
             }
         }
         removed
     }
 
-    /// The container's directory is where no start finds it any more.
+    /// The container's directory is where no start finds it.
     async fn remove_rest(
         self: &Arc<Self>,
         key: &ContainerKey,
         leaving: Option<store::ContainerDir>,
     ) -> Result<(), RuntimeError> {
-        // A start that is further already is not held up by that.
+        // A start that is already further is not delayed by that.
         let (view, starting) = self.look(key, ACTION).await?;
         if starting || view.is_some_and(|view| view.state.is_alive()) {
             return Err(RuntimeError::StillAlive {
                 subject: key.to_string(),
-                // Only to be named.
+                // Only for the error message.
                 pids: self.kernel.pids(key).unwrap_or_default(),
             });
         }
         let (inner, owned, dir) = (Arc::clone(self), key.clone(), leaving.clone());
         away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
-            // First, or the kernel writes all of it back before it lets the cgroups go.
+            // First, or the kernel writes all of it back before it removes the cgroups.
             if let Some(dir) = &dir {
                 dir.shed();
             }
@@ -62,7 +62,7 @@ impl Inner {
             match dir.map(|dir| dir.plan()) {
                 Some(Ok(Some(plan))) => ContainerFiles::at(&plan.files_dir).remove(),
                 Some(Err(error)) => {
-                    tracing::warn!(container = %owned, %error, "its small files may stay");
+                    tracing::warn!(container = %owned, %error, "cannot remove its small files");
                     Ok(())
                 }
                 Some(Ok(None)) | None => Ok(()),
@@ -75,7 +75,7 @@ impl Inner {
             names.extend(kept.into_iter().map(|one| kept::name(one.id)));
         }
         let forgotten = names.clone();
-        // Only now: its ids may be another container's from here on.
+        // Last: another container may get its ids from here on.
         match self.ask(&Request::Acknowledge { names }).await {
             Ok(_) => {}
             // Its start has not been answered yet.

@@ -19,7 +19,7 @@ use crate::{ContainerKey, RuntimeError, Started};
 /// Most bytes of a failed container's output that an error quotes.
 const QUOTED_BYTES: u64 = 300;
 
-/// How long the end of a container is waited for that was dead when its start was answered.
+/// How long to wait for the end of a container that was dead when its start was answered.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Inner {
@@ -41,7 +41,7 @@ impl Inner {
                 let name = store::name(key);
                 match self.ends.of(&name) {
                     None if !fds.is_empty() => Ok(started(pid, steps(&phases))),
-                    // It ended before anybody could take hold of it; its end is being told.
+                    // It ended before a pidfd was opened; the shim is reporting its end.
                     None => {
                         let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
                         let end = end.await.ok().and_then(Result::ok);
@@ -68,7 +68,7 @@ impl Inner {
         }
     }
 
-    /// What to send, with a mount for each bind.
+    /// The start order, with a mount for each bind.
     fn prepare(&self, key: &ContainerKey) -> Result<(LaunchSpec, Vec<Mount>), RuntimeError> {
         let created = self.lock_created().remove(key);
         let stored = match created {
@@ -76,8 +76,8 @@ impl Inner {
             None => self.store.container(key).plan()?,
         };
         let stored = stored.ok_or_else(|| no_such_container(key))?;
-        // A removal that failed half-way has removed it, and the node takes its absence as proof
-        // that the container cannot start.
+        // A failed removal may have removed it, and the node takes its absence as proof that the
+        // container cannot start.
         std::fs::symlink_metadata(&stored.files_dir)
             .map_err(|source| host_error("find", &stored.files_dir, source))?;
         let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
@@ -93,7 +93,7 @@ impl Inner {
         let quoted = away("start", move || Ok(log.exists().then(|| last_of(&log)))).await;
         let quoted = match quoted {
             Ok(Some(quoted)) => quoted,
-            // One with a terminal has no log.
+            // A container with a terminal has no log.
             Ok(None) => end_of(&self.last_shown(key).await),
             Err(_) => String::new(),
         };
@@ -104,8 +104,8 @@ impl Inner {
     }
 }
 
-/// A mount of what is at `path` below `trusted` now, which cannot become another one's afterwards.
-/// Binds have been checked before, and their sources may have been changed since.
+/// A mount of what is at `path` below `trusted` at this moment; later changes of the path do not
+/// affect it. Binds were checked before, but their sources may have changed since.
 fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
     let place = conman_linux::open_beneath(trusted, path);
     place
@@ -126,15 +126,15 @@ fn last_of(log: &Path) -> String {
     String::from_utf8_lossy(&bytes[..read]).into_owned()
 }
 
-/// As much of what was shown as is quoted of a log.
+/// The end of a terminal's output, as long as a quoted log.
 fn end_of(shown: &[u8]) -> String {
     let most = usize::try_from(QUOTED_BYTES).unwrap_or(usize::MAX);
     let from = shown.len().saturating_sub(most);
     String::from_utf8_lossy(&shown[from..]).into_owned()
 }
 
-/// What the launcher and the container's first process did one after the other. The rest of a
-/// start is waiting for the launcher, and messages.
+/// The consecutive steps of the launcher and the container's first process. The rest of a start
+/// is waiting for the launcher, and messages.
 fn steps(phases: &Phases) -> Vec<(&'static str, Duration)> {
     vec![
         ("start.cgroup", Duration::from_micros(phases.cgroup_us)),

@@ -1,5 +1,5 @@
-//! The containers' directories: what there is of a container besides its processes, so that a new
-//! daemon finds them again.
+//! The containers' directories: a container's data besides its processes, so that a new daemon
+//! finds it.
 //!
 //! ```text
 //! <directory>/
@@ -10,9 +10,9 @@
 //!   leaving/      containers that are being removed, by the same names
 //!   trash/        what was removed and is being emptied
 //! ```
-//! A container's directory is the gate for its start: the shim makes `root` in it and fails where
-//! it is gone. So it is moved to `leaving` before a removal believes that no start is under way,
-//! and back when the removal fails.
+//! A container's directory is the gate for its start: the shim makes `root` in it and fails if it
+//! is missing. So a removal moves it to `leaving` before it concludes that no start is under way,
+//! and back if the removal fails.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -36,18 +36,18 @@ const TRASH: &str = "trash";
 const LOG: &str = "log";
 const ROOT: &str = "root";
 
-/// Files that a removal waits for; few containers write as many.
+/// Most files that a removal waits for; few containers write as many.
 const SHED_ENTRIES: usize = 4_096;
 
-/// Root's alone: below lie set-user-id programs that containers made.
+/// For root only: below are set-user-id programs that containers made.
 const MODE: u32 = 0o700;
 
-/// What a container was created from, as it is kept.
+/// What a container was created from, as it is stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StoredPlan {
     pub(super) launch: LaunchSpec,
-    /// The host's sides of `launch.binds`, in their order: a directory that is trusted, and a path
-    /// below it on which no symbolic link is followed.
+    /// The host's sides of `launch.binds`, in their order: a trusted directory, and a path below it
+    /// on which no symbolic link is followed.
     pub(super) sources: Vec<(PathBuf, PathBuf)>,
     pub(super) files_dir: PathBuf,
     pub(super) image: ImageId,
@@ -67,10 +67,10 @@ pub(super) struct ContainerDir {
     path: PathBuf,
 }
 
-/// What a container is called: by the shim, and its directory.
+/// The name of a container: its shim's name and its directory.
 pub(super) use crate::shim_link::name;
 
-/// The inverse of [`name`]; no id holds a dot.
+/// The inverse of [`name`]; no id contains a dot.
 fn parse_name(name: &str) -> Option<ContainerKey> {
     let (session, generation) = name.split_once('.')?;
     let key = ContainerKey {
@@ -82,8 +82,8 @@ fn parse_name(name: &str) -> Option<ContainerKey> {
 }
 
 impl Store {
-    /// Takes back what an earlier process was about to remove, and throws away what it was about to
-    /// make.
+    /// Moves back what an earlier process was about to remove, and discards what it was about to
+    /// create.
     pub(super) fn open(directory: &Path) -> Result<Self, RuntimeError> {
         let trash = directory.join(TRASH);
         let store = Self {
@@ -142,14 +142,14 @@ impl Store {
         }
     }
 
-    /// Opens it again. It can be removed as before, whatever of it is gone by now.
+    /// Opens the gate again. The container can be removed later, even if parts are removed already.
     pub(super) fn stay(&self, leaving: &ContainerDir) -> Result<(), RuntimeError> {
         let name = leaving.path.file_name().unwrap_or_default();
         fs::rename(&leaving.path, self.containers.join(name))
             .map_err(|source| host_error("move back", &leaving.path, source))
     }
 
-    /// Nothing of it is needed any more.
+    /// Discards a directory that is no longer needed.
     pub(super) fn discard(&self, dir: &ContainerDir) -> Result<(), RuntimeError> {
         let discarded = self.trash.discard(&dir.path);
         discarded.map_err(|source| host_error("throw away", &dir.path, source))
@@ -177,8 +177,8 @@ impl ContainerDir {
         self.path.join(ROOT)
     }
 
-    /// Removes what its program has written, as far as that is soon done; the rest goes with the
-    /// directory. Only for what never runs again.
+    /// Removes the program's files as far as that is quick; the rest is removed with the directory.
+    /// Only for a container that never runs again.
     pub(super) fn shed(&self) {
         let root = conman_linux::remove_tree_partly(&self.root(), SHED_ENTRIES).map(|_| ());
         let log = match fs::remove_file(self.log()) {
@@ -186,7 +186,7 @@ impl ContainerDir {
             _ => Ok(()),
         };
         if let Err(error) = root.and(log) {
-            tracing::debug!(path = %self.path.display(), %error, "it goes with its directory");
+            tracing::debug!(path = %self.path.display(), %error, "removed later with its directory");
         }
     }
 
@@ -194,7 +194,7 @@ impl ContainerDir {
         stored_plan::exists(&self.path)
     }
 
-    /// Makes the directory; false when there is one. Without [`Self::write`] there is no container.
+    /// Makes the directory; false if it exists. Without [`Self::write`] there is no container.
     pub(super) fn make(&self) -> Result<bool, RuntimeError> {
         match DirBuilder::new().mode(MODE).create(&self.path) {
             Ok(()) => Ok(true),

@@ -1,8 +1,8 @@
-//! Attaching to the terminals that the shim keeps: a container's own, and those of kept commands.
+//! Attaches to the terminals that the shim keeps: a container's, and those of kept commands.
 //!
-//! One task for each who is attached. It carries bytes both ways over a socket of its own to the
-//! shim, which passes over a watcher that does not read and tells it anew when it reads again; so
-//! whoever is slow here is slow alone, and in bounded memory.
+//! One task for each client. It carries bytes both ways over a separate socket to the shim. The
+//! shim skips output for a client that does not read, and sends it a replay when it reads again.
+//! So a slow client delays only itself, in bounded memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,14 +34,14 @@ use crate::{
 
 const ACTION: &str = "attach to";
 
-/// How long what a program wrote last may take to come after the program's end is known: the
-/// terminal stays open where something that it left behind holds it.
+/// How long the last output may take to arrive after the program's end is known: a process that
+/// it left behind may keep the terminal open.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long the end of a program is waited for after its terminal was closed.
+/// How long to wait for a program's end after its terminal was closed.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The shim's form of a size.
+/// Converts a size for the shim.
 pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
     conman_shim::TerminalSize {
         rows: size.rows,
@@ -56,7 +56,7 @@ pub(super) async fn attach(
     options: AttachOptions,
 ) -> Result<TerminalIo, RuntimeError> {
     let name = inner.terminal_of(&key, exec).await?;
-    // Before it can end.
+    // Before the program can end.
     let end = inner.ends.wait(&name);
     let watcher = inner.watch(&key, &name, options.size, false).await?;
     let (io, ends) = terminal_channels();
@@ -65,7 +65,7 @@ pub(super) async fn attach(
 }
 
 impl Inner {
-    /// What the shim calls the terminal of a container or of a kept command in it.
+    /// The shim's name of the terminal of a container, or of a kept command in it.
     async fn terminal_of(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -91,7 +91,7 @@ impl Inner {
         .await
     }
 
-    /// A socket of its own to a terminal. `quiet`: nobody else notices.
+    /// Opens a socket to a terminal. `quiet`: other clients see no effect.
     async fn watch(
         &self,
         key: &ContainerKey,
@@ -124,10 +124,10 @@ impl Inner {
                 None => Err(call_failed(ACTION, key, LinkError::Unexpected)),
             },
             Ok(_) => Err(call_failed(ACTION, key, LinkError::Unexpected)),
-            // The only trouble of the shim's host that it has here.
+            // The only host error that the shim returns here.
             Err(LinkError::Refused(CallError::Host { .. })) => Err(RuntimeError::NoTerminal {
                 subject: key.to_string(),
-                reason: "it went with the shim that kept it, or its start is not over".to_owned(),
+                reason: "the shim that kept it has gone, or its start is not over".to_owned(),
             }),
             Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
                 subject: key.to_string(),
@@ -138,7 +138,7 @@ impl Inner {
         }
     }
 
-    /// What a container's terminal showed last; nothing where that is not known.
+    /// The last output of a container's terminal; empty if it is unknown.
     pub(super) async fn last_shown(&self, key: &ContainerKey) -> Bytes {
         let Ok(mut watcher) = self.watch(key, &store::name(key), None, true).await else {
             return Bytes::new();
@@ -149,7 +149,7 @@ impl Inner {
         }
     }
 
-    /// A terminal's scrollback as a log, and what is written from then on where it is followed.
+    /// A terminal's scrollback as a log, and the later output if it is followed.
     pub(super) async fn terminal_log(
         &self,
         key: &ContainerKey,
@@ -157,7 +157,7 @@ impl Inner {
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
         let watcher = match self.watch(key, &store::name(key), None, true).await {
             Ok(watcher) => watcher,
-            // It has shown nothing, or nobody knows any more what.
+            // It has shown nothing, or its output is lost.
             Err(RuntimeError::NoTerminal { .. }) => return Ok(stream::empty().boxed()),
             Err(error) => return Err(error),
         };
@@ -169,7 +169,7 @@ impl Inner {
             at_line_start: true,
         };
         if !options.follow {
-            // At once, so that nobody who does not read on keeps a place in the shim.
+            // Read it now: a client that stops reading must not keep a place in the shim.
             let after = self.timeouts.call;
             let shown = timeout(after, log.next()).await;
             let shown = shown
@@ -184,9 +184,9 @@ impl Inner {
     }
 }
 
-/// A socket to the shim about one terminal.
+/// A socket to the shim for one terminal.
 struct Watcher {
-    /// Not a stream: messages are sent and received whole. Tokio's type serves to wait for it.
+    /// Not a stream: messages are sent and received whole. Tokio's type only waits for readiness.
     socket: UnixStream,
     buffer: Vec<u8>,
 }
@@ -201,7 +201,7 @@ impl Watcher {
         })
     }
 
-    /// What is told next; `None` at the end of the connection. Cancel safe.
+    /// Returns the next event; `None` at the end of the connection. Cancel safe.
     async fn next(&mut self) -> Option<TerminalEvent> {
         next_event(&self.socket, &mut self.buffer).await
     }
@@ -212,7 +212,7 @@ async fn next_event(socket: &UnixStream, buffer: &mut Vec<u8>) -> Option<Termina
     match socket.async_io(Interest::READABLE, receive).await {
         Ok(event) => event,
         Err(error) => {
-            tracing::debug!(%error, "a terminal is not told of any more");
+            tracing::debug!(%error, "the connection to a terminal broke");
             None
         }
     }
@@ -224,7 +224,7 @@ async fn say(socket: &UnixStream, input: &TerminalInput) -> io::Result<()> {
     socket.async_io(Interest::WRITABLE, send).await
 }
 
-/// Until the program ends or nobody is attached any more.
+/// Runs until the program ends or the client detaches.
 async fn carry(
     watcher: Watcher,
     ends: TerminalEnds,
@@ -256,27 +256,27 @@ async fn carry(
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            // The terminal was closed; usually since its program has ended.
+            // The terminal was closed, usually because its program has ended.
             () = &mut outputs => timeout(END_PATIENCE, &mut end).await.ok().and_then(Result::ok),
-            // The program has ended; what it wrote last is still on its way.
+            // The program has ended; its last output is still on its way.
             told = &mut end => {
                 let _ = timeout(DRAIN_PATIENCE, outputs).await;
                 told.ok()
             }
-            // Never end; cancelled with the conversation.
+            // These never end; cancelled when the attachment ends.
             () = typed => return,
             () = resizes => return,
-            // Nobody is attached any more: the socket's end tells the shim.
+            // The client detached: closing the socket informs the shim.
             () = to.closed() => return,
         }
     };
     drop(to);
     let ended = match told {
         Some(End(Some(code))) => exited(code),
-        Some(End(None)) => unknown("how it ended is not known: the shim that ran it has gone"),
+        Some(End(None)) => unknown("how it ended is unknown: the shim that ran it has gone"),
         None => unknown("its program has closed the terminal; it may still run without one"),
     };
-    // Whoever does not wait for it has lost interest.
+    // The caller may have stopped waiting.
     let _ = status.send(ended);
 }
 
@@ -297,7 +297,7 @@ async fn carry_output(
     while let Some(event) = next_event(socket, buffer).await {
         let piece = match event {
             TerminalEvent::Output(bytes) => TerminalOutput::Output(bytes.into()),
-            // The first one is what everybody begins with.
+            // Every connection begins with this replay.
             TerminalEvent::Replay { .. } if !std::mem::replace(&mut wanted, true) => continue,
             TerminalEvent::Replay { scrollback, .. } => TerminalOutput::Replay(scrollback.into()),
             TerminalEvent::End => return,
@@ -308,7 +308,7 @@ async fn carry_output(
     }
 }
 
-/// Ends when nobody types any more or the terminal takes nothing.
+/// Ends when the client stops typing or the terminal accepts no input.
 async fn carry_input(socket: &UnixStream, from: &mut mpsc::Receiver<Bytes>) {
     while let Some(bytes) = from.recv().await {
         for part in bytes.chunks(MAX_TYPED) {
@@ -326,7 +326,7 @@ struct TerminalLog {
     watcher: Watcher,
     tail: Option<u32>,
     timestamps: bool,
-    /// The scrollback was told.
+    /// The scrollback was returned.
     begun: bool,
     at_line_start: bool,
 }

@@ -1,8 +1,8 @@
 //! Removes directories that containers wrote into.
 //!
-//! What is in them is hostile: as deep, as wide and as full as somebody liked to make it. So a
-//! directory is first moved away by one rename, which is all that anybody waits for, and emptied
-//! later by one thread, which does not mind how it is built.
+//! Their content is hostile: as deep, wide and large as a container could make it. So a directory
+//! is first moved away by one rename, which is all that callers wait for. One thread empties it
+//! later and does not depend on its structure.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder};
@@ -14,17 +14,17 @@ use std::sync::Mutex;
 use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Root's alone, like what was moved into it.
+/// For root only, like the directories that are moved into it.
 const MODE: u32 = 0o700;
 
-/// A directory full of what is to go.
+/// A directory of removed directories.
 #[derive(Debug)]
 pub(super) struct Trash {
     path: PathBuf,
-    /// No name of an earlier process comes up again.
+    /// Differs from every earlier process, so that names are unique.
     prefix: u64,
     next: AtomicU64,
-    /// Something was thrown in that no emptying has begun to look for.
+    /// A directory was added that no emptying has begun to look for.
     filled: AtomicBool,
     emptying: Mutex<()>,
 }
@@ -41,7 +41,7 @@ impl Trash {
         })
     }
 
-    /// Moves a directory of the same file system in. One that is not there is gone already.
+    /// Moves a directory of the same file system in. A missing one is fine.
     pub(super) fn discard(&self, path: &Path) -> io::Result<()> {
         match fs::rename(path, self.path.join(self.fresh_name())) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -49,8 +49,8 @@ impl Trash {
         }
     }
 
-    /// Empties it, unless somebody does already, who then goes on. Blocks for as long as that
-    /// takes. What cannot be removed is logged and left to the next time.
+    /// Empties the trash, unless another thread does so already; that thread then continues. Blocks
+    /// until it is empty. Errors are logged, and the next call tries again.
     pub(super) fn empty(&self) {
         self.filled.store(true, Ordering::SeqCst);
         while self.filled.load(Ordering::SeqCst) {
@@ -60,7 +60,7 @@ impl Trash {
                     let _alone = poisoned.into_inner();
                     self.empty_alone();
                 }
-                // It looks again before it ends.
+                // The other thread checks again before it ends.
                 Err(TryLockError::WouldBlock) => return,
             }
         }
@@ -69,7 +69,7 @@ impl Trash {
     fn empty_alone(&self) {
         while self.filled.swap(false, Ordering::SeqCst) {
             if let Err(error) = conman_linux::empty_directory(&self.path) {
-                tracing::warn!(path = %self.path.display(), %error, "files of removed containers stay");
+                tracing::warn!(path = %self.path.display(), %error, "cannot empty the trash");
             }
         }
     }

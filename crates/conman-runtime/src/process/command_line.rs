@@ -1,4 +1,4 @@
-//! The environment and the lookup of commands in containers without an image.
+//! The environment of containers without an image, and the lookup of commands in them.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -9,12 +9,12 @@ use conman_proto::ResolvedSpec;
 use crate::ContainerKey;
 use crate::container_files::generation_environment;
 
-/// What a container runs that asks for the image's own command: nothing, until it is killed.
+/// What a container without a command runs: a program that sleeps until it is killed.
 const DEFAULT_COMMAND: [&str; 2] = ["sleep", "infinity"];
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Why a command cannot be run, with the exit code that shells give it.
+/// Why a command cannot be run, with the exit code that shells use for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unrunnable {
     pub(super) exit_code: i32,
@@ -47,7 +47,7 @@ pub(super) fn environment(key: &ContainerKey, spec: &ResolvedSpec) -> Vec<(Strin
     environment
 }
 
-/// Looks `command` up as execvp(3) will.
+/// Looks `command` up as execvp(3) does.
 pub(super) fn check_runnable(
     command: &str,
     environment: &[(String, String)],

@@ -1,7 +1,8 @@
 //! Commands inside a running container, through nsenter(1).
 //!
-//! One task a command: it carries bytes both ways, reaps the command's nsenter promptly (a zombie
-//! that entered a PID namespace from outside keeps its init from exiting) and reports the end.
+//! One task for each command: it carries bytes both ways, reaps the command's nsenter at once (a
+//! zombie that entered a PID namespace from outside keeps its init from exiting) and reports the
+//! end.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -27,16 +28,16 @@ use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ENTER: &str = include_str!("exec.sh");
 
-/// How often a command is looked for that is about to join its container.
+/// Poll interval for a command that has not joined its container yet.
 const KILL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Where a command is to run.
+/// Where a command runs.
 pub(super) struct Place {
     pub(super) container: Arc<Inner>,
     pub(super) key: ContainerKey,
     pub(super) init_pid: i32,
     pub(super) cgroup_procs: Vec<PathBuf>,
-    /// The container's own environment.
+    /// The container's environment.
     pub(super) environment: Vec<(String, String)>,
 }
 
@@ -47,7 +48,7 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
     environment.extend(plan.env.iter().cloned());
     let program = plan.command.first().map_or("", String::as_str);
     if let Err(unrunnable) = command_line::check_runnable(program, &environment) {
-        // Nobody to tell when the caller has gone already.
+        // The caller may have gone.
         let _ = ends.status.send(not_run(program, &unrunnable));
         return Ok(io);
     }
@@ -110,7 +111,7 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
 }
 
 impl Place {
-    /// Kills the command that nsenter runs, which has this PID and is not reaped yet.
+    /// Kills the command of the nsenter with this PID, which is not reaped yet.
     async fn kill(&self, nsenter: Option<u32>) -> Result<Killing, RuntimeError> {
         let Some(nsenter) = nsenter.and_then(|pid| i32::try_from(pid).ok()) else {
             return Ok(None);
@@ -118,10 +119,10 @@ impl Place {
         let is_its_child =
             |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.parent == nsenter);
         loop {
-            // What is not seen this time is looked for again.
+            // Processes that were missed are found in the next round.
             let pids = self.container.kernel.pids(&self.key).unwrap_or_default();
             let first = pids.into_iter().find(|pid| is_its_child(*pid));
-            // Looked at again, now that the pidfd keeps it from becoming another one.
+            // Checked again, since the pidfd keeps the PID from being reused.
             if let Some(pid) = first
                 && let Ok(process) = PidFd::open(pid)
                 && is_its_child(pid)
@@ -135,14 +136,14 @@ impl Place {
     }
 }
 
-/// A user's own, where it is given by numbers: programs open /dev/stdout anew.
+/// A user that is given by numbers owns the pipes, so that programs can reopen /dev/stdout.
 fn give_pipes(far: &[OwnedFd], user: &str) -> std::io::Result<()> {
     let (user, group) = user.split_once(':').unwrap_or((user, user));
     let (Ok(user), Ok(group)) = (user.parse(), group.parse()) else {
         return Ok(());
     };
     for stream in far {
-        // What there is instead of input is everybody's.
+        // Without input there is /dev/null, which every user may open.
         if FileType::from_raw_mode(fstat(stream)?.st_mode) == FileType::Fifo {
             std::os::unix::fs::fchown(stream, Some(user), Some(group))?;
         }
@@ -156,7 +157,7 @@ fn spawn_on(
 ) -> std::io::Result<Child> {
     command.stdin(stdin).stdout(stdout).stderr(stderr);
     let child = command.spawn();
-    // The command holds copies of the other ends; while any is open here, the reader never sees the
+    // The command holds copies of the other ends. While one is open here, the reader never sees the
     // end.
     command
         .stdin(Stdio::null())
@@ -185,13 +186,13 @@ async fn run_on_pipes(mut child: Child, place: Place, pipes: Pipes, mut ends: Ex
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            // The outputs ended. Input that was not taken yet has no reader any more.
+            // The outputs ended. Unread input has no reader any more.
             _ = outputs => {}
             // Never ends; cancelled when the outputs end.
             () = input => {}
             // Polled again below.
             never = &mut killing => match never {},
-            // Nobody reads any more: the connection ends, what was read and not delivered with it.
+            // There is no reader any more: the connection and undelivered output are dropped.
             () = ends.output.closed() => {}
         }
     }
@@ -228,12 +229,12 @@ async fn run_on_terminal(mut child: Child, place: Place, terminal: Terminal, mut
         tokio::select! {
             // The terminal's other end was closed. Input and sizes have no reader any more.
             () = output => {}
-            // Never end; cancelled when the output ends.
+            // These never end; cancelled when the output ends.
             () = input => {}
             () = resizes => {}
             // Polled again below.
             never = &mut killing => match never {},
-            // Nobody reads any more: the connection ends; the command gets a hang-up.
+            // There is no reader any more: the connection ends; the command gets a hang-up.
             () = ends.output.closed() => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Trouble on demand, for tests of whoever uses the runtime.
+//! Fault injection, for tests of the runtime's callers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use conman_proto::SessionId;
 use tokio::sync::watch;
 
-/// A call that trouble can be made for.
+/// A call that faults can be injected into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     Info,
-    /// Only a lack can be found.
+    /// Can only report a missing image.
     LookForImage,
     Create,
     Start,
@@ -24,26 +24,26 @@ pub enum Operation {
     Logs,
 }
 
-/// What befalls a call.
+/// A fault of a call.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// It takes so much longer.
+    /// The call takes this much longer.
     Delay(Duration),
-    /// It is refused for this reason, and nothing happens.
+    /// The call is refused for this reason; nothing happens.
     Refuse(String),
-    /// The host lacks this image, and nothing happens.
+    /// The host lacks this image; nothing happens.
     LackImage(String),
-    /// The same, found out so much later.
+    /// The same, after a delay.
     LackImageAfter(Duration, String),
-    /// The runtime does not answer, and nothing happens.
+    /// The runtime does not answer; nothing happens.
     Unavailable,
-    /// The call times out at once, and what it asked happens nevertheless, so much later.
+    /// The call times out at once, but is carried out later.
     LoseAnswer { happens_after: Duration },
-    /// It times out as every call does while the runtime hangs, and nothing happens.
+    /// The call times out as while the runtime hangs; nothing happens.
     Hang,
 }
 
-/// The handle through which a test makes trouble; clones act on the same runtime.
+/// The handle to inject faults; clones act on the same runtime.
 #[derive(Debug, Clone)]
 pub struct Faults {
     shared: Arc<Shared>,
@@ -68,7 +68,7 @@ struct Rule {
     operation: Operation,
     session: Option<SessionId>,
     fault: Fault,
-    /// Calls that it will still befall; `None` for all.
+    /// How many calls it still affects; `None` for all.
     remaining: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Befalls every call of `operation` until [`Self::clear`].
+    /// Affects every call of `operation` until [`Self::clear`].
     pub fn always(&self, operation: Operation, fault: Fault) {
         self.add(Rule {
             operation,
@@ -95,7 +95,7 @@ impl Faults {
         });
     }
 
-    /// Befalls the next `times` calls of `operation`.
+    /// Affects the next `times` calls of `operation`.
     pub fn next(&self, operation: Operation, times: u32, fault: Fault) {
         self.add(Rule {
             operation,
@@ -105,7 +105,7 @@ impl Faults {
         });
     }
 
-    /// Befalls every call of `operation` for one session until [`Self::clear`].
+    /// Affects every call of `operation` for one session until [`Self::clear`].
     pub fn for_session(&self, operation: Operation, session: SessionId, fault: Fault) {
         self.add(Rule {
             operation,
@@ -115,13 +115,13 @@ impl Faults {
         });
     }
 
-    /// Ends all trouble but [`Self::hang`].
+    /// Ends all faults except [`Self::hang`].
     pub fn clear(&self) {
         self.with_state(|state| state.rules.clear());
     }
 
-    /// From now on nothing is answered, as by a stopped daemon: calls in progress included, they
-    /// go on after [`Self::resume`] or time out.
+    /// From here on no call is answered, as by a stopped daemon. Calls in progress are included:
+    /// they continue after [`Self::resume`] or time out.
     pub fn hang(&self) {
         self.shared.hung.send_replace(true);
     }
@@ -131,12 +131,12 @@ impl Faults {
         self.shared.hung.send_replace(false);
     }
 
-    /// The session's containers are told from now on as killed by a fence, once they are dead.
+    /// Reports the session's containers as killed by a fence, once they are dead.
     pub fn fence(&self, session: SessionId) {
         self.with_state(|state| state.fenced.insert(session));
     }
 
-    /// From now on nobody is told whether a fence killed something.
+    /// From here on the runtime does not report whether a fence killed a container.
     pub fn be_mute_about_fences(&self) {
         self.with_state(|state| state.mute_about_fences = true);
     }
@@ -148,13 +148,13 @@ impl Faults {
         self.with_state(|state| state.fenced.contains(session))
     }
 
-    /// How often `operation` was called so far; a removal counts once for each key.
+    /// Number of calls of `operation` so far; a removal counts once for each key.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> u64 {
         self.with_state(|state| state.calls.get(&operation).copied().unwrap_or(0))
     }
 
-    /// Counts a call and tells what befalls it.
+    /// Counts a call and returns the fault that affects it.
     pub(super) fn strike(
         &self,
         operation: Operation,

@@ -51,7 +51,7 @@ child=$!
 for signal in TERM INT QUIT HUP USR1 USR2; do
     trap "kill -s $signal $child 2>/dev/null" "$signal"
 done
-# Whoever asked for the start may have gone.
+# The caller of the start may have gone.
 trap '' PIPE
 echo ready >&3
 exec 3>&-

@@ -1,4 +1,4 @@
-//! Starting a container: a supervisor in a session of its own, and below it the namespaces' init.
+//! Starts a container: a supervisor in a new session, and below it the namespaces' init.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,8 +17,9 @@ const INIT: &str = include_str!("init.sh");
 /// What the init reports once the program was started.
 const READY: &[u8] = b"ready\n";
 
-/// Starts the container and returns once its program was started, or everything has ended without.
-/// The supervisor is left to itself: tokio reaps it, or whoever adopts it after the daemon's end.
+/// Starts the container and returns once its program was started, or everything has ended
+/// without. The supervisor is not awaited: tokio reaps it, or its new parent does after the
+/// daemon's end.
 pub(super) async fn launch(
     key: &ContainerKey,
     dir: &ContainerDir,

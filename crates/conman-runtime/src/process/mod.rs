@@ -1,16 +1,16 @@
 //! [`ProcessRuntime`]: containers without images and without a daemon, for tests.
 //!
-//! A container is a real one to the kernel: PID, network, IPC, UTS and mount namespaces with a
-//! process 1, cgroups with limits. It sees the host's files, though, and is no
-//! place for code that is not trusted. Images and CPU limits are ignored, [`Network::Bridge`]
-//! has no egress, and binds go onto paths that exist or lie below `/run`.
+//! For the kernel, these are real containers: PID, network, IPC, UTS and mount namespaces with a
+//! process 1, cgroups with limits. But they see the host's files, so they are not
+//! for untrusted code. Images and CPU limits are ignored, [`Network::Bridge`] has no egress, and
+//! binds need paths that exist or lie below `/run`.
 //!
-//! What is to be known of a container stands in its directory ([`store`]) and in the kernel, so a
-//! new [`ProcessRuntime`] over the same directory knows all that the previous one did. A shell
-//! script outside of the container waits for its end and writes down the exit code.
+//! A container's data is in its directory ([`store`]) and in the kernel, so a new
+//! [`ProcessRuntime`] over the same directory knows what the previous one did. A shell script
+//! outside the container waits for its end and stores the exit code.
 //!
-//! Tasks: one for each running command ([`exec`]), and one for each call whose answer
-//! [`Faults`] lost.
+//! Tasks: one for each running command ([`exec`]), and one for each call whose answer [`Faults`]
+//! lost.
 //!
 //! [`Network::Bridge`]: conman_proto::Network::Bridge
 
@@ -45,16 +45,17 @@ use crate::{
 use placement::Placement;
 use store::{ContainerDir, Store};
 
-/// How often an end that the kernel has announced is looked for in the container's directory.
+/// Poll interval for the exit code in the container's directory, once the kernel has reported an
+/// end.
 const EXIT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long the supervisor may take to write down the end of a container that died at once.
+/// How long the supervisor may take to store the end of a container that ended at once.
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most bytes of a failed container's output that an error quotes.
 const QUOTED_BYTES: usize = 300;
 
-/// How a [`ProcessRuntime`] is set up.
+/// Configuration of a [`ProcessRuntime`].
 #[derive(Debug, Clone)]
 pub struct ProcessOptions {
     pub instance: Instance,
@@ -80,12 +81,12 @@ struct Inner {
 }
 
 fn no_such_image(image: String) -> RuntimeError {
-    let remedy = "have the test end its trouble".to_owned();
+    let remedy = "end the fault in the test".to_owned();
     RuntimeError::NoSuchImage { image, remedy }
 }
 
 impl ProcessRuntime {
-    /// Takes over what an earlier one left in the same directory.
+    /// Takes over what an earlier runtime left in the same directory.
     pub fn open(options: ProcessOptions) -> Result<Self, RuntimeError> {
         let inner = Inner {
             store: Store::open(&options.state_dir, options.instance.clone())?,
@@ -99,13 +100,13 @@ impl ProcessRuntime {
         })
     }
 
-    /// Makes trouble.
+    /// Injects faults.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Does `work` within the bound on a call, unless trouble befalls it.
+    /// Does `work` within the bound on a call, unless a fault affects it.
     async fn call<T, F>(
         &self,
         (operation, action): (Operation, &'static str),
@@ -160,7 +161,7 @@ impl ProcessRuntime {
                     tokio::spawn(async move {
                         tokio::time::sleep(happens_after).await;
                         if let Err(error) = work.await {
-                            tracing::debug!(%error, action, "what was asked failed unseen");
+                            tracing::debug!(%error, action, "a call with a lost answer failed");
                         }
                     });
                     return Err(timed_out(Duration::ZERO));
@@ -484,7 +485,7 @@ impl ContainerDir {
         !self.exists() || self.exit_code().is_some()
     }
 
-    /// `None` when there is no such container, or its exit code is not written in time.
+    /// `None` if there is no such container, or its exit code is not stored in time.
     async fn wait_exit_code(&self, patience: Duration) -> Option<i32> {
         let written = async {
             loop {

@@ -1,4 +1,4 @@
-//! Making a container's cgroups: the fake has no daemon that would.
+//! Makes a container's cgroups: the fake runtime has no daemon that does.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -9,8 +9,8 @@ use conman_proto::ResolvedSpec;
 use crate::RuntimeError;
 use crate::container_files::host_error;
 
-/// The hierarchies that containers are placed in: the unified one, and of the v1 hierarchies
-/// those whose limits the fake sets. CPU shares are not limited.
+/// The hierarchies that containers are placed in: the unified one, and the v1 hierarchies whose
+/// limits the fake sets. CPU shares are not limited.
 #[derive(Debug)]
 pub(super) struct Placement {
     hierarchies: Vec<Hierarchy>,

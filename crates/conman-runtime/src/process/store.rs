@@ -1,5 +1,5 @@
-//! The containers' directories: what there is of a container besides its processes, so that a new
-//! daemon finds them again.
+//! The containers' directories: a container's data besides its processes, so that a new daemon
+//! finds it.
 //!
 //! ```text
 //! <state_dir>/<container name>/
@@ -23,7 +23,7 @@ use crate::{BindPlan, ContainerKey, ContainerPlan, RuntimeError, stored_plan};
 
 const BEGUN: &str = "begun";
 
-/// What a container was created from, as it is kept.
+/// What a container was created from, as it is stored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StoredPlan {
     pub(super) spec: ResolvedSpec,
@@ -60,7 +60,7 @@ impl Store {
         }
     }
 
-    /// The containers of this instance, other instances' left aside.
+    /// The containers of this instance, without those of other instances.
     pub(super) fn keys(&self) -> Result<Vec<ContainerKey>, RuntimeError> {
         let error = |source| host_error("list", &self.dir, source);
         let mut keys = Vec::new();
@@ -142,12 +142,12 @@ impl ContainerDir {
         self.path.join("stderr")
     }
 
-    /// What kept the container from being set up.
+    /// The file with the error that kept the container from being set up.
     pub(super) fn trouble(&self) -> PathBuf {
         self.path.join("trouble")
     }
 
-    /// A log file to append to, made when it is not there.
+    /// Opens a log file for appending; creates it if it is missing.
     pub(super) fn append_to(path: &Path) -> Result<File, RuntimeError> {
         OpenOptions::new()
             .append(true)
@@ -156,8 +156,8 @@ impl ContainerDir {
             .map_err(|source| host_error("open", path, source))
     }
 
-    /// Removes the directory; one that is gone is fine. The plan goes last, so that a removal
-    /// that was cut short is found and done again.
+    /// Removes the directory; a missing one is fine. The plan is removed last, so that an
+    /// interrupted removal is found and repeated.
     pub(super) fn remove(&self) -> Result<(), RuntimeError> {
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
