@@ -59,12 +59,12 @@ pub(crate) fn own_route(
     }
     match to_running(context, &handle) {
         Ok(Some(route)) => Ok(route),
-        // That it has no port is told to whoever asks why it is not ready.
+        // The caller that asks why it is not ready learns that it has no port.
         Ok(None) | Err(_) => Err(NotHere::NotReady),
     }
 }
 
-/// Every step of a start is bounded, so this only caps their sum.
+/// Upper bound on a hold: the sum of the bounds of a start's steps.
 fn hold_bound(context: &Context, handle: &SessionHandle) -> Duration {
     let bounds = &context.options.bounds;
     Duration::from_secs(handle.spec.ready_timeout_s.into())
@@ -89,11 +89,11 @@ async fn hold(
                 if let Some(route) = to_running(context, &handle)? {
                     return Ok(route);
                 }
-                // Cancel safe: both only look.
+                // Cancel safe: both only wait for a change.
                 tokio::select! {
                     // Killed, and not yet shown as ending.
                     _ = handle.wait_for(|present| present.state != view.state) => {}
-                    // Where nobody can change it any more, the daemon ends.
+                    // When nothing can change it any more, the daemon ends.
                     Ok(()) = standing.changed() => {
                         if fenced && !is_fenced(context) {
                             ended_if_lost(context, &handle).await;
@@ -102,8 +102,8 @@ async fn hold(
                 }
             }
             SessionState::Starting => {
-                // Why a start failed is known in full, its program's exit code included, only
-                // when it has ended.
+                // The full reason of a failed start, with the program's exit code, is known only once the
+                // session has ended.
                 let view = handle
                     .wait_for(|view| {
                         !matches!(view.state, SessionState::Starting | SessionState::Stopping)
@@ -117,7 +117,7 @@ async fn hold(
             SessionState::Stopping | SessionState::Stopped | SessionState::Failed => {
                 if !(may_start && starts_on_connect(context, &handle)) {
                     if view.state == SessionState::Stopping {
-                        // Another node may have it as soon as it has ended here.
+                        // Another node may take it as soon as it has ended here.
                         handle
                             .wait_for(|view| view.state != SessionState::Stopping)
                             .await;
@@ -138,7 +138,7 @@ async fn hold(
                             source,
                         })?;
                 if ensured.handle.is_ended() {
-                    // Its program ended as soon as it ran; starting it over and over helps nobody.
+                    // Its program ended as soon as it ran; starting it repeatedly does not help.
                     let view = ensured.handle.view();
                     return Err(RouteError::Ended {
                         id,
@@ -156,8 +156,8 @@ fn is_fenced(context: &Context) -> bool {
     context.options.standing.borrow().is_frozen()
 }
 
-/// Of what a node lost while it was fenced the end is ordered once it is live again, and may not
-/// have been carried out yet: waits for it.
+/// Waits until the end of a session that this node lost while it was fenced is carried out. The end
+/// is ordered once the node is live again.
 async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
     let read = timeout(
         context.options.bounds.registry,
@@ -166,7 +166,7 @@ async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
     if let Ok(Ok(record)) = read.await
         && record.map(|record| record.generation) != handle.generation()
     {
-        // What cannot die here may be served elsewhere all the same.
+        // A session that cannot be killed here may still be served by another node.
         let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
         handle.wait_for(over).await;
     }
@@ -190,8 +190,8 @@ pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&st
         .is_some_and(|template| template.start_on_connect)
 }
 
-/// The route to a session that runs; `None` for one that does not, or is frozen: its kernel would
-/// take the connection, and its program never answer it.
+/// The route to a session that runs; `None` for one that does not run or is frozen. The kernel would
+/// accept a connection to a frozen one, and the program would not answer.
 fn to_running(
     context: &Context,
     handle: &SessionHandle,
@@ -261,7 +261,7 @@ pub(crate) async fn attach(
     Ok(Attached { io, presence })
 }
 
-/// A place among those who are attached to the session's terminals.
+/// Takes one of the places for clients attached to the session's terminals.
 fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
     let place = Arc::clone(&handle.attached).try_acquire_owned();
     place.map_err(|_| AccessError::TooManyAttached {
@@ -347,7 +347,7 @@ pub(crate) async fn logs(
         session: id.clone(),
         generation,
     };
-    // It costs the shim what being attached does.
+    // Following a log costs the shim as much as an attached client.
     let place = if options.follow && handle.spec.tty {
         Some(place(&handle)?)
     } else {
@@ -393,7 +393,7 @@ fn runtime_of<'a>(
         source: RuntimeError::Unavailable {
             runtime: kind,
             action: "reach the container",
-            reason: "this node is not configured to use it any more".to_owned(),
+            reason: "this node is no longer configured to use it".to_owned(),
         },
     })
 }

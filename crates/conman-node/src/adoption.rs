@@ -55,19 +55,19 @@ impl fmt::Display for Adopted {
     }
 }
 
-/// What a record and the kernel together say of a session.
+/// What a record and the kernel together show about a session.
 enum Finding {
     Goes(Beginning),
     Gone,
     Ended(Box<Ending>),
 }
 
-/// A registry that others share may not answer for a moment, while it elects a leader for example. A
-/// node that it let join is not ended for that.
+/// How long to retry when the registry does not answer, for example while it elects a leader. A node
+/// that has joined must not end because of that.
 const REGISTRY_PATIENCE: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Bound on the shim's word on all that is gone, and how many it is asked of at a time.
+/// Bound on the shim's answers about dead containers, and the number of concurrent requests.
 const FENCED_PATIENCE: Duration = Duration::from_secs(10);
 const QUESTIONS: usize = 64;
 
@@ -77,10 +77,7 @@ async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError
         match context.registry.list().await {
             Err(error @ RegistryError::Unavailable { .. }) if Instant::now() < deadline => {
                 let error = crate::error_chain(&error);
-                tracing::warn!(
-                    error,
-                    "the registry does not tell its records; asking again"
-                );
+                tracing::warn!(error, "cannot list the registry's records; retrying");
                 sleep(ASK_AGAIN).await;
             }
             told => return told.map_err(NodeStartError::Records),
@@ -88,8 +85,8 @@ async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError
     }
 }
 
-/// Adopts everything, or fails without having changed anything, but that the registry has ended what
-/// it has no record of.
+/// Adopts everything. On failure nothing has changed, except that sessions without a record may have
+/// been ended in the registry.
 pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartError> {
     let records = records(context).await?;
     let mut found = Vec::with_capacity(records.len());
@@ -108,7 +105,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
     for (record, finding) in found {
         match finding {
             Finding::Goes(beginning) => {
-                // Every record is another session's, and nobody else begins a life yet.
+                // Each record is of another session, and no other task starts a life yet.
                 let word = told.get(&key(&record)).filter(|word| word.holds());
                 take_on(context, &record, beginning, word, &mut adopted);
             }
@@ -137,7 +134,7 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
         return Ok(Finding::Ended(Box::new(ending.clone())));
     }
     let Some(container) = &record.container else {
-        // Nobody wrote down whether its start came to anything.
+        // No record says whether the start succeeded.
         return Ok(Finding::Goes(Beginning::Unresolved(unfinished(record))));
     };
     let process = match PidFd::open_verified(&identity(container)) {
@@ -203,9 +200,8 @@ async fn release_gone(
         tracing::warn!(
             sessions = untold,
             patience = ?FENCED_PATIENCE,
-            "of so many sessions that ended while no daemon ran, nobody told in time whether the \
-             fence killed them; they are recorded as ended by themselves, and what is to be \
-             restarted where its node is lost is not: start what is missing anew"
+            "the runtimes did not report in time whether the fence killed these sessions; they are \
+             recorded as having exited and are not restarted automatically"
         );
     }
     let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
@@ -243,7 +239,7 @@ fn key(record: &SessionRecord) -> ContainerKey {
     }
 }
 
-/// Whom an earlier daemon told to go for the node's sake, and why.
+/// Sessions that an earlier daemon's drain signalled, and why.
 async fn told(context: &Context) -> HashMap<ContainerKey, Word> {
     let told = context.drain.told.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
@@ -251,14 +247,14 @@ async fn told(context: &Context) -> HashMap<ContainerKey, Word> {
         .unwrap_or_else(|error| {
             tracing::warn!(
                 %error,
-                "cannot read whom an earlier daemon's drain told to go; what obeyed while no daemon \
-                 ran counts as ended by itself, and is not restarted on another node"
+                "cannot read which sessions an earlier daemon's drain signalled; those that exited \
+                 since are not restarted on another node"
             );
             HashMap::new()
         })
 }
 
-/// Whether what was not to end was killed by the fence, which goes on without a daemon.
+/// Whether the fence, which works without a daemon, killed a session that was not to end.
 async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
     let was_to_live = matches!(
         record.state,
@@ -272,11 +268,11 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
     }
 }
 
-/// A session whose process went while no daemon looked. Nobody knows its exit code.
+/// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
 fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
-            (false, EndCause::NodeLost, booted_anew())
+            (false, EndCause::NodeLost, rebooted())
         }
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
@@ -314,7 +310,7 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
     }
 }
 
-/// Why a life ends of which nobody wrote down whether its start came to anything.
+/// Why a life ends when no record says whether its start succeeded.
 fn unfinished(record: &SessionRecord) -> Cause {
     match &record.state {
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
@@ -325,7 +321,7 @@ fn unfinished(record: &SessionRecord) -> Cause {
         }
         RecordState::Starting | RecordState::Running { .. } | RecordState::Ended(_) => {
             match booted_since(record) {
-                true => Cause::Asked(EndCause::NodeLost, booted_anew()),
+                true => Cause::Asked(EndCause::NodeLost, rebooted()),
                 false => {
                     Cause::StartFailed("an earlier daemon did not finish this start".to_owned())
                 }
@@ -334,12 +330,13 @@ fn unfinished(record: &SessionRecord) -> Cause {
     }
 }
 
-fn booted_anew() -> String {
-    format!("{LOST}: its machine was booted anew")
+fn rebooted() -> String {
+    format!("{LOST}: its machine was rebooted")
 }
 
-/// Whether its machine went down with it. Where no container says so its age does: a clock that was
-/// set meanwhile has it begun once more, or not by itself.
+/// Whether the machine has rebooted since the record was written. Without a recorded container the
+/// record's age decides; if the clock was set since, a session may be restarted once too often, or not
+/// automatically.
 fn booted_since(record: &SessionRecord) -> bool {
     match &record.container {
         Some(known) => conman_linux::boot_id().is_ok_and(|now| now != known.boot_id),
@@ -351,7 +348,7 @@ fn booted_since(record: &SessionRecord) -> bool {
     }
 }
 
-/// Begins the life of a record, unless the session has one by now: whether it did.
+/// Begins the life of a record, unless the session has one already. Returns whether it did.
 fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
@@ -425,7 +422,7 @@ fn take_on(
     true
 }
 
-/// Begins a life that hunts for what may be left of a record, unless the session has a life.
+/// Begins a life that looks for remains of a record's container, unless the session has a life.
 pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord) -> bool {
     let mut adopted = Adopted::default();
     take_on(
@@ -457,11 +454,11 @@ pub(crate) fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<Session
     SessionHandle::new(record.id, record.spec, view)
 }
 
-/// Makes the registry forget, in the background. What it still remembers after a failure is forgotten
-/// later: in a fleet by whoever looks through the records, else at the next start, when it is shown
-/// again.
+/// Deletes the records of ended sessions in the background. A record that remains after a failure is
+/// deleted later: in a fleet by the node that sweeps the records, else at the next start of the daemon,
+/// which shows the session again.
 pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandle>>) {
-    // By its record another node restarts what lost this one.
+    // Another node restarts a session that lost this one by its record.
     let alone = *context.options.standing.borrow() == Standing::Alone;
     forgotten.retain(|handle| alone || !handle.is_to_be_restarted());
     if forgotten.is_empty() {
@@ -475,7 +472,11 @@ pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandl
             };
             if let Err(error) = context.registry.forget(id, generation).await {
                 let reason = crate::error_chain(&error);
-                tracing::debug!(session = %id, reason, "an ended session was not forgotten");
+                tracing::debug!(
+                    session = %id,
+                    reason,
+                    "cannot delete the record of an ended session"
+                );
             }
         }
     });

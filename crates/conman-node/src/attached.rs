@@ -2,16 +2,16 @@ use conman_core::ActivityGuard;
 use conman_runtime::TerminalIo;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A terminal of a session that somebody is attached to. As long as it is held the session is in
-/// use, so that it is not stopped for idling.
+/// A terminal of a session with an attached client. While it is held the session counts as in use and
+/// is not stopped for idling.
 #[derive(Debug)]
 pub struct Attached {
     pub io: TerminalIo,
-    /// Held, and of no other use.
+    /// Held only for its effect.
     pub presence: Presence,
 }
 
-/// That somebody is attached; dropping it makes room for another.
+/// Marks an attached client; dropping it makes room for another.
 #[derive(Debug)]
 pub struct Presence {
     pub(crate) _place: OwnedSemaphorePermit,

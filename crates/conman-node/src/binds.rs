@@ -9,7 +9,7 @@ use conman_linux::open_beneath;
 use conman_runtime::BindPlan;
 use rustix::io::Errno;
 
-/// Why a bind is refused, in words for whoever asked for the session.
+/// Why a bind is refused. The text is for the client that requested the session.
 #[derive(Debug)]
 pub(crate) enum BadBind {
     /// The record of an older conman, or one with other rules.

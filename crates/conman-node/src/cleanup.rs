@@ -1,7 +1,7 @@
 //! Removes what dead containers left, in the background and in batches.
 //!
 //! [`CleanupQueue`] (a set of containers, no larger than the number of containers that exist)
-//! ──notify──> one task, which asks each runtime for batches and tries again what failed.
+//! ──notify──> one task, which removes them from each runtime in batches and retries failures.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,22 +14,22 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::context::Context;
 
-/// What the task is called when it ends or stands still.
+/// The task's name for the watchdog.
 pub(crate) const NAME: &str = "clean-up";
 
-/// Containers in one call: enough to share its cost, few enough for new ones not to wait long.
+/// Containers in one call: enough to share its cost, few enough that new ones do not wait long.
 const BATCH: usize = 32;
 
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// What a runtime could not remove while it hung is gone soon after it goes on.
+/// A runtime that hung removes the containers soon after it answers again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
-/// How often a preempted node looks whether it goes on after all.
+/// How often a preempted node checks whether it was readmitted.
 const PREEMPTED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Failures after which one is journalled again, which takes twenty minutes; the first one always is.
+/// A failure is journalled at first and then every so many failures, which is every twenty minutes.
 const JOURNAL_EVERY: u32 = 80;
 
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ impl CleanupQueue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the removal of a dead or never started container. Asking twice is asking once.
+    /// Queues the removal of a dead or never started container. Queueing it twice has no further effect.
     pub(crate) fn push(&self, runtime: RuntimeKind, key: ContainerKey) {
         self.lock().entry((runtime, key)).or_insert(Try {
             at: Instant::now(),
@@ -63,7 +63,7 @@ impl CleanupQueue {
         self.lock().len()
     }
 
-    /// Up to a batch of one runtime's containers that are due, and when to look again.
+    /// Returns up to a batch of one runtime's containers that are due, and when to check again.
     fn due(&self, now: Instant) -> (Option<(RuntimeKind, Vec<ContainerKey>)>, Option<Instant>) {
         let waiting = self.lock();
         let Some(runtime) = waiting
@@ -86,7 +86,7 @@ impl CleanupQueue {
         self.lock().remove(&(runtime, key.clone()));
     }
 
-    /// Puts off another try; returns how often it failed so far. The last one `took` so long.
+    /// Schedules another try, after the last one `took` so long. Returns the number of failures so far.
     fn failed(
         &self,
         runtime: RuntimeKind,
@@ -99,7 +99,7 @@ impl CleanupQueue {
             return 0;
         };
         one.failures = one.failures.saturating_add(1);
-        // Those that wait for it have as much time as it has.
+        // A try that takes long is repeated less often, so that it does not delay the others.
         one.at = now + pause_after(one.failures).max(took);
         one.failures
     }
@@ -116,22 +116,22 @@ pub(crate) async fn run(context: Arc<Context>) {
     loop {
         pulse.beat().await;
         if context.table.closed().is_some() {
-            // The machine is going; should it stay, everything is still in the queue.
+            // The machine is about to stop; if it stays, everything is still in the queue.
             pulse.idle(tokio::time::sleep(PREEMPTED_PAUSE)).await;
             continue;
         }
         let added = context.cleanup.added.notified();
         let (batch, next) = context.cleanup.due(Instant::now());
         if let Some((runtime, keys)) = batch {
-            // A runtime that hangs is none of its own faults.
+            // A runtime that hangs must not trip this task's watchdog.
             pulse.idle(clean(&context, runtime, keys)).await;
             continue;
         }
         let more = async {
             tokio::select! {
-                // Cancel safe: the queue is read anew.
+                // Cancel safe: the queue is read again.
                 () = added => {}
-                // Cancel safe: likewise.
+                // Cancel safe: a timer has no state.
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         };
@@ -141,8 +141,8 @@ pub(crate) async fn run(context: Arc<Context>) {
 
 async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
     let Some(runtime) = context.runtime(kind) else {
-        // A runtime that is no longer configured: whoever configures it again gets its containers
-        // from its own list.
+        // The runtime is no longer configured. Once it is configured again, the containers show in
+        // its list.
         for key in keys {
             context.cleanup.done(kind, &key);
         }
@@ -183,7 +183,7 @@ async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
                     );
                 }
             }
-            // Without a result for it there is nothing to go by but another try.
+            // Without a result the removal is retried.
             None => {
                 context.cleanup.failed(kind, &key, now, took);
             }

@@ -1,13 +1,13 @@
-//! What the registry has ordered to end, kept until that is carried out.
+//! Sessions that the registry has ordered to end, kept until the order is carried out.
 //!
-//! An order for a life that goes on is carried out at once. Any other waits in the book
-//! ([`Condemned`]) ──notify──> one task, which tries each by itself again and again: a life that
-//! waits for its generation may turn out to be the one that is meant, a record that cannot be read
-//! may be read later, and what no record knows has to be proven dead before the registry forgets it.
+//! An order for a life that is known here is carried out at once. Any other waits in [`Condemned`]
+//! ──notify──> one task, which retries each independently: a life that waits for its generation may
+//! turn out to be the one that is meant, an unreadable record may become readable later, and a container
+//! without a record has to be proven dead before the registry forgets it.
 //!
-//! Whose container that was no record tells, so every runtime is asked; the first that had it
-//! answers for all, and where the host shows that no runtime can start it, none has to answer. So
-//! a runtime that hangs holds up nothing but what may be its own.
+//! No record says which runtime has such a container, so every runtime is asked. The first that had it
+//! answers for all; where the host shows that no runtime can start it, no answer is needed. So a runtime
+//! that hangs delays only containers that may be its own.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -28,20 +28,20 @@ use crate::adoption;
 use crate::context::Context;
 use crate::session::{self, LostStart, SessionHandle};
 
-/// What the task is called when it ends or stands still.
+/// The task's name for the watchdog.
 pub(crate) const NAME: &str = "condemned";
 
-/// Between two tries of what could not be carried out.
+/// Pause between two tries of an order that could not be carried out.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Questions to the registry, and to each runtime, at a time: while a runtime is asked, the kernel
-/// is looked at again and again.
+/// Concurrent requests to the registry, and to each runtime. While a request to a runtime waits, the
+/// kernel is polled.
 const AT_ONCE: usize = 16;
 
-/// What is told as the reason of an order without a life where nobody gave one.
-const HAS_ENDED: &str = "its container has ended while nobody held it";
+/// Reason of an order that has no life and gives no reason.
+const HAS_ENDED: &str = "its container ended unobserved";
 
-/// Orders that wait. Bounded by the containers that there are: one order each.
+/// Pending orders. Bounded by the containers that exist: one order each.
 #[derive(Debug, Default)]
 pub(crate) struct Condemned {
     waiting: Mutex<BTreeMap<ContainerKey, Waiting>>,
@@ -50,9 +50,9 @@ pub(crate) struct Condemned {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Why it is to be ended; without a reason it has ended.
+    /// Why it is to be ended; `None` if it has ended already.
     why: Option<String>,
-    /// Somebody tries to carry it out.
+    /// A task is carrying it out.
     is_pursued: bool,
 }
 
@@ -62,7 +62,7 @@ impl Condemned {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that nobody has begun with, who asks being about to.
+    /// Returns the orders that no task works on, and marks them as taken.
     fn begin(&self) -> Vec<ContainerKey> {
         let mut waiting = self.waiting();
         let new = waiting.iter_mut().filter(|(_, one)| !one.is_pursued);
@@ -78,7 +78,7 @@ impl Condemned {
     }
 }
 
-/// Turns to ask.
+/// Permits for requests.
 struct Turns {
     registry: Semaphore,
     runtimes: BTreeMap<RuntimeKind, Semaphore>,
@@ -94,8 +94,8 @@ impl Turns {
     }
 }
 
-/// Ends a generation of a session, or, where there is no `why`, sees to it that the end of one is
-/// told to the registry.
+/// Ends a generation of a session or, without a `why`, makes sure that its end is reported to the
+/// registry.
 pub(crate) fn order(
     context: &Context,
     id: &SessionId,
@@ -116,7 +116,7 @@ pub(crate) fn order(
         !known.is_pursued
     };
     if is_new {
-        // What no life is known of is looked for among the containers as well.
+        // An order without a known life is also checked against the containers that exist.
         context.stray_expected.notify_one();
     }
     context.condemned.added.notify_one();
@@ -131,17 +131,22 @@ fn life_of(
     (!life.is_ended() && life.generation() == Some(generation)).then_some(life)
 }
 
-/// A life whose process is dead tells by itself how it ended, which nobody knows better.
+/// A life whose process is dead reports how it ended, and knows best.
 fn end(life: &SessionHandle, generation: Generation, why: Option<&str>) {
     let process = life.view().process;
     let is_dead = process.is_some_and(|process| process.is_dead().unwrap_or(false));
     if let Some(why) = why.filter(|_| !is_dead) {
-        tracing::warn!(session = %life.id, %generation, why, "it is ended");
+        tracing::warn!(
+            session = %life.id,
+            %generation,
+            why,
+            "ending a session by the registry's order"
+        );
         life.order_stop(EndCause::Disowned, why);
     }
 }
 
-/// Carries out what waits, until it is aborted.
+/// Carries out pending orders until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
     let pulse = context.options.vitals.task(NAME);
     let turns = Turns::of(&context);
@@ -155,16 +160,16 @@ pub(crate) async fn run(context: Arc<Context>) {
             tokio::select! {
                 // Cancel safe: a notification is kept as a permit until it is taken.
                 () = context.condemned.added.notified() => {}
-                // Cancel safe: what is carried out has left the book.
+                // Cancel safe: an order that is carried out has left the book.
                 Some(()) = pursued.next() => {}
             }
         };
-        // A runtime that hangs is none of its own faults.
+        // A runtime that hangs must not trip this task's watchdog.
         pulse.idle(next).await;
     }
 }
 
-/// Tries until nothing is left to do.
+/// Retries until nothing is left to do.
 async fn pursue(context: &Arc<Context>, turns: &Turns, key: ContainerKey) {
     loop {
         let why = context.condemned.why(&key);
@@ -176,7 +181,7 @@ async fn pursue(context: &Arc<Context>, turns: &Turns, key: ContainerKey) {
     context.condemned.waiting().remove(&key);
 }
 
-/// One try. Whether nothing is left to do.
+/// One try. Returns whether nothing is left to do.
 async fn carry_out(
     context: &Arc<Context>,
     turns: &Turns,
@@ -190,15 +195,15 @@ async fn carry_out(
                 end(&life, generation, why);
                 return true;
             }
-            // The registry says first which one it is.
+            // The life has no generation until the registry answers.
             None => return false,
-            // What is meant is left of another one.
+            // The order is for another generation.
             Some(_) => {}
         }
     }
     let bound = context.options.bounds.registry;
     let read = async {
-        // Nobody closes it.
+        // The semaphore is never closed.
         let _turn = turns.registry.acquire().await;
         timeout(bound, context.registry.get(id)).await
     };
@@ -207,25 +212,30 @@ async fn carry_out(
             let taken = adoption::take_on_unresolved(context, &record);
             if taken {
                 let why = why.unwrap_or(HAS_ENDED);
-                tracing::warn!(session = %id, %generation, why, "what may be left of it is ended");
+                tracing::warn!(session = %id, %generation, why, "ending the remains of a session");
             }
             taken
         }
-        // What is written there in no way that is understood tells of no life either.
+        // An unreadable record names no life either.
         Ok(Ok(_) | Err(RegistryError::Unreadable { .. })) => {
             certify(context, turns, key, why.unwrap_or(HAS_ENDED)).await
         }
         Ok(Err(error)) => {
             let reason = crate::error_chain(&error);
-            tracing::debug!(session = %id, %generation, reason, "its record cannot be read yet");
+            tracing::debug!(
+                session = %id,
+                %generation,
+                reason,
+                "cannot read the session's record yet"
+            );
             false
         }
         Err(_) => false,
     }
 }
 
-/// No record of this node's knows it: kills what there may be of it, and tells the registry once
-/// nothing of it runs or may appear.
+/// For an order that no record of this node matches: kills what remains of it, and reports its end to
+/// the registry once nothing of it runs or can start.
 async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str) -> bool {
     let Some(owners) = proven_dead(context, turns, key, why).await else {
         return false;
@@ -258,8 +268,8 @@ async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str
     over
 }
 
-/// The runtimes that may have something to remove of a life that is proven dead; `None` while it is
-/// not. What the kernel shows of it is killed.
+/// Returns the runtimes that may have something to remove of a life that is proven dead; `None` while
+/// it is not. Kills what the kernel shows of it.
 async fn proven_dead(
     context: &Context,
     turns: &Turns,
@@ -287,11 +297,20 @@ async fn proven_dead(
             LostStart::Ended => return Some(vec![kind]),
             LostStart::Gone => {}
             LostStart::Found { pid } => {
-                tracing::warn!(container = %key, pid, why, "killed what is not this node's");
+                tracing::warn!(
+                    container = %key,
+                    pid,
+                    why,
+                    "killed a container that is not this node's"
+                );
                 return None;
             }
             LostStart::Unknown(reason) => {
-                tracing::debug!(container = %key, reason, "it is not proven dead yet");
+                tracing::debug!(
+                    container = %key,
+                    reason,
+                    "cannot prove that the container is dead yet"
+                );
                 is_proven = false;
             }
         }
@@ -299,10 +318,9 @@ async fn proven_dead(
     is_proven.then(all)
 }
 
-/// Whether no runtime can start it any more and nothing of it runs, as the host shows it. A
-/// container's directory for small files is there before it exists, no container starts without
-/// it, and it is removed only once the container is dead: what began while it was there is in the
-/// container's cgroup.
+/// Whether the host shows that no runtime can start it any more and nothing of it runs. The directory
+/// for a container's small files is made before the container, no container starts without it, and it is
+/// removed only once the container is dead. Whatever began while it existed is in the container's cgroup.
 async fn cannot_start(context: &Context, key: &ContainerKey) -> bool {
     let files = tokio::fs::symlink_metadata(context.files_dir(key)).await;
     let absent = files.is_err_and(|error| error.kind() == ErrorKind::NotFound);

@@ -33,13 +33,13 @@ pub(crate) struct Context {
     /// One permit for each start that the runtime may work on at a time.
     pub(crate) starts: Arc<Semaphore>,
     pub(crate) host_limits: HostLimits,
-    /// Connections that wait, of all sessions.
+    /// Waiting connections of all sessions.
     pub(crate) held: Arc<Seats>,
     pub(crate) cleanup: CleanupQueue,
     pub(crate) condemned: Condemned,
     pub(crate) drain: Drain,
     pub(crate) relocate: OnceLock<Arc<dyn Relocate>>,
-    /// A container may appear that nobody waits for.
+    /// Notified when a container may appear that no task waits for.
     pub(crate) stray_expected: Notify,
 }
 

@@ -1,9 +1,9 @@
-//! Ends sessions that take more of the disk than their specs allow, where the file system does not
+//! Ends sessions that use more of the disk than their specs allow, where the file system does not
 //! enforce that, and refuses starts while the disk is short.
 //!
 //! One task. Every second it reads how much of the file system with the state directory is free.
-//! Measuring a session means to look at all of its files, so sessions are measured, one after the
-//! other, soon after the disk got fuller, and rarely otherwise.
+//! Measuring a session means reading all of its files, so sessions are measured one after the other,
+//! soon after disk usage grew and rarely otherwise.
 //!
 //! The disk may hang, and the task with it: it is essential, but the watchdog does not watch it.
 
@@ -21,34 +21,34 @@ use crate::context::Context;
 use crate::host_limits::HostLimit;
 use crate::session::SessionHandle;
 
-/// What the task is called when it ends.
+/// The task's name in messages about its end.
 pub(crate) const NAME: &str = "disk watch";
 
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sessions are measured once the disk got fuller by so much.
+/// Growth of disk usage after which sessions are measured.
 const GROWTH: DiskUsage = DiskUsage {
     bytes: 32 << 20,
     inodes: 4_096,
 };
 
-/// Bounds on the time between two rounds while it does not: what one session takes another may have
-/// given back.
+/// Bounds on the time between two rounds without such growth: one session may use what another has
+/// freed.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// And so many times what the last round took.
+/// A round waits at least this multiple of the previous round's duration.
 const PAUSE_FACTOR: u32 = 20;
 
-/// A session is measured again after so many times what measuring it took, so that one with many
-/// files does not keep others from being measured.
+/// A session is measured again after this multiple of the time that measuring it took, so that one with
+/// many files does not delay the others.
 const SESSION_PAUSE_FACTOR: u32 = 8;
 
-/// A file system at the moment of a look.
+/// The state of a file system at one time.
 #[derive(Debug, Clone, Copy)]
 struct Space {
     total_bytes: u64,
-    /// As far as sessions may use it.
+    /// Available to sessions.
     free_bytes: u64,
     used: DiskUsage,
 }
@@ -56,9 +56,9 @@ struct Space {
 /// When sessions are measured.
 #[derive(Debug)]
 struct Schedule {
-    /// The least that was used since the last round.
+    /// The lowest usage since the last round.
     baseline: Option<DiskUsage>,
-    /// Not before, if the disk got fuller, and otherwise.
+    /// Earliest time of the next round after growth; `latest` applies otherwise.
     soonest: Instant,
     latest: Instant,
     /// Sessions that take long, and when they may be measured again.
@@ -85,7 +85,7 @@ pub(crate) async fn run(context: Arc<Context>) {
                 }
             }
             Ok(Err(error)) => tracing::debug!(%error, "cannot read how full the disk is"),
-            Err(error) => tracing::debug!(%error, "reading how full the disk is has failed"),
+            Err(error) => tracing::debug!(%error, "cannot read how full the disk is"),
         }
         sleep(LOOK_INTERVAL).await;
     }
@@ -126,7 +126,7 @@ fn space(state_dir: &std::path::Path) -> std::io::Result<Space> {
     })
 }
 
-/// Refuses starts while less is free than the reserve.
+/// Refuses starts while less than the reserve is free.
 fn note(context: &Context, space: Space) {
     metrics::gauge!("conman_disk_free_bytes").set(space.free_bytes as f64);
     let reserve = context.options.limits.disk_reserve_bytes;
@@ -148,7 +148,7 @@ fn note(context: &Context, space: Space) {
         tracing::warn!(
             free_bytes = space.free_bytes,
             reserve_bytes = reserve,
-            "the disk is short; no session is started"
+            "the disk is short; new sessions are refused"
         );
     } else if limit.is_none() && before {
         tracing::info!(free_bytes = space.free_bytes, "the disk is no longer short");
@@ -156,7 +156,7 @@ fn note(context: &Context, space: Space) {
     context.host_limits.set_disk(limit);
 }
 
-/// That the disk is short, in words.
+/// The warning that the disk is short.
 pub(crate) fn warning(context: &Context) -> Option<String> {
     let met = context.host_limits.disk()?.met;
     Some(format!(
@@ -193,7 +193,7 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
             Ok(None) => {}
             Err(error) => {
                 let error = crate::error_chain(&error);
-                tracing::warn!(session = %key, error, "cannot measure what a session takes of the disk");
+                tracing::warn!(session = %key, error, "cannot measure a session's disk usage");
             }
         }
         let took = before.elapsed();

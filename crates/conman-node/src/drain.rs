@@ -1,4 +1,4 @@
-//! Moves a node's sessions away in an orderly manner.
+//! Moves a node's sessions to other nodes, one after the other.
 //!
 //! ```text
 //!            drain                      none left but what is stuck
@@ -6,14 +6,13 @@
 //!     ▲                    │                                               │
 //!     └──────undrain───────┴───────────────────────────────────────────────┘
 //! ```
-//! One task drains. It looks anew at what there is before each turn, so that a session that became
-//! idle meanwhile goes before one that did not, and a start that was admitted just before the
-//! drain is not forgotten. What was ordered to stop is not taken back by an undrain.
+//! One task drains. Before each turn it lists the sessions again, so that a session that became idle
+//! since goes before a busy one, and a start that was admitted just before the drain is included. An
+//! undrain does not cancel stops that were ordered already.
 //!
-//! A file in the state directory says that the node is draining, so that a daemon that is
-//! restarted in the middle goes on with it; another one says whom it has told to go. A disk that is
-//! full, or does not answer, is a reason to drain: what cannot be written down goes on all the same,
-//! and is tried again.
+//! A file in the state directory says that the node is draining, so that a restarted daemon continues
+//! the drain; another file lists the sessions that the drain has signalled. A full or hanging disk is a
+//! reason to drain, so a failed write does not stop the drain, and is retried.
 
 mod order;
 
@@ -44,21 +43,21 @@ use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
 use crate::told::{NOTE_PATIENCE, Told, Word};
 
-/// Between two looks at whether what is left has ended: sessions that are stuck end by themselves,
-/// if they do.
+/// Interval between checks whether the remaining sessions have ended. Stuck sessions end without
+/// further action, if at all.
 const STUCK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Before a drain that could not be written down is written down again.
+/// Pause before the drain's file is written again after a failure.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sessions that are stopped already and waited for on other nodes, beside those being stopped: a
-/// node that takes long, or none that takes any, holds up no stop until there are so many.
+/// Sessions that are stopped and wait for their start on other nodes, in addition to those being
+/// stopped. Slow nodes delay stops only once there are so many.
 const MAX_MOVING: usize = 256;
 
-/// Unreleased sessions that a report names, and moved ones.
+/// Most unreleased sessions, and most moved ones, that a report names.
 const MAX_NAMED: usize = 1_000;
 
 /// The node's drain, if it has one.
@@ -67,7 +66,7 @@ pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
     file: OrderFile,
     pub(crate) told: Told,
-    /// Locked while the file and `current` are changed together, which only this does.
+    /// Locked while the file and `current` change together; only this module changes them.
     changing: tokio::sync::Mutex<()>,
 }
 
@@ -78,9 +77,9 @@ struct Current {
     released: u64,
     unreleased: Vec<Unreleased>,
     moved: Vec<Moved>,
-    /// A task writes the order down, and tries again until it has.
+    /// A task is writing the order, and retries until it succeeds.
     is_being_written: bool,
-    /// Dropped by an undrain, which ends the tasks.
+    /// Dropped by an undrain, which stops the tasks.
     ends: watch::Sender<()>,
 }
 
@@ -94,7 +93,7 @@ impl Drain {
         }
     }
 
-    /// No panic can happen while the lock is held that leaves half a change.
+    /// No panic can happen while the lock is held with a partial change.
     fn lock(&self) -> MutexGuard<'_, Option<Current>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,22 +106,25 @@ impl Drain {
     }
 }
 
-/// Goes on with the drain of an earlier daemon, if there was one.
+/// Continues the drain of an earlier daemon, if there was one.
 pub(crate) async fn resume(context: &Arc<Context>) {
     let Some(order) = context.drain.file.read().await else {
         return;
     };
-    tracing::info!(reason = order.reason, "the node is still being drained");
+    tracing::info!(
+        reason = order.reason,
+        "continuing an earlier daemon's drain"
+    );
     begin(context, order, None);
 }
 
-/// What a drain would do now.
+/// Returns what a drain would do now.
 pub(crate) fn plan_now(context: &Context, request: &DrainRequest) -> DrainPlan {
     let order = Order::of(request);
     plan(candidates(context, &order, &Turns::new()), order.parallel)
 }
 
-/// Begins a drain, unless one has begun, and tells how it stands.
+/// Begins a drain, unless one has begun, and reports its state.
 pub(crate) async fn drain(
     context: &Arc<Context>,
     request: &DrainRequest,
@@ -132,14 +134,14 @@ pub(crate) async fn drain(
         return Ok(report);
     }
     let order = Order::of(request);
-    // Who was told by a drain that was taken back may still obey.
-    let nobody_obeys = !context
+    // A session that a cancelled drain signalled may still obey.
+    let none_obeys = !context
         .sessions
         .live()
         .iter()
         .any(|one| one.leaving.is_told());
-    if nobody_obeys && let Err(error) = context.drain.told.clear().await {
-        tracing::warn!(%error, "whom an earlier drain has told to go stays written down");
+    if none_obeys && let Err(error) = context.drain.told.clear().await {
+        tracing::warn!(%error, "cannot clear the list of sessions that an earlier drain signalled");
     }
     let written = context.drain.file.write(&order).await;
     begin(context, order, written.as_ref().err());
@@ -149,11 +151,11 @@ pub(crate) async fn drain(
     report(context).ok_or(DrainError::NotDraining)
 }
 
-/// Has the drain there is written down, after whatever change of the file is under way. Called while
+/// Writes the current drain to its file, after any change of the file under way. Called while
 /// `changing` is locked.
 fn see_to_writing(context: &Arc<Context>, first_pause: Duration) {
     let mut current = context.drain.lock();
-    // Who does it already has not succeeded, so it comes after this as well.
+    // A task that writes already has not succeeded yet, so it also writes after this.
     if let Some(current) = current.as_mut().filter(|one| !one.is_being_written) {
         current.is_being_written = true;
         let (order, ended) = (current.order.clone(), current.ends.subscribe());
@@ -161,7 +163,7 @@ fn see_to_writing(context: &Arc<Context>, first_pause: Duration) {
     }
 }
 
-/// Tries until it is written down, or the drain is taken back.
+/// Retries until the order is written, or the drain is cancelled.
 async fn write_later(
     context: Arc<Context>,
     order: Order,
@@ -170,13 +172,13 @@ async fn write_later(
 ) {
     loop {
         tokio::select! {
-            // Cancel safe: it only tells that the sender is gone.
+            // Cancel safe: it only reports that the sender was dropped.
             _ = ended.changed() => return,
-            // Cancel safe: time alone.
+            // Cancel safe: a timer has no state.
             () = sleep(pause) => {}
         }
         pause = WRITE_AGAIN;
-        // Nobody takes it back meanwhile.
+        // The lock keeps the drain from being cancelled meanwhile.
         let _changing = context.drain.changing.lock().await;
         if ended.has_changed().is_err() {
             return;
@@ -186,20 +188,20 @@ async fn write_later(
                 if let Some(current) = context.drain.lock().as_mut() {
                     current.is_being_written = false;
                 }
-                tracing::info!("the drain is written down by now: it outlives this daemon");
+                tracing::info!("saved the drain: it outlives this daemon");
                 return;
             }
-            Err(error) => tracing::debug!(%error, "the drain is not written down yet"),
+            Err(error) => tracing::debug!(%error, "cannot save the drain yet"),
         }
     }
 }
 
-/// Takes a drain back. What was ordered to stop does so; the rest stays, and new sessions are
+/// Cancels a drain. Stops that were ordered are carried out; the other sessions stay, and new ones are
 /// admitted.
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
     if let Err(source) = context.drain.file.remove().await {
-        // What the disk holds up is removed yet: the drain that stays is written down after it.
+        // The disk may still remove the file later, so the drain that stays is written after it.
         see_to_writing(context, Duration::ZERO);
         let stays = context.drain.reason().is_some();
         return Err(DrainError::NotWritten {
@@ -216,14 +218,14 @@ pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
             Some(_) => "the node is still preempted",
             None => "sessions are admitted again",
         };
-        let message = format!("the drain was taken back; {now}");
+        let message = format!("drain cancelled; {now}");
         tracing::info!("{message}");
         context.note(node_event(EventKind::NodeUndrained, message));
     }
     Ok(())
 }
 
-/// How the drain stands; `None` without one.
+/// Returns the state of the drain; `None` without one.
 pub(crate) fn report(context: &Context) -> Option<DrainReport> {
     let remaining = context.sessions.live().len() as u64;
     let current = context.drain.lock();
@@ -248,13 +250,12 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
     let (ends, ended) = watch::channel(());
     let mut message = format!("draining: {}", order.reason);
     if let Some(error) = unwritten {
-        let why = format!(
-            "a daemon that is restarted would not go on with it: {} cannot be written, which is \
-             tried again: {error}",
-            context.drain.file.path().display()
+        let path = context.drain.file.path().display();
+        tracing::warn!(%path, %error, "cannot save the drain; retrying");
+        message = format!(
+            "{message}; a restarted daemon would not continue the drain until {path} can be \
+             written, which is retried: {error}"
         );
-        tracing::warn!("the node is drained, but {why}");
-        message = format!("{message}; {why}");
     }
     *context.drain.lock() = Some(Current {
         order: order.clone(),
@@ -285,7 +286,7 @@ fn candidates(context: &Context, order: &Order, had: &Turns) -> Vec<DrainCandida
             let (signal, grace_ms) = order.warning(handle);
             DrainCandidate {
                 id: handle.id.clone(),
-                // One that is not claimed yet is stopped before it is.
+                // A life that is not claimed yet is stopped before its claim.
                 generation: handle.generation().unwrap_or(Generation::FIRST),
                 connections: handle.activity.in_flight(),
                 memory_bytes: handle.spec.memory_bytes,
@@ -300,7 +301,7 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
     let began = Instant::now();
     let mut had = Turns::new();
     let parallel = order.parallel as usize;
-    // A turn gives its place back once its session is over, and then waits for it elsewhere.
+    // A turn gives its place back once its session has ended, and then waits for the move.
     let places = Arc::new(Semaphore::new(parallel));
     let mut turns = JoinSet::new();
     while ended.has_changed().is_ok() {
@@ -325,41 +326,41 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
                     note_turn(&context, outcome);
                 }
             }
-            // Cancel safe: it only tells that the sender is gone.
+            // Cancel safe: it only reports that the sender was dropped.
             _ = ended.changed() => {}
-            // Cancel safe: a place that is got is given back at once, and taken above.
+            // Cancel safe: a permit is given back at once, and taken above.
             _ = places.acquire(), if has_room && is_full => {}
-            // Cancel safe: time alone.
+            // Cancel safe: a timer has no state.
             () = sleep(STUCK_INTERVAL), if !is_full => {}
         }
     }
-    // What has had its turn stops all the same.
+    // Sessions whose turn has begun are still stopped.
     turns.detach_all();
 }
 
-/// Whose turn it is.
+/// Returns the session whose turn is next.
 fn next(context: &Context, order: &Order, had: &Turns) -> Option<Arc<SessionHandle>> {
     let planned = plan(candidates(context, order, had), order.parallel);
     let first = planned.sessions.into_iter().next()?;
     context.sessions.current(&first.id)
 }
 
-/// Nothing is left, but what could not be killed.
+/// Whether only sessions that could not be killed are left.
 fn is_finished(context: &Context) -> bool {
     let live = context.sessions.live();
     live.iter()
         .all(|handle| handle.is_ended() || handle.state() == SessionState::Stuck)
 }
 
-/// What became of one session.
+/// The outcome of one session's turn.
 enum Outcome {
     Released,
     Moved(Moved),
     Unreleased(Unreleased),
 }
 
-/// Ends one session, gives `place` up to the next, and has it started on another node if it wants
-/// that.
+/// Ends one session, then releases `place` for the next, and starts the session on another node if its
+/// spec wants that.
 async fn take_turn(
     context: Arc<Context>,
     handle: Arc<SessionHandle>,
@@ -381,12 +382,17 @@ async fn take_turn(
         match process.signal(signal) {
             Ok(_) => {
                 let gone = handle.wait_for(|view| view.process.is_none());
-                // Cancel safe: it only looks.
+                // Cancel safe: it only waits.
                 let _ = timeout(until.saturating_duration_since(Instant::now()), gone).await;
             }
             Err(error) => {
                 let name = signal_name(signal).unwrap_or("its signal");
-                tracing::warn!(session = %handle.id, %error, "{name} could not be sent; it is killed");
+                tracing::warn!(
+                    session = %handle.id,
+                    %error,
+                    signal = name,
+                    "cannot send the signal; killing"
+                );
             }
         }
     }
@@ -411,7 +417,7 @@ async fn take_turn(
     }
 }
 
-/// For the next daemon, should this one be gone before the program is.
+/// For the next daemon, in case this one ends before the program does.
 async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
     let Some(generation) = handle.generation() else {
         return;
@@ -424,13 +430,13 @@ async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
         tracing::warn!(
             session = %handle.id,
             %error,
-            "it is not written down that it was told to go: should this daemon end before it, it \
-             counts as ended by itself"
+            "cannot save that the drain signalled the session; if this daemon ends before it, the \
+             session counts as having exited"
         );
     }
 }
 
-/// The other nodes see to what fails here, or takes too long.
+/// Starts a session on another node. After a failure or a timeout the other nodes take care of it.
 async fn relocate(
     context: &Context,
     handle: &SessionHandle,
@@ -438,10 +444,10 @@ async fn relocate(
 ) -> Option<Moved> {
     let others = context.relocate.get()?;
     let moving = others.relocate(&handle.id, generation);
-    // Cancelled with the time: what another node has begun goes on.
+    // On a timeout only the wait is cancelled: a start that another node has begun continues.
     let why = match timeout(MOVE_PATIENCE, moving).await {
         Ok(Ok(node)) => {
-            tracing::info!(session = %handle.id, node, "moved");
+            tracing::info!(session = %handle.id, node, "moved the session to another node");
             return Some(Moved {
                 id: handle.id.clone(),
                 node,
@@ -450,7 +456,7 @@ async fn relocate(
         Ok(Err(why)) => why,
         Err(_) => format!("it took longer than {} s", MOVE_PATIENCE.as_secs()),
     };
-    tracing::warn!(session = %handle.id, why, "it is not started on another node yet");
+    tracing::warn!(session = %handle.id, why, "cannot start the session on another node yet");
     None
 }
 

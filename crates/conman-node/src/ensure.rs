@@ -1,4 +1,4 @@
-//! Brings sessions to running, and to their end.
+//! Starts and stops sessions.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::kill_table::{KillEntry, Stage};
 use crate::session::{self, Beginning, Failure, SessionHandle, View, unwanted_words};
 use crate::sessions::Admission;
 
-/// What an ensure came to.
+/// The result of an ensure.
 #[derive(Debug)]
 pub(crate) struct Ensured {
     pub(crate) handle: Arc<SessionHandle>,
@@ -31,7 +31,7 @@ pub(crate) async fn ensure(
     ensure_by(context, id, spec, None, wait).await
 }
 
-/// Likewise, where it is to begin only by what was `read` of it.
+/// Like [`ensure`], but begins a start only if the record is still as `read`.
 pub(crate) async fn ensure_by(
     context: &Arc<Context>,
     id: &SessionId,
@@ -84,10 +84,10 @@ pub(crate) async fn ensure_by(
     }
 }
 
-/// Whether a start that would fail for want of the image is not even to begin: in a fleet another node
-/// may have it, and nothing is to be recorded of this one. A node that is alone tries, and has the
-/// attempt to show, as has a restart that nobody asked for, unless whoever orders it has another node
-/// to ask: those are counted, so that they end.
+/// Whether to check for the image before a start begins. In a fleet another node may have the image, so
+/// a start that would fail without it is not begun, and nothing is recorded. A node that is alone tries
+/// and shows the failed attempt. So does an automatic restart, unless another node can be asked: its
+/// attempts are counted, so that they end.
 fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> bool {
     let alone = *context.options.standing.borrow() == Standing::Alone;
     let counts = spec.restarted.as_ref().is_some_and(|one| one.count > 0);
@@ -95,9 +95,9 @@ fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) 
     !(alone || counts || current.is_some_and(|handle| !handle.is_ended()))
 }
 
-/// That a start would fail for want of the image, as far as its runtime knows that.
+/// Returns why a start would fail without the image, as far as its runtime knows.
 pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Option<String> {
-    // Who takes nothing says so at once, whatever its runtime would answer, or would not.
+    // A node that takes no sessions says so at once, without waiting for its runtime.
     if context.table.closed().is_some() || context.drain.reason().is_some() {
         return None;
     }
@@ -106,7 +106,7 @@ pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Optio
         context.options.bounds.prepare,
         runtime.lacks_image(&spec.image),
     );
-    // What does not come to look is found out, and bounded, when the container is created.
+    // If the check itself fails, the error shows, bounded, when the container is created.
     let error = asked.await.ok().flatten()?;
     Some(format!(
         "{}: {}",
@@ -128,7 +128,7 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
     let admission = context
         .sessions
         .admit(id, spec, max_sessions, host, |handle| {
-            // Whoever drains looks for lives after it has said so here.
+            // A drain lists the lives after it has set its reason.
             if let Some(reason) = context.drain.reason() {
                 return Err(EnsureError::Draining { reason });
             }
@@ -191,7 +191,7 @@ async fn wait_for_end(
             generation,
             reason: view.reason.unwrap_or_default(),
         }),
-        // Its claim was never answered, so nobody knows what the registry holds.
+        // Its claim was never answered, so the registry's state is unknown.
         (SessionState::Stuck, None) => {
             let waited = context.options.bounds.registry;
             Err(EnsureError::RegistrySlow { id, waited })
@@ -200,7 +200,7 @@ async fn wait_for_end(
     }
 }
 
-/// What kept a life from running, if anything did.
+/// Returns what kept a life from running, if anything did.
 pub(crate) fn failure(
     context: &Context,
     handle: &SessionHandle,
@@ -217,7 +217,7 @@ pub(crate) fn failure(
             id,
             waited: context.options.bounds.registry,
         },
-        // That nobody wants it any more counts more than what has ended it.
+        // The client's order to stop it takes precedence over what ended it.
         Failure::Kind(FailureKind::Stopped | FailureKind::Drained | FailureKind::ShutDown)
             if handle.caused_by(EndCause::ShutDown) == EndCause::Deleted =>
         {
@@ -281,7 +281,7 @@ pub(crate) async fn stop(
         }
     };
     match (view.state, view.generation) {
-        // Its node may have been quicker than this order.
+        // The session may have ended before this order.
         (state, _) if state.is_ended() => call_off(context, &handle).await?,
         (SessionState::Stuck | SessionState::Stopping, Some(generation)) => {
             let reason = unwanted_words(view.reason.clone().unwrap_or_default(), why);
@@ -292,11 +292,11 @@ pub(crate) async fn stop(
     let Some(generation) = view.generation else {
         if let Some(Failure::Unclaimed(source)) = &view.failure {
             match &**source {
-                // Another node was first, or the record was changed: it goes on there.
+                // Another node was first, or the record was changed: the session continues there.
                 RegistryError::Elsewhere { .. } | RegistryError::Changed { .. } => {
                     return Err(StopError::Moved { id: id.clone() });
                 }
-                // What it was to be started by is there still, and others may start it by that.
+                // Its record is still there, and another node may start it by that.
                 RegistryError::Unavailable { .. } => {
                     return Err(StopError::NotForgotten {
                         id: id.clone(),
@@ -316,7 +316,7 @@ pub(crate) async fn stop(
     Ok(report(id, &view, asked).unwrap_or(StopReport {
         id: id.clone(),
         generation,
-        // Neither dead nor long enough dying to be called stuck: as good as stuck to the caller.
+        // Neither dead nor dying for long enough to be called stuck: the same to the caller.
         state: SessionState::Stuck,
         reason,
         dead_ms: None,
@@ -324,7 +324,7 @@ pub(crate) async fn stop(
     }))
 }
 
-/// Whoever comes to own it, another node perhaps, must not start it again.
+/// Records that the session is unwanted, so that its next owner, perhaps another node, does not start it.
 async fn note_unwanted(
     context: &Context,
     handle: &SessionHandle,
@@ -339,12 +339,12 @@ async fn note_unwanted(
         // Its release was on its way.
         Err(RegistryError::Ended { .. }) => {
             let ended = |view: &View| view.state.is_ended();
-            // A life that has not heard of it by then has nothing to tell: the record counts.
+            // If the life does not see it in time, the record counts.
             let bound = context.options.bounds.registry;
             let _ = timeout(bound, handle.wait_for(ended)).await;
             call_off(context, handle).await
         }
-        // Nobody starts it unasked: it goes on without the note.
+        // It is not restarted automatically, so it does not need the note.
         Err(_) if handle.spec.on_node_loss != OnNodeLoss::Restart => Ok(()),
         Err(source) => Err(StopError::NotForgotten {
             id: handle.id.clone(),
@@ -353,8 +353,8 @@ async fn note_unwanted(
     }
 }
 
-/// Of what lost its node the record goes: neither another node nor somebody's connection can start it
-/// by that any more.
+/// Deletes the record of a session that lost its node, so that neither another node nor a connection can
+/// start it by that.
 pub(crate) async fn call_off(context: &Context, handle: &SessionHandle) -> Result<(), StopError> {
     let Some(generation) = handle.generation().filter(|_| handle.is_lost()) else {
         return Ok(());

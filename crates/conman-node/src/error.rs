@@ -18,7 +18,7 @@ pub enum NodeStartError {
     #[error("cannot release sessions whose processes are gone")]
     Release(#[source] RegistryError),
     #[error(
-        "cannot tell whether session {id} (generation {generation}) still runs; nothing was \
+        "cannot determine whether session {id} (generation {generation}) still runs; nothing was \
         changed"
     )]
     Adopt {
@@ -36,13 +36,13 @@ pub enum NodeStartError {
         source: io::Error,
     },
     #[error(
-        "the endpoint of the metadata server, `{endpoint}`, is no `http://HOST[:PORT]`: \
+        "the endpoint of the metadata server, `{endpoint}`, is not `http://HOST[:PORT]`: \
         {reason}"
     )]
     Endpoint { endpoint: String, reason: String },
 }
 
-/// What kind of trouble kept a start from succeeding.
+/// What kept a start from succeeding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureKind {
     /// The runtime does not answer.
@@ -63,15 +63,15 @@ pub enum FailureKind {
     Registry,
     /// Files, processes or limits of the host.
     Host,
-    /// Somebody stopped the session while it was starting.
+    /// A client stopped the session while it was starting.
     Stopped,
-    /// The machine is going.
+    /// The machine is about to stop.
     Preempted,
     /// The node is being drained.
     Drained,
     /// The daemon ends, and its sessions with it.
     ShutDown,
-    /// The daemon was restarted in the middle of the start, or its node's fence killed it.
+    /// The daemon was restarted during the start, or its node's fence killed it.
     Interrupted,
 }
 
@@ -107,7 +107,7 @@ impl FailureKind {
     }
 }
 
-/// Why a drain was not taken back, or is not told of.
+/// Why a drain was not cancelled, or has no report.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DrainError {
     #[error(
@@ -120,7 +120,7 @@ pub enum DrainError {
         #[source]
         source: Arc<io::Error>,
     },
-    #[error("the drain was taken back meanwhile; ask again if it shall go on")]
+    #[error("the drain was cancelled meanwhile; to drain the node, order it again")]
     NotDraining,
 }
 
@@ -146,7 +146,7 @@ pub enum EnsureError {
         limit.name, limit.bounds, limit.value, limit.used, limit.remedy
     )]
     NoRoom { limit: Box<LimitMet> },
-    #[error("this node was told that its machine is going ({reason}); use another one")]
+    #[error("this node is preempted ({reason}) and takes no new sessions; use another one")]
     Preempted { reason: String },
     #[error("this node is being drained ({reason}) and takes no new sessions; use another one")]
     Draining { reason: String },
@@ -214,9 +214,9 @@ pub enum StopError {
     NoSuchSession { id: SessionId },
     #[error("session {id} is dead, but its release is not recorded yet: {reason}")]
     NotReleased { id: SessionId, reason: String },
-    #[error("session {id} has been started on another node since it lost this one; ask again")]
+    #[error("session {id} has been started on another node since it lost this one; try again")]
     Moved { id: SessionId },
-    #[error("that session {id} is not to be started again could not be recorded")]
+    #[error("cannot record that session {id} must not be started again")]
     NotForgotten {
         id: SessionId,
         #[source]
@@ -228,8 +228,8 @@ pub enum StopError {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RestartError {
     #[error(
-        "generation {generation} of session {id} is not one to restart any more: it has an owner, \
-         was stopped, or is forgotten"
+        "cannot restart generation {generation} of session {id}: it has an owner, was stopped, or \
+         is forgotten"
     )]
     NotWanted {
         id: SessionId,
@@ -243,7 +243,7 @@ pub enum RestartError {
     },
 }
 
-/// Why a connection cannot be brought to a session.
+/// Why a connection cannot reach a session.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RouteError {
     #[error("there is no session {id}")]
@@ -272,7 +272,7 @@ pub enum RouteError {
 }
 
 impl RouteError {
-    /// Whether the same connection may succeed later without anybody's doing.
+    /// Whether the same connection may succeed later without further action.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -283,7 +283,7 @@ impl RouteError {
     }
 }
 
-/// Why this node does not take a connection that another one brings.
+/// Why this node refuses a connection that another node forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotHere {
     /// It owns neither that generation nor a newer one.
@@ -316,19 +316,19 @@ pub enum AccessError {
     #[error("session {id} is {state}, not running")]
     NotRunning { id: SessionId, state: SessionState },
     #[error(
-        "session {id} is frozen, since its node could not renew that it owns it; ask again once it \
-         has, or another node has started the session: `conman why {id}` tells"
+        "session {id} is frozen, because its node cannot renew its ownership; try again once it \
+         can, or another node has started the session; see `conman why {id}`"
     )]
     Fenced { id: SessionId },
     #[error(
         "session {id} has no terminal; start it with `tty`, or keep a command's terminal in it"
     )]
     NoTerminal { id: SessionId },
-    #[error("{limit} are attached to session {id}, or follow its log, already; detach one of them")]
+    #[error("{limit} clients are attached to session {id} or follow its log; detach one of them")]
     TooManyAttached { id: SessionId, limit: usize },
-    #[error("session {id} has no container any more, so its log is gone")]
+    #[error("session {id} no longer has a container, so its log is deleted")]
     NotKept { id: SessionId },
-    #[error("cannot do that in the container of session {id}")]
+    #[error("an operation in the container of session {id} failed")]
     Runtime {
         id: SessionId,
         #[source]

@@ -36,8 +36,8 @@ pub(crate) fn phase_event(id: &SessionId, generation: Generation, phase: &Phase)
     let lasted = SignedDuration::try_from_secs_f64(phase.duration_ms / 1_000.0);
     let ended_at = lasted.and_then(|lasted| phase.started_at.checked_add(lasted));
     NewEvent {
-        // Phases may be told later than they end, several at a time; readers take the beginning
-        // from the end.
+        // Phases may be reported later than they end, several at a time; readers compute the
+        // beginning from the end.
         at: ended_at.unwrap_or_else(|_| Timestamp::now()),
         phase: Some(phase.name.clone().into_owned()),
         duration_ms: Some(phase.duration_ms),

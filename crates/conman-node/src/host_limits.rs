@@ -1,4 +1,4 @@
-//! How many sessions the host has room for, as whoever looks at the host says now and then.
+//! How many sessions the host has room for, as last reported.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,19 @@ use tokio::sync::Notify;
 /// The limit of the host that binds first for sessions of one runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostLimit {
-    /// Sessions of this node, of whatever runtime, that there may be; further ones are refused.
+    /// Maximum number of this node's sessions, of all runtimes; further ones are refused.
     pub max_sessions: usize,
-    /// The limit, for whoever is refused.
+    /// The limit, for the error of a refused client.
     pub met: LimitMet,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct HostLimits {
-    /// None for a runtime that no limit binds.
+    /// No entry for a runtime without a binding limit.
     latest: Mutex<BTreeMap<RuntimeKind, HostLimit>>,
-    /// While the disk is short, whatever the runtime.
+    /// Set while the disk is short, for all runtimes.
     disk: Mutex<Option<HostLimit>>,
-    /// A start was refused: what was seen last may be outdated.
+    /// A start was refused: the latest report may be outdated.
     pub(crate) met: Notify,
 }
 

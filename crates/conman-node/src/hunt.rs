@@ -1,5 +1,5 @@
-//! Finds and kills the processes of a container whose start was sent and not answered, by what
-//! the kernel knows alone.
+//! Finds and kills the processes of a container whose start was sent and not answered, using only the
+//! kernel.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub(crate) struct Hunted {
     pub(crate) init: Option<Arc<PidFd>>,
 }
 
-/// Kills whatever is in the container's cgroups now. Each process is held before it is checked, so
-/// that a PID given out anew cannot bring the signal to another.
+/// Kills all processes in the container's cgroups. Each is opened before it is checked, so that the
+/// signal cannot reach another process with a reused PID.
 pub(crate) fn hunt(runtime: &dyn Runtime, key: &ContainerKey) -> Hunted {
     let mut hunted = Hunted::default();
-    // What is not seen this time is hunted the next.
+    // A process that is missed is found in the next pass.
     for pid in runtime.pids(key).unwrap_or_default() {
         let Ok(process) = PidFd::open(pid) else {
             continue;

@@ -1,17 +1,16 @@
-//! What must be killed when the machine goes, whatever else the daemon is doing.
+//! What must be killed when the machine is about to stop, whatever else the daemon is doing.
 //!
 //! ```text
 //! Claiming ──> Reserved ──> Sent ──> Running ──> (gone)
 //!     └───────────┴───────────┴─────────────────────^
 //! ```
 //!
-//! Session tasks write it, the emergency thread reads it. Both hold its lock for a few map
-//! operations and never across an await, a system call or a message to anybody, so neither can
-//! keep the other waiting.
+//! Session tasks write it, the emergency thread reads it. Both hold its lock only for a few map
+//! operations and never across an await, a system call or a message, so neither can keep the other
+//! waiting.
 //!
-//! A start is sent to the runtime only after its entry says [`Stage::Sent`], and no entry comes to
-//! say so once the table is closed. Hence a closed table knows every container that exists or may
-//! still appear.
+//! A start is sent to the runtime only after its entry has [`Stage::Sent`], and no entry gets that stage
+//! once the table is closed. Hence a closed table has every container that exists or may still appear.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +26,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::session::{Leaving, StopOrder};
 
-/// How far a container's way into the world has come.
+/// How far the start of a container has come.
 #[derive(Debug, Clone)]
 pub(crate) enum Stage {
     /// The registry has been asked for a generation.
@@ -60,13 +59,13 @@ pub(crate) enum Fate {
     Unreleased,
 }
 
-/// One session as whoever kills needs it.
+/// One session, with all that is needed to kill it.
 #[derive(Debug, Clone)]
 pub(crate) struct KillEntry {
     pub(crate) stage: Stage,
     /// `None` for a runtime that is no longer configured.
     pub(crate) runtime: Option<Arc<dyn Runtime>>,
-    /// Sent first on preemption, so long before SIGKILL.
+    /// Signal sent first on preemption, and the time between it and SIGKILL.
     pub(crate) warning: Option<(Signal, Duration)>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
@@ -86,7 +85,7 @@ pub(crate) struct Closed {
 #[derive(Debug, Default)]
 pub(crate) struct KillTable {
     inner: Mutex<Inner>,
-    /// Wakes the emergency thread, once it preempts, when something new must be killed.
+    /// Wakes the emergency thread during a preemption when something new must be killed.
     changed: Notify,
 }
 
@@ -102,7 +101,7 @@ impl KillTable {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a start that is about to be claimed.
+    /// Adds a start that is about to be claimed.
     pub(crate) fn admit(&self, id: &SessionId, entry: KillEntry) -> Result<(), Closed> {
         let mut inner = self.lock();
         if let Some(closed) = &inner.closed {
@@ -112,7 +111,7 @@ impl KillTable {
         Ok(())
     }
 
-    /// Takes in what an earlier daemon left, closed or not: it exists anyway.
+    /// Adds what an earlier daemon left, even if the table is closed: it exists anyway.
     pub(crate) fn adopt(&self, id: &SessionId, entry: KillEntry) {
         self.lock().entries.insert(id.clone(), entry);
         self.changed.notify_waiters();
@@ -135,8 +134,8 @@ impl KillTable {
         Ok(())
     }
 
-    /// The container's init is held. Refused once the table is closed: then it is about to be
-    /// killed by the emergency thread, to which it is known from now on.
+    /// Records the container's init. Refused once the table is closed: the emergency thread knows the init
+    /// from then on, and kills it.
     pub(crate) fn run(
         &self,
         id: &SessionId,
@@ -162,7 +161,7 @@ impl KillTable {
         }
     }
 
-    /// Notes what an ending should tell of the start.
+    /// Records the start's data for the ending.
     pub(crate) fn note_start(&self, id: &SessionId, started_at: Timestamp, phases: Phases) {
         if let Some(entry) = self.lock().entries.get_mut(id) {
             entry.started_at = Some(started_at);
@@ -205,7 +204,7 @@ impl KillTable {
             .collect()
     }
 
-    /// Completes at the next change after its first poll, and possibly for nothing.
+    /// Completes at the next change after its first poll, and possibly without one.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

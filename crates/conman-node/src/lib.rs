@@ -1,33 +1,33 @@
-//! One node: the sessions of one machine, from admission to what is left after their end.
+//! One node: the sessions of one machine, from admission to cleanup.
 //!
 //! [`Node`] is the whole interface. It owns
 //! - one task for each session that has not ended (`session`), which alone writes the session's
-//!   state; everybody else holds a handle with two watch channels (its view out, an order to stop
+//!   state; all other code holds a handle with two watch channels (its view out, an order to stop
 //!   in),
-//! - the map of sessions (`sessions`), which decides synchronously what an ensure comes to,
-//! - the kill table (`kill_table`), which knows at every moment what must be killed when the
-//!   machine goes,
+//! - the map of sessions (`sessions`), which decides an ensure synchronously,
+//! - the kill table (`kill_table`), which always has everything that must be killed when the machine is
+//!   about to stop,
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
 //!   rest by the kill table and one bounded channel of commands,
 //! - while the node is being drained, one task that stops its sessions one after the other (`drain`),
-//! - four background tasks: `cleanup` (fed by a set of dead containers), `condemned` (fed by a book
-//!   of what the registry has ordered to end), `reconcile` (containers without a record) and
+//! - four background tasks: `cleanup` (fed by a set of dead containers), `condemned` (fed by the
+//!   registry's pending orders to end sessions), `reconcile` (containers without a record) and
 //!   `runtime_health`.
 //!
-//! Invariants, each kept by the place named:
+//! Invariants, each with the place that keeps it:
 //! - *One container of a session at a time.* A life begins only where the map has no life that has
 //!   not ended (`sessions`), and ends only with its release.
-//! - *Recorded before sent, known before started.* The claim is durable before the runtime hears of
-//!   the session ([`conman_core::lifecycle`]), and the kill table says so before a start is sent
+//! - *Recorded before sent, known before started.* The claim is durable before the runtime gets a request
+//!   for the session ([`conman_core::lifecycle`]), and the kill table is updated before a start is sent
 //!   (`session::launch`).
 //! - *Killed, certified, released, in this order*, by the session's task ([`conman_core::lifecycle`])
-//!   as by the emergency thread (`emergency::preemption`). Only a dead init, or proof that nothing
-//!   ran and nothing will, makes a certificate.
-//! - *The kill path asks nobody.* It needs pidfds and the registry, no runtime's daemon, no other
-//!   task and no lock that anybody holds across an await.
+//!   and by the emergency thread (`emergency::preemption`). Only a dead init, or proof that nothing ran
+//!   and nothing will, makes a certificate.
+//! - *The kill path depends on no other program.* It needs pidfds and the registry, no runtime's daemon,
+//!   no other task and no lock that is held across an await.
 //!
-//! Absent on purpose: the order of a life's steps (a pure machine's), signals of the process and
-//! whatever serves clients (the binary's).
+//! Absent on purpose: the order of a life's steps (a pure state machine's), signals of the process and
+//! everything that serves clients (the binary's).
 #![forbid(unsafe_code)]
 
 mod access;
@@ -80,7 +80,7 @@ pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
 
-/// An error and everything that caused it, as one line for a person.
+/// An error and its causes, as one line for people.
 pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

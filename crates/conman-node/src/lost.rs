@@ -1,7 +1,7 @@
-//! Ends by its record what no node can end any more: its own is gone, and so is what ran of it.
+//! Ends by its record a session that no node can end any more: its node is lost, and nothing of it runs.
 //!
-//! Claimed and given up at once. From the claim on nobody starts it by the old record, and a claim
-//! is had only where the former node can run nothing of it any more.
+//! The session is claimed and given up at once. After the claim no node starts it by the old record, and
+//! a claim succeeds only where the former node can run nothing of it any more.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) async fn stop(
     why: String,
 ) -> Result<StopReport, StopError> {
     let (asked, id) = (Instant::now(), record.id.clone());
-    // Whoever asks may go away between the claim and the release.
+    // The caller may be cancelled between the claim and the release.
     let stopping = tokio::spawn(async move { end(&context, record, why, asked).await });
     stopping.await.unwrap_or(Err(StopError::Moved { id }))
 }
@@ -38,7 +38,7 @@ async fn end(
         id: id.clone(),
         source: Arc::new(source),
     };
-    // Were this node lost before the release, it would be no restart that has failed.
+    // If this node is lost before the release, that does not count as a failed restart.
     let spec = ResolvedSpec {
         restarted: None,
         ..record.spec.clone()

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use conman_linux::{NetnsSockets, PidFd};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Connects to 127.0.0.1, and to ::1 when nothing listens there: a program that asks its resolver
-/// for `localhost` may listen on either.
+/// Connects to 127.0.0.1, and to ::1 when nothing listens there: a program that resolves `localhost` may
+/// listen on either.
 pub(crate) async fn connect(
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
@@ -18,7 +18,7 @@ pub(crate) async fn connect(
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => error,
         other => return other,
     };
-    // Without IPv6 in the namespace the first error says more.
+    // Without IPv6 in the namespace the first error is more useful.
     connect_to(sockets, process, Ipv6Addr::LOCALHOST.into(), port)
         .await
         .map_err(|_| refused)

@@ -1,4 +1,4 @@
-//! The node as the rest of the daemon sees it.
+//! The node's interface for the rest of the daemon.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -45,7 +45,7 @@ use crate::session::View;
 use crate::sessions::Sessions;
 use crate::{access, adoption, cleanup, disk_watch, ensure, lost, reconcile, runtime_health, view};
 
-/// How long starts under way may hold up a shutdown that leaves the sessions running.
+/// How long starts under way may delay a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The sessions of one machine.
@@ -61,10 +61,10 @@ pub struct Node {
 impl Node {
     /// Takes over what an earlier daemon left, and begins to serve.
     ///
-    /// Adoption goes by the records and the kernel alone; when this returns, every session that
-    /// still runs is known and can be reached and killed, and every one that does not is
-    /// released. Only afterwards, in the background, the runtimes are asked what else there is:
-    /// starts whose answer was lost and containers without a record are ended, leftovers removed.
+    /// Adoption uses only the records and the kernel. When this returns, every session that still runs is
+    /// known and can be reached and killed, and every other one is released. Afterwards, in the background,
+    /// the runtimes are asked for more: starts whose answer was lost and containers without a record are
+    /// ended, leftovers removed.
     ///
     /// The tasks run on the calling tokio runtime.
     pub async fn start(
@@ -158,8 +158,8 @@ impl Node {
     /// the start is recorded.
     ///
     /// A running one is returned as it is: its spec never changes. One that is stopping is awaited
-    /// (bounded) and started anew, one that has ended is started anew, each in a greater
-    /// generation. Cancelling does not cancel a start.
+    /// (bounded) and started again, one that has ended is started again, each in a greater generation.
+    /// Cancelling does not cancel a start.
     pub async fn ensure(
         &self,
         id: &SessionId,
@@ -210,9 +210,9 @@ impl Node {
         ensure::stop(&self.context, id, why).await
     }
 
-    /// Ends a session by its record whose node is gone: nothing of it runs, and nobody starts it
-    /// again by that. Refused with [`StopError::Moved`] where a node has it, or another record tells
-    /// of it by now. Cancelling does not cancel it.
+    /// Ends by its record a session whose node is lost: nothing of it runs, and no node starts it again by
+    /// that record. Refused with [`StopError::Moved`] where a node has it, or the record has changed.
+    /// Cancelling does not cancel it.
     pub async fn stop_lost(
         &self,
         record: SessionRecord,
@@ -221,19 +221,19 @@ impl Node {
         lost::stop(Arc::clone(&self.context), record, why).await
     }
 
-    /// Ends what the registry no longer holds for this node's, or holds for its without a container
-    /// that is known: killed, certified and released like any other. The order is kept until it is
-    /// carried out.
+    /// Ends a generation that the registry no longer assigns to this node, or assigns to it without a known
+    /// container: it is killed, certified and released like any other. The order is kept until it is carried
+    /// out.
     pub fn condemn(&self, id: &SessionId, generation: Generation, why: &str) {
         condemned::order(&self.context, id, generation, Some(why.to_owned()));
     }
 
-    /// Sees to it that the registry is told of the end of what the fence knows to be dead.
+    /// Makes sure that the end of a generation that the fence knows to be dead is reported to the registry.
     pub fn note_end(&self, id: &SessionId, generation: Generation) {
         condemned::order(&self.context, id, generation, None);
     }
 
-    /// Whether the node owns what it owns.
+    /// Returns whether the node still holds its ownership.
     #[must_use]
     pub fn standing(&self) -> Standing {
         self.context.options.standing.borrow().clone()
@@ -278,30 +278,30 @@ impl Node {
         access::logs(&self.context, id, options).await
     }
 
-    /// The way to a session's program. A connection to one that is starting is held; one that
-    /// does not run is started if `may_start` and its template say so (`start_on_connect`).
+    /// Returns the route to a session's program. A connection to one that is starting is held; one that does
+    /// not run is started if `may_start` and its template allow it (`start_on_connect`).
     ///
-    /// Returns at once, without a wait or a lock held by anybody for long, when the session runs.
+    /// When the session runs, returns at once, without waiting for a contended lock.
     pub async fn route(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
         access::route(&self.context, id, may_start).await
     }
 
-    /// Whether a life of the session goes on here, or begins to.
+    /// Whether a life of the session exists or begins here.
     #[must_use]
     pub fn is_live(&self, id: &SessionId) -> bool {
         let current = self.context.sessions.current(id);
         current.is_some_and(|handle| !handle.is_ended())
     }
 
-    /// Whether a life of the session goes on here that the registry knows as this node's.
+    /// Whether a life of the session exists here that the registry assigns to this node.
     #[must_use]
     pub fn owns(&self, id: &SessionId) -> bool {
         let current = self.context.sessions.current(id);
         current.is_some_and(|handle| !handle.is_ended() && handle.generation().is_some())
     }
 
-    /// Waits until the registry has answered whether a life that begins here is this node's, which
-    /// takes as long as its claim may. Cancel safe: it only looks.
+    /// Waits until the registry has answered whether a life that begins here is this node's, at most for the
+    /// bound of a claim. Cancel safe: it only waits.
     pub async fn claimed(&self, id: &SessionId) {
         if let Some(handle) = self.context.sessions.current(id) {
             let answered = |view: &View| {
@@ -312,7 +312,7 @@ impl Node {
         }
     }
 
-    /// The way to a session for another node, which believes that this one owns `generation` of
+    /// Returns the route to a session for another node, which believes that this one owns `generation` of
     /// it. Never waits.
     pub fn own_route(
         &self,
@@ -322,10 +322,10 @@ impl Node {
         access::own_route(&self.context, id, generation)
     }
 
-    /// The way to a session that runs here, or whose `former` node has given it up or is lost: such
-    /// a one is claimed by this node and started by its record, if it ended with its node and no
-    /// start has succeeded since, or `may_start` and its template say so. Waits while it starts;
-    /// cancelling does not cancel the start.
+    /// Returns the route to a session that runs here, or whose `former` node has given it up or is lost. This
+    /// node claims such a session and starts it by its record, if it ended with its node and no start has
+    /// succeeded since, or if `may_start` and its template allow it. Waits while it starts; cancelling does
+    /// not cancel the start.
     pub async fn revive(
         &self,
         id: &SessionId,
@@ -335,9 +335,9 @@ impl Node {
         revival::revive(&self.context, id, may_start, former).await
     }
 
-    /// Starts a session anew whose former node, `from`, has gone, where its spec wants that and its
-    /// record still says so of this generation: the one that runs now. Waits while it starts;
-    /// cancelling does not cancel the start.
+    /// Restarts a session whose former node, `from`, is lost, if its spec wants that and its record still has
+    /// this generation. Returns the generation that runs now. Waits while it starts; cancelling does not
+    /// cancel the start.
     pub async fn restart(
         &self,
         id: &SessionId,
@@ -348,19 +348,19 @@ impl Node {
         revival::restart(&self.context, id, generation, (from, without_image)).await
     }
 
-    /// From now on, sessions that a drain releases and that want it are started on other nodes.
-    /// Only the first call counts.
+    /// Makes other nodes start the sessions that a drain releases and that want it. Only the first call has
+    /// an effect.
     pub fn relocate_by(&self, relocate: Arc<dyn Relocate>) {
         let _ = self.context.relocate.set(relocate);
     }
 
-    /// What the registry holds of a session, whosever it is.
+    /// Returns the registry's record of a session, of any node.
     pub async fn record(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
         self.context.registry.get(id).await
     }
 
-    /// Drops the record of a generation that has ended, whosever it was, so that nobody starts it
-    /// again by that.
+    /// Deletes the record of a generation that has ended, of any node, so that no node starts it again by
+    /// that.
     pub async fn forget(
         &self,
         id: &SessionId,
@@ -369,7 +369,7 @@ impl Node {
         self.context.registry.forget(id, generation).await
     }
 
-    /// A session of another node, as its record tells of it.
+    /// A session of another node, as its record shows it.
     #[must_use]
     pub fn recorded(&self, node: &str, record: &SessionRecord) -> Session {
         view::recorded(&self.context, node, record)
@@ -409,7 +409,7 @@ impl Node {
         view::node(&self.context, &self.health, self.started_at)
     }
 
-    /// What is amiss without making the node unready, in words.
+    /// Returns problems that do not make the node unready, for people.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.health.warnings();
@@ -417,14 +417,14 @@ impl Node {
         warnings
     }
 
-    /// Sessions whose containers there are, whose part of the host's limits is taken thus. Those
-    /// that are still starting do not count, for they may not have begun.
+    /// Number of sessions that have a container, which therefore count in the host's usage. Sessions that are
+    /// still starting do not count: they may have no container yet.
     #[must_use]
     pub fn settled(&self) -> usize {
         self.context.sessions.settled()
     }
 
-    /// The containers that are this node's by its records, of all that has not ended.
+    /// The containers that this node's records name, of all sessions that have not ended.
     #[must_use]
     pub fn containers(&self) -> Vec<ContainerKey> {
         let live = self.context.sessions.live().into_iter();
@@ -437,27 +437,27 @@ impl Node {
         keys.collect()
     }
 
-    /// Says which limit of the host binds first for sessions of a runtime, if one does.
+    /// Sets the limit of the host that binds first for sessions of a runtime, if one does.
     pub fn limit_by_host(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
         self.context.host_limits.set(runtime, limit);
     }
 
-    /// Returns once a start was refused for a limit of the host. Cancelling is safe: the next
-    /// call is told of what this one missed.
+    /// Returns once a start was refused because of a limit of the host. Cancel safe: the next call returns
+    /// for what this one missed.
     pub async fn host_limit_met(&self) {
         self.context.host_limits.met.notified().await;
     }
 
-    /// What a preemption would do now.
+    /// Returns what a preemption would do now.
     #[must_use]
     pub fn preempt_plan(&self, budget_ms: Option<u32>) -> PreemptPlan {
         self.emergency.plan(budget_ms)
     }
 
-    /// Kills, certifies and releases every session, and admits no more. A second notice gets the
-    /// first one's report. `dry_run` is the caller's to look at.
+    /// Kills, certifies and releases every session, and admits no more. A second notice gets the first one's
+    /// report. The caller handles `dry_run`.
     ///
-    /// The work is the emergency thread's; cancelling does not cancel it.
+    /// The emergency thread does the work; cancelling does not cancel it.
     pub async fn preempt(
         &self,
         request: &PreemptRequest,
@@ -471,22 +471,22 @@ impl Node {
         self.emergency.readmit().await
     }
 
-    /// What a drain would do now.
+    /// Returns what a drain would do now.
     #[must_use]
     pub fn drain_plan(&self, request: &DrainRequest) -> DrainPlan {
         drain::plan_now(&self.context, request)
     }
 
-    /// Takes no new sessions from now on, and stops the present ones in order, a few at a time.
-    /// Returns once that has begun; a drain that is under way or over is left as it is.
+    /// Refuses new sessions from now on, and stops the present ones in order, a few at a time. Returns once
+    /// that has begun; a drain that is under way or finished is not changed.
     pub async fn drain(&self, request: &DrainRequest) -> Result<DrainReport, DrainError> {
         let (context, request) = (Arc::clone(&self.context), request.clone());
-        // A caller that goes away leaves no file without a drain behind.
+        // In its own task: a cancelled caller must not leave a file without a drain.
         let draining = tokio::spawn(async move { drain::drain(&context, &request).await });
         draining.await.unwrap_or(Err(DrainError::NotDraining))
     }
 
-    /// How the drain stands; `None` without one.
+    /// Returns the state of the drain; `None` without one.
     #[must_use]
     pub fn drain_report(&self) -> Option<DrainReport> {
         drain::report(&self.context)
@@ -499,15 +499,15 @@ impl Node {
         undraining.await.unwrap_or(Err(DrainError::NotDraining))
     }
 
-    /// For whatever must work when everything else hangs.
+    /// The thread for work that must continue when everything else hangs.
     #[must_use]
     pub fn emergency(&self) -> &EmergencyHandle {
         &self.emergency
     }
 
-    /// Ends the node's work. With `leave` the containers go on, for the next daemon to adopt, and
-    /// starts under way get a moment to be recorded; otherwise every session is stopped first,
-    /// bounded by the bound on stuck ones.
+    /// Stops the node. With `leave` the containers keep running, for the next daemon to adopt, and starts
+    /// under way get a moment to be recorded; otherwise every session is stopped first, bounded by the bound
+    /// on stuck ones.
     pub async fn shutdown(&self, leave: bool) {
         self.context.sessions.shut_down();
         if leave {
@@ -529,8 +529,7 @@ impl Node {
         self.context.journal.flush().await;
     }
 
-    /// A start whose container is recorded is adopted by the next daemon; any other one is ended
-    /// by it.
+    /// The next daemon adopts a start whose container is recorded, and ends any other.
     async fn let_starts_be_recorded(&self) {
         let live = self.context.sessions.live();
         let all = async {
@@ -563,7 +562,9 @@ impl Node {
             .await
             .is_err()
         {
-            tracing::warn!("some sessions did not stop in time; the next start deals with them");
+            tracing::warn!(
+                "some sessions did not stop in time; the next start of conman ends them"
+            );
         }
     }
 
@@ -586,7 +587,7 @@ impl Drop for Node {
     }
 }
 
-/// Goes on with what an earlier daemon was told: the machine is going. What that left is killed.
+/// Continues an earlier daemon's preemption: kills what that daemon left.
 async fn resume_preemption(context: &Arc<Context>, emergency: &EmergencyHandle) {
     let state_dir = context.options.state_dir.clone();
     let recalled = tokio::task::spawn_blocking(move || emergency::recall(&state_dir)).await;
@@ -595,17 +596,17 @@ async fn resume_preemption(context: &Arc<Context>, emergency: &EmergencyHandle) 
     };
     tracing::warn!(
         reason,
-        "the node was preempted under an earlier daemon, and stays so; `conman readmit` takes that back"
+        "the node was preempted under an earlier daemon and stays preempted; undo: conman readmit"
     );
-    // At once: nobody may be told that sessions are admitted.
+    // At once, before any reader sees sessions as admitted.
     context.table.close(reason.clone());
     let request = PreemptRequest {
         reason: Some(reason),
         ..PreemptRequest::default()
     };
-    // Its report goes to the journal; nobody here waits for it.
+    // Its report goes to the journal; no caller waits for it.
     if let Err(error) = emergency.preempt(&request, "restart") {
-        tracing::error!(%error, "what an earlier daemon left cannot be preempted");
+        tracing::error!(%error, "cannot preempt the sessions of an earlier daemon");
     }
 }
 

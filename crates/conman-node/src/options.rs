@@ -8,10 +8,10 @@ use conman_registry::Standing;
 use conman_vitals::Vitals;
 use tokio::sync::watch;
 
-/// What a node is and how much it may do.
+/// A node's identity and limits.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
-    /// As the API and the journal show it.
+    /// Shown in the API and the journal.
     pub name: String,
     pub instance: Instance,
     /// Each container's own small files go below it.
@@ -20,15 +20,15 @@ pub struct NodeOptions {
     pub limits: NodeLimits,
     pub bounds: NodeBounds,
     pub urls: UrlScheme,
-    /// Likewise, for browsers.
+    /// Like `urls`, for browsers.
     pub browser_urls: UrlScheme,
     /// Time between a preemption notice that names none and the end of the machine.
     pub preempt_budget_ms: u32,
     /// Watch the metadata server of Google Compute Engine for preemption notices.
     pub gce: Option<GceOptions>,
-    /// Whether the node owns what it owns, where it is not alone.
+    /// Whether the node holds its ownership, in a fleet.
     pub standing: watch::Receiver<Standing>,
-    /// Looks after the tasks that the daemon cannot do without.
+    /// Watches the tasks that are essential for the daemon.
     pub vitals: Vitals,
 }
 
@@ -53,12 +53,12 @@ impl NodeOptions {
     }
 }
 
-/// How many of each.
+/// Limits on numbers and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeLimits {
     /// Sessions that have not ended.
     pub max_sessions: usize,
-    /// Starts that the runtime works on at a time; further ones queue.
+    /// Starts that the runtime works on at a time; further ones are queued.
     pub max_starting: usize,
     /// Ended sessions that are still shown; the oldest are forgotten.
     pub max_stopped_kept: usize,
@@ -66,7 +66,7 @@ pub struct NodeLimits {
     pub max_held_per_session: usize,
     /// Connections held for all sessions together.
     pub max_held: usize,
-    /// Bytes that stay free on the file system with the state directory: with less, no session is
+    /// Bytes that must stay free on the file system with the state directory: with less, no session is
     /// started.
     pub disk_reserve_bytes: u64,
 }
@@ -84,7 +84,7 @@ impl Default for NodeLimits {
     }
 }
 
-/// How long each thing may take.
+/// Bounds on durations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeBounds {
     /// One durable write of the registry.
@@ -93,13 +93,13 @@ pub struct NodeBounds {
     pub queue: Duration,
     /// Checking a start's binds.
     pub prepare: Duration,
-    /// The runtime's making of a container, beyond the runtime's own bound.
+    /// The runtime's creation of a container, beyond the runtime's own bound.
     pub create: Duration,
-    /// The runtime's starting of a container, beyond the runtime's own bound.
+    /// The runtime's start of a container, beyond the runtime's own bound.
     pub start: Duration,
-    /// Between SIGKILL and the word that a session is stuck.
+    /// Time after SIGKILL until a session counts as stuck.
     pub stuck_after: Duration,
-    /// The runtime's answer to how a program ended.
+    /// The runtime's answer with the exit code of a program.
     pub exit_code: Duration,
     /// An ensure's wait for the end of the session's former container.
     pub ending: Duration,

@@ -1,4 +1,4 @@
-//! The phases of a start, and a clock that makes them follow on each other without a gap.
+//! The phases of a start, and a clock that makes each begin where the previous one ended.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ pub(crate) const ADMIT: &str = "admit";
 pub(crate) const PREPARE: &str = "prepare";
 /// The runtime makes the container.
 pub(crate) const CREATE: &str = "create";
-/// The runtime starts it. Parts of it that the runtime tells are called `start.…`.
+/// The runtime starts it. The steps that the runtime reports are called `start.…`.
 pub(crate) const START: &str = "start";
-/// Its init is taken hold of and verified.
+/// Its init is opened and verified.
 pub(crate) const VERIFY: &str = "verify";
 /// The program answers on its port. The record of the container is written meanwhile.
 pub(crate) const READY: &str = "ready";
-/// What the record of the container took beyond `ready`.
+/// The time for writing the container's record beyond `ready`.
 pub(crate) const RECORD: &str = "record";
 /// The session is shown as running.
 pub(crate) const PUBLISH: &str = "publish";
 
-/// Measures phases that follow on each other: where one ends the next one begins.
+/// Measures consecutive phases: each begins where the previous one ended.
 #[derive(Debug)]
 pub(crate) struct PhaseClock {
     began_at: Timestamp,
     began: Instant,
     mark: Instant,
-    /// Measured since they were shared last, with those from before; or nothing.
+    /// All phases, if some were measured since they were shared last; else empty.
     open: Vec<Phase>,
     shared: Phases,
 }
@@ -49,7 +49,7 @@ impl PhaseClock {
         }
     }
 
-    /// With the phases of an earlier daemon.
+    /// A clock that continues with the phases of an earlier daemon.
     pub(crate) fn resumed(shared: Phases) -> Self {
         Self {
             shared,
@@ -80,8 +80,7 @@ impl PhaseClock {
         &self.open[self.open.len() - 1]
     }
 
-    /// Ends the present phase now, and tells of known parts of it besides, under names of their own
-    /// with a dot in them.
+    /// Ends the present phase now, and adds known steps of it, under names with a dot.
     pub(crate) fn end_with_steps(
         &mut self,
         name: &'static str,
@@ -110,7 +109,7 @@ impl PhaseClock {
         }
     }
 
-    /// The same for whoever keeps them: one copy, which is the clock's own from now on.
+    /// The phases as one shared copy, which the clock uses from now on too.
     pub(crate) fn shared(&mut self) -> Phases {
         if !self.open.is_empty() {
             self.shared = std::mem::take(&mut self.open).into();
@@ -119,7 +118,7 @@ impl PhaseClock {
     }
 }
 
-/// A wall-clock time so much later, by the monotonic clock's measure.
+/// The wall-clock time `offset` after `at`, by the monotonic clock.
 fn later(at: Timestamp, offset: Duration) -> Timestamp {
     SignedDuration::try_from(offset)
         .ok()

@@ -1,4 +1,4 @@
-//! What a preemption would do, from what the kill table holds.
+//! Plans a preemption from the kill table.
 
 use std::time::Duration;
 

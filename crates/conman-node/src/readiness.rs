@@ -1,4 +1,4 @@
-//! Whether a session's program answers on its port, asked from inside its network namespace.
+//! Checks from inside a session's network namespace whether its program answers on its port.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::netns_connect;
 
-/// Pauses between tries, the last one over and over: close together at first, because most
-/// programs are up in milliseconds, and never far apart, because somebody waits.
+/// Pauses between tries; the last one repeats. Short at first, because most programs are up in
+/// milliseconds, and never long, because a client may be waiting.
 const PAUSES_MS: [u64; 9] = [1, 2, 5, 10, 20, 50, 50, 100, 200];
 
 /// One connection or one HTTP answer.
@@ -52,12 +52,12 @@ impl fmt::Display for NotReady {
             Self::Http(error) => write!(formatter, "it does not speak HTTP: {error}"),
             Self::Status(status) => write!(formatter, "it answered {status}"),
             Self::Silent => write!(formatter, "no answer within {} s", TRY_TIMEOUT.as_secs()),
-            Self::BadPath => formatter.write_str("the path cannot be asked for"),
+            Self::BadPath => formatter.write_str("the path is not valid in a request"),
         }
     }
 }
 
-/// Completes once the probe succeeds, or with what the last try before `deadline` found. Cancel
+/// Completes once the probe succeeds, or with the result of the last try before `deadline`. Cancel
 /// safe: it only holds connections, which close.
 pub(crate) async fn wait(
     sockets: &NetnsSockets,
@@ -128,7 +128,7 @@ async fn ask(stream: TcpStream, path: &str) -> Result<(), NotReady> {
         tokio::select! {
             // Cancel safe: both are dropped together with this future.
             result = &mut answer => return result,
-            // Its failure, if any, is told by the answer.
+            // A failure of the connection is reported by the answer.
             _ = &mut connection, if connected => connected = false,
         }
     }

@@ -1,9 +1,9 @@
-//! Compares what the runtimes have with what the node knows, and ends what nobody owns.
+//! Compares the runtimes' containers with the node's lives, and ends containers without an owner.
 //!
-//! A container without a life of its generation is an orphan: its record is gone (a registry that
-//! was lost), it was made after its maker had given up, or an earlier daemon died before removing
-//! it. The comparison is sound because a life is known, with its generation, before the runtime
-//! hears of it.
+//! A container without a life of its generation is an orphan: its record is lost with the registry, it
+//! was created after its start was given up, or an earlier daemon died before removing it. The comparison
+//! is sound because a life is known, with its generation, before the runtime gets a request for the
+//! session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::certificate;
 use crate::context::Context;
 
-/// What the task is called when it ends or stands still.
+/// The task's name for the watchdog.
 pub(crate) const NAME: &str = "reconciler";
 
-/// Between two comparisons when all is well.
+/// Interval between comparisons when all is well.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Between two comparisons while containers may appear late, or a runtime does not answer.
+/// Interval between comparisons while containers may appear late, or a runtime does not answer.
 const SHORT_INTERVAL: Duration = Duration::from_secs(3);
 
-/// How long after its maker gave up a container may still appear.
+/// How long a container may still appear after its start was given up.
 const STRAY_PERIOD: Duration = Duration::from_secs(120);
 
 /// The bound on one listing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long an orphan may take to die before the others' turn.
+/// How long to wait for an orphan's death before the next orphan.
 const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Compares until it is aborted.
@@ -42,9 +42,9 @@ pub(crate) async fn run(context: Arc<Context>) {
     loop {
         pulse.beat().await;
         let all_well = match context.table.closed() {
-            // The emergency thread does what is left to do.
+            // The emergency thread does the rest.
             Some(_) => true,
-            // A runtime that hangs is none of its own faults.
+            // A runtime that hangs must not trip this task's watchdog.
             None => pulse.idle(sweep(&context)).await,
         };
         let expected = strays_until.is_some_and(|until| Instant::now() < until);
@@ -58,10 +58,10 @@ pub(crate) async fn run(context: Arc<Context>) {
                 // Cancel safe: a notification is kept as a permit until it is taken.
                 () = context.stray_expected.notified() => {
                     strays_until = Some(Instant::now() + STRAY_PERIOD);
-                    // Right away it is still on its way.
+                    // It does not exist yet right after the notification.
                     sleep(SHORT_INTERVAL).await;
                 }
-                // Cancel safe: the pause begins anew.
+                // Cancel safe: the pause starts again.
                 () = sleep(pause) => {}
             }
         };
@@ -109,7 +109,12 @@ async fn settle(context: &Context, runtime: &dyn Runtime, found: FoundContainer)
         // Dead since the list was made; the next one shows it as ended.
         Err(error) if error.proves_death() => return false,
         Err(error) => {
-            tracing::warn!(container = %key, pid, %error, "cannot take hold of an orphan");
+            tracing::warn!(
+                container = %key,
+                pid,
+                %error,
+                "cannot open an orphaned container's process"
+            );
             return false;
         }
     };
@@ -117,7 +122,7 @@ async fn settle(context: &Context, runtime: &dyn Runtime, found: FoundContainer)
         return false;
     }
     if let Err(error) = process.kill() {
-        tracing::warn!(container = %key, pid, %error, "cannot kill an orphan");
+        tracing::warn!(container = %key, pid, %error, "cannot kill an orphaned container");
         return false;
     }
     let dead = timeout(DEATH_PATIENCE, certificate::of(process))

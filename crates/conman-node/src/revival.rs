@@ -1,4 +1,4 @@
-//! Starts by its record what has no owner any more.
+//! Starts a session without an owner by its record.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::ensure;
 use crate::error::{EnsureError, RestartError, RouteError};
 use crate::route::SessionRoute;
 
-/// Who has sessions of this node started on others.
+/// Starts sessions of this node on other nodes.
 #[async_trait]
 pub trait Relocate: Send + Sync + std::fmt::Debug + 'static {
-    /// Has another node start a session that this one has given up, by its record: the node that
-    /// it runs on then, or why it runs on none.
+    /// Makes another node start a session that this one has released, by its record. Returns the node that
+    /// runs it, or why none does.
     async fn relocate(&self, id: &SessionId, generation: Generation) -> Result<String, String>;
 }
 
-/// How a record stands that nobody owns.
+/// How the session of a record without an owner ended.
 #[must_use]
 pub fn end_of(record: &SessionRecord) -> End {
     let Some(cause) = record.state.end_cause() else {
@@ -31,7 +31,7 @@ pub fn end_of(record: &SessionRecord) -> End {
     };
     let (ran, exit_code) = match &record.state {
         RecordState::Ended(ending) => (ending.started_at.is_some(), ending.exit_code),
-        // It was to end before its node went, for the reason that counts.
+        // It was to end before its node was lost, for the reason that counts.
         _ => (true, None),
     };
     End::Ended {
@@ -41,12 +41,12 @@ pub fn end_of(record: &SessionRecord) -> End {
     }
 }
 
-/// Where a session was that a connection is to bring back.
+/// The former node of a session that a connection is to start again.
 #[derive(Debug, Clone, Copy)]
 pub struct Former<'a> {
-    /// Absent where whoever asks does not say.
+    /// Absent if the caller does not know it.
     pub node: Option<&'a str>,
-    /// Whether that node is gone.
+    /// Whether that node is lost.
     pub is_lost: bool,
 }
 
@@ -114,13 +114,12 @@ fn ended(id: &SessionId, state: &RecordState) -> RouteError {
     }
 }
 
-/// What a node does with a restart that would fail for want of the image, as far as its runtime
-/// knows that.
+/// What a node does with a restart that would fail without the image, as far as its runtime knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithoutImage {
-    /// Begins nothing, so that nothing is counted: another node may have it.
+    /// Begins nothing, so that no attempt is counted: another node may have the image.
     Refuse,
-    /// Has the attempt to show, which is counted, so that they end.
+    /// Makes the attempt, which is shown and counted, so that restarts end.
     Try,
 }
 
@@ -163,7 +162,7 @@ pub(crate) async fn restart(
     }
     let ensured = ensure::ensure_by(context, id, &spec, Some(record), true).await;
     let ensured = ensured.map_err(|error| match &error {
-        // Somebody deleted it meanwhile, or another node was first.
+        // A client deleted it meanwhile, or another node was first.
         EnsureError::Registry { source, .. }
             if matches!(**source, RegistryError::Changed { .. }) =>
         {

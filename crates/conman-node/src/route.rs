@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use crate::netns_connect;
 use crate::session::Leaving;
 
-/// How long a session that was told to go is asked whether it takes connections.
+/// How long to wait when checking whether a signalled session still takes connections.
 const SHUT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The way to a running session, valid as long as its generation lives.
+/// The route to a running session, valid as long as its generation lives.
 #[derive(Debug, Clone)]
 pub struct SessionRoute {
     pub id: SessionId,
@@ -25,7 +25,7 @@ pub struct SessionRoute {
     pub port: u16,
     /// The container's init.
     pub process: Arc<PidFd>,
-    /// To be counted by whoever opens a tunnel or sends a request.
+    /// Counts open tunnels and requests; their owner counts them.
     pub activity: Arc<Activity>,
     /// Set once the session's tunnels must end.
     pub closing: watch::Receiver<Option<Closing>>,
@@ -40,9 +40,8 @@ impl SessionRoute {
         netns_connect::connect(&self.sockets, &self.process, self.port).await
     }
 
-    /// Whether the session takes no connections any more because it was told to go: then it is on its
-    /// way to another node, and whoever asks for it waits for that. Only a session that was told is
-    /// asked.
+    /// Whether the session takes no more connections because it was signalled to stop: it is on its way to
+    /// another node, and a client waits for that. Only a signalled session is checked.
     pub async fn has_closed(&self) -> bool {
         if !self.leaving.is_told() || self.leaving.is_shut() {
             return self.leaving.is_shut();

@@ -1,4 +1,4 @@
-//! Asks the runtimes now and then whether they answer.
+//! Checks periodically whether the runtimes answer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,17 +10,17 @@ use tokio::time::{sleep, timeout};
 
 use crate::context::Context;
 
-/// What the task is called when it ends or stands still.
+/// The task's name for the watchdog.
 pub(crate) const NAME: &str = "runtime health";
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// After which a runtime counts as not answering.
+/// Time after which a runtime counts as not answering.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(crate) struct RuntimeHealth {
-    /// What each said last, or why it said nothing.
+    /// The last answer of each runtime, or why there was none.
     latest: Mutex<BTreeMap<RuntimeKind, Result<RuntimeInfo, String>>>,
 }
 
@@ -46,7 +46,7 @@ impl RuntimeHealth {
     }
 }
 
-/// Asks until it is aborted.
+/// Checks until it is aborted.
 pub(crate) async fn run(context: Arc<Context>, health: Arc<RuntimeHealth>) {
     let pulse = context.options.vitals.task(NAME);
     loop {

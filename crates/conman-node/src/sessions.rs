@@ -1,4 +1,4 @@
-//! Admission: which lives there are, and what an ensure comes to. Synchronous.
+//! Admission: the lives of this node, and the decision of each ensure. Synchronous.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -21,7 +21,7 @@ struct Inner {
     slots: BTreeMap<SessionId, Slot>,
     /// Lives that have not ended.
     live: usize,
-    /// Ended generations, oldest first; some may have been followed by others since.
+    /// Ended generations, oldest first; some may have been followed by newer ones.
     ended: VecDeque<(SessionId, Generation)>,
     shutting_down: bool,
 }
@@ -43,10 +43,10 @@ impl Slot {
     }
 }
 
-/// What an ensure comes to.
+/// The decision of an ensure.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// A new life, which the caller must set going.
+    /// A new life, which the caller must start.
     Start(Arc<SessionHandle>),
     /// There is one already.
     Join(Arc<SessionHandle>),
@@ -61,8 +61,8 @@ impl Sessions {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides, and takes in the new life that results. `host` is what its host has room for;
-    /// `enter` enters a new life in the kill table, which may refuse it.
+    /// Decides, and adds the new life that results. `host` is the host's limit; `enter` enters a new life in
+    /// the kill table, which may refuse it.
     pub(crate) fn admit(
         &self,
         id: &SessionId,
@@ -112,8 +112,8 @@ impl Sessions {
         Admission::Start(handle)
     }
 
-    /// Takes in a life that the registry knows from before and that goes on; `enter` enters it in
-    /// the kill table. Refused, without having done anything, where there is a life already.
+    /// Adds a life that is in the registry from before and still runs; `enter` enters it in the kill table.
+    /// Refused, without any effect, where there is a life already.
     pub(crate) fn take_on(&self, handle: &Arc<SessionHandle>, enter: impl FnOnce()) -> bool {
         let mut inner = self.lock();
         if inner.has_life(&handle.id) {
@@ -125,7 +125,7 @@ impl Sessions {
         true
     }
 
-    /// Takes in an ended life that the registry knows from before, where there is no other.
+    /// Adds an ended life that is in the registry from before, where there is no other.
     pub(crate) fn adopt_ended(&self, handle: &Arc<SessionHandle>) {
         let mut inner = self.lock();
         if let Some(generation) = handle.generation()
@@ -136,8 +136,8 @@ impl Sessions {
         }
     }
 
-    /// Ends a life: `publish` shows it as ended. In one step with the count, so that whoever sees
-    /// the end finds room for the next life.
+    /// Ends a life: `publish` shows it as ended. Atomic with the count, so that a caller that sees the end
+    /// finds room for the next life.
     ///
     /// Returns what is no longer shown, which the caller must make the registry forget.
     pub(crate) fn finish(
@@ -171,7 +171,7 @@ impl Sessions {
         Some(Arc::clone(&self.lock().slots.get(id)?.current))
     }
 
-    /// The lives that are shown, ordered by id: all, or those behind one.
+    /// The lives that are shown, ordered by id: all, or those after one.
     pub(crate) fn shown_after(&self, after: Option<&SessionId>) -> Vec<Arc<SessionHandle>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.lock()
@@ -210,8 +210,8 @@ impl Sessions {
             .count()
     }
 
-    /// Whether this generation is that of a life that has not ended, or may be: a life without a
-    /// generation yet has no container, so it does not count.
+    /// Whether this generation is of a life that has not ended. A life without a generation has no container
+    /// yet, so it does not count.
     pub(crate) fn is_live(&self, id: &SessionId, generation: Generation) -> bool {
         self.current(id)
             .is_some_and(|life| !life.is_ended() && life.generation() == Some(generation))
@@ -237,7 +237,7 @@ impl Inner {
         self.slots.insert(handle.id.clone(), slot);
     }
 
-    /// A start that was never recorded leaves no trace.
+    /// Removes a start that was never recorded.
     fn drop_unclaimed(&mut self, handle: &Arc<SessionHandle>) {
         let Some(slot) = self.slots.get_mut(&handle.id) else {
             return;

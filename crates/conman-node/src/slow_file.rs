@@ -1,8 +1,7 @@
-//! Changes of a file on a disk that may hang: made one after the other, in the order in which they
-//! were asked for.
+//! Changes of a file on a disk that may hang: made one after the other, in the order of the requests.
 //!
-//! Whoever asks waits for a time; a change that takes longer, or waits behind one that does, is made
-//! all the same once the disk answers.
+//! A caller waits for a bounded time; a change that takes longer, or waits behind one that does, is still
+//! made once the disk answers.
 //!
 //! [`Lane::make`] ──a task for each change, bounded──> a blocking thread, one at a time.
 
@@ -19,7 +18,7 @@ pub(crate) struct Lane {
     patience: Duration,
     /// A permit for each change that may wait.
     room: Arc<Semaphore>,
-    /// Ends with the last change.
+    /// Completes with the last change.
     last: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -32,8 +31,8 @@ impl Lane {
         }
     }
 
-    /// Makes a change after all earlier ones. An error of the kind [`ErrorKind::TimedOut`] says that
-    /// it may yet be made. Cancelling does not cancel it.
+    /// Makes a change after all earlier ones. After an error of the kind [`ErrorKind::TimedOut`] it may still
+    /// be made. Cancelling does not cancel it.
     pub(crate) async fn make(
         &self,
         change: impl FnOnce() -> io::Result<()> + Send + 'static,
@@ -59,12 +58,12 @@ impl Lane {
         let earlier = last.take();
         *last = Some(tokio::spawn(async move {
             if let Some(earlier) = earlier {
-                // Whoever asked for it is told of its outcome.
+                // Its own caller gets its outcome.
                 let _ = earlier.await;
             }
             let made = spawn_blocking(change).await;
             drop(place);
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = done.send(made.unwrap_or_else(|error| Err(io::Error::other(error))));
         }));
         Ok(outcome)
@@ -101,9 +100,9 @@ mod tests {
         let third = third.expect("there is room");
         let full = fourth.expect_err("there is no room");
         assert_eq!(full.kind(), ErrorKind::TimedOut);
-        disk.send(()).expect("somebody waits");
+        disk.send(()).expect("the change waits");
         let third = timeout(PATIENCE, third).await.expect("it is made");
-        third.expect("it is told").expect("it is made well");
+        third.expect("it has a result").expect("it is made well");
         assert_eq!(order.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
     }
 }

@@ -1,4 +1,4 @@
-//! Says why a killed process does not die, as far as the kernel tells.
+//! Describes why a killed process does not die, as far as the kernel shows it.
 
 /// The state of process `pid` and where in the kernel it waits.
 pub(crate) fn describe(pid: i32) -> String {

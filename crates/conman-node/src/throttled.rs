@@ -1,5 +1,5 @@
-//! Processor time for what was killed: a session's own limit may give it a millisecond in a tenth of a
-//! second, for all of its processes, to die in.
+//! Processor time for killed sessions: a session's CPU limit may give all of its processes only one
+//! millisecond in 100 ms to die in.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use conman_runtime::{ContainerKey, Runtime};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
-/// Pause between two looks. A limit is lifted only for what lives on after one: most of the killed die
-/// sooner, and the kernel visits every cgroup of the host for each. It is also the limit's period, in
-/// which what is throttled is throttled again.
+/// Interval between polls. A limit is lifted only for a session that lives on after one: most die sooner,
+/// and the kernel visits every cgroup of the host for each change. It is also the limit's period, in which
+/// a throttled cgroup is throttled again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A look waits at least this multiple of the previous one's duration: it must not take a processor
-/// from those who die.
+/// A poll waits at least this multiple of the previous one's duration, so that it does not compete with
+/// dying processes.
 const PAUSE_FACTOR: u32 = 8;
 
-/// Looks until it is given up: what lives on is held up by something else.
+/// Polls before giving up: something else keeps what lives on from dying.
 const LOOKS: usize = 300;
 
 /// A container that was sent SIGKILL.
@@ -28,7 +28,7 @@ pub(crate) struct Killed {
     pub(crate) process: Arc<PidFd>,
 }
 
-/// A container that lives and has a limit, and how often that had held it back.
+/// A live container with a limit, and how often it had been throttled.
 struct Limited {
     key: ContainerKey,
     process: Arc<PidFd>,
@@ -36,7 +36,7 @@ struct Limited {
     throttled: u64,
 }
 
-/// Lifts the limit of processor time of those that it keeps from dying. Nothing waits for it.
+/// Lifts the CPU limits that keep killed sessions from dying. Runs in the background.
 pub(crate) fn release(killed: Vec<Killed>) {
     tokio::spawn(async move {
         let limited = spawn_blocking(move || killed.into_iter().filter_map(limited_by).collect());
@@ -66,7 +66,7 @@ fn limited_by(killed: Killed) -> Option<Limited> {
     })
 }
 
-/// Returns what is to be looked at again.
+/// Returns what is to be polled again.
 fn look(limited: Vec<Limited>) -> Vec<Limited> {
     let lives = |one: &Limited| !one.process.is_dead().unwrap_or(false);
     let is_held_back = |one: &Limited| one.limit.throttled() > one.throttled;
@@ -78,7 +78,11 @@ fn look(limited: Vec<Limited>) -> Vec<Limited> {
         if !is_held_back(&one) {
             left.push(one);
         } else if let Err(error) = one.limit.lift() {
-            tracing::warn!(container = %one.key, %error, "cannot lift the CPU limit of a killed session");
+            tracing::warn!(
+                container = %one.key,
+                %error,
+                "cannot lift the CPU limit of a killed session"
+            );
         }
     }
     left

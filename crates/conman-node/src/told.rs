@@ -1,8 +1,7 @@
-//! Whom a drain has told to go, in a file: what obeys while no daemon looks has not ended by itself.
+//! A file with the sessions that a drain has signalled: their exit while no daemon runs counts as ordered.
 //!
-//! Lines of JSON, each written before its signal is sent. A line that was cut by the daemon's death
-//! is passed over: nothing was sent yet. Nothing is synced, since a machine that goes down has lost
-//! its sessions anyway.
+//! Lines of JSON, each written before its signal is sent. A line that was cut by the daemon's death is
+//! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::slow_file::Lane;
 
-/// Longest file that is read, of lines of some hundred bytes.
+/// Longest file that is read. A line has some hundred bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How long a signal waits until it is written down that it is sent.
+/// How long a signal waits for its line to be written.
 pub(crate) const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lines that a disk may hold up, each in memory: of more sessions than a node runs.
+/// Lines that may wait for the disk, each in memory: more than the sessions of a node.
 const MAX_WAITING: usize = 65_536;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,12 +33,11 @@ struct Line {
     word: Word,
 }
 
-/// What somebody was told.
+/// Why a session was signalled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Word {
     pub(crate) why: String,
-    /// When its time is over, since the machine was booted. A machine that is booted anew has lost
-    /// whom it told.
+    /// End of its grace, in time since boot. A machine that reboots has lost its sessions.
     until_ms: u64,
 }
 
@@ -52,7 +50,7 @@ impl Word {
         }
     }
 
-    /// Whether who lives may still be obeying.
+    /// Whether a session that still lives may be obeying.
     pub(crate) fn holds(&self) -> bool {
         now_ms() < self.until_ms
     }
@@ -79,7 +77,7 @@ impl Told {
         }
     }
 
-    /// It is about to be told to go. What the disk holds up is noted all the same, later.
+    /// Notes a session before it is signalled. If the disk is slow, the note is written later.
     pub(crate) async fn note(&self, key: &ContainerKey, word: Word) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
@@ -91,13 +89,13 @@ impl Told {
         let append = move || {
             let mut options = File::options();
             let mut file = options.append(true).create(true).mode(0o600).open(path)?;
-            // Its own line, even after one that was cut.
+            // On a new line, even after one that was cut.
             file.write_all(format!("\n{text}\n").as_bytes())
         };
         self.lane.make(append).await
     }
 
-    /// Everybody who was told, and what. Blocks on the disk.
+    /// Returns all signalled sessions, and why. Blocks on the disk.
     pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, Word>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
@@ -118,8 +116,8 @@ impl Told {
             .collect())
     }
 
-    /// Once everybody who was told is known to have ended. What is noted later stays, though the
-    /// disk hold this up.
+    /// Clears the file, once all signalled sessions have ended. Later notes stay, even if the disk delays
+    /// this.
     pub(crate) async fn clear(&self) -> io::Result<()> {
         let path = self.file.clone();
         self.lane.make(move || remove(&path)).await
@@ -175,7 +173,7 @@ mod tests {
         let (disk, answers) = channel::<()>();
         let path = told.file.clone();
         let clear = told.lane.make(move || {
-            // Or the test is over.
+            // Fails when the test is over.
             let _ = answers.recv();
             remove(&path)
         });

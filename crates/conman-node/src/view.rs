@@ -16,7 +16,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let phases_ms = phases_ms(&view.phases);
     let fenced = context.options.standing.borrow().is_frozen();
     let state = match view.state {
-        // Nothing of this node runs before its ownership is renewed.
+        // While fenced, nothing of this node runs until its ownership is renewed.
         SessionState::Starting | SessionState::Running if fenced => SessionState::Frozen,
         state => state,
     };
@@ -28,7 +28,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         url: spec.port.map(|_| context.options.urls.url(&handle.id)),
         node: context.options.name.clone(),
         runtime: spec.runtime,
-        // Lives without one are not shown; a start that was never recorded has none to show.
+        // A life without a generation is not shown; this is for a start that was never recorded.
         generation: view.generation.unwrap_or(conman_proto::Generation::FIRST),
         pid: view.process.map(|process| process.pid()),
         port: spec.port,
@@ -43,7 +43,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     }
 }
 
-/// A session as its record tells of it, which may be another node's.
+/// A session as its record shows it; it may be another node's.
 pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) -> Session {
     let spec = &record.spec;
     let (state, reason, ending) = match &record.state {

@@ -161,7 +161,7 @@ mod tests {
         for (state, reason) in [
             (Stopping, "preempted: a notice"),
             (Stopped, "drained: room for others"),
-            (Stopped, "its node was lost: its machine was booted anew"),
+            (Stopped, "its node was lost: its machine was rebooted"),
             // By the record of a node that could not write down how it ended.
             (
                 Running,

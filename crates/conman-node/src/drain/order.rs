@@ -1,4 +1,4 @@
-//! What is asked of a drain, and the file that has it outlive its daemon.
+//! The parameters of a drain, and the file that makes it outlive its daemon.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use tokio::task::spawn_blocking;
 use crate::session::SessionHandle;
 use crate::slow_file::Lane;
 
-/// Sessions stopped at a time when nothing else is asked for: enough for one with a long grace not
-/// to hold up all others, few enough for the other nodes to start them as fast.
+/// Default number of sessions stopped at a time: enough that one with a long grace does not delay all
+/// others, few enough that the other nodes can start them as fast.
 const PARALLEL: u32 = 8;
 
-/// Most that may be asked for.
+/// Maximum of `parallel`.
 pub const MAX_PARALLEL: u32 = 256;
 
-/// Before SIGKILL where the operator names a signal, and neither they nor the session a time.
+/// Time before SIGKILL where the operator names a signal, and neither they nor the session a time.
 const DEFAULT_GRACE_MS: u32 = 10_000;
 
-/// How long a change of the file is waited for. One that the disk holds up goes on by itself.
+/// How long to wait for a change of the file. A change that the disk delays is made later.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Changes of the file that a disk may hold up: some of an operator's, and one every few seconds of a
-/// drain that is not written down.
+/// Changes of the file that may wait for the disk: some of an operator, and one every few seconds of a
+/// drain that is not saved yet.
 const MAX_WAITING: usize = 16;
 
 const DEFAULT_REASON: &str = "the node is being drained";
 
-/// What is written down of a drain. What a newer conman adds is passed over.
+/// The saved form of a drain. Fields that a newer conman adds are ignored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) reason: String,
@@ -54,8 +54,8 @@ impl Order {
         }
     }
 
-    /// What is sent first to a session's program, and how long before it is killed; without time
-    /// nothing is sent.
+    /// Returns the signal sent first to a session's program, and the time before it is killed; without time
+    /// no signal is sent.
     pub(super) fn warning(&self, handle: &SessionHandle) -> (Option<String>, u32) {
         let own = handle.spec.preempt_grace_ms;
         let grace_ms = match (self.grace_ms, &self.signal) {
@@ -68,7 +68,7 @@ impl Order {
     }
 }
 
-/// Where an order is written down. Its changes are made one after the other, in their order.
+/// The file of an order. Its changes are made one after the other, in their order.
 #[derive(Debug)]
 pub(super) struct OrderFile {
     path: PathBuf,
@@ -87,19 +87,19 @@ impl OrderFile {
         &self.path
     }
 
-    /// What an earlier daemon wrote down; one that cannot be read is a drain for no reason told.
+    /// Reads an earlier daemon's order. A file that cannot be read counts as a drain without a reason.
     pub(super) async fn read(&self) -> Option<Order> {
         let path = self.path.clone();
         let read = spawn_blocking(move || std::fs::read(path)).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(bytes) => Some(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-                tracing::warn!(%error, "what is written of a drain cannot be read; it goes on as usual");
+                tracing::warn!(%error, "cannot parse the drain's file; draining with the defaults");
                 Order::of(&DrainRequest::default())
             })),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {
-                // Rather full by mistake than admitting on a machine that is about to be taken away.
-                tracing::warn!(%error, "cannot read whether the node is being drained; it is");
+                // Draining by mistake is safer than admitting sessions on a machine that is about to stop.
+                tracing::warn!(%error, "cannot read whether the node is being drained; draining");
                 Some(Order::of(&DrainRequest::default()))
             }
         }

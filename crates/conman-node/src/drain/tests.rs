@@ -1,4 +1,4 @@
-//! A disk that answers late, and what is written down in the end.
+//! A disk that answers late, and the resulting file.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -42,11 +42,11 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
     })
 }
 
-/// The disk makes no change of the file any more, until it is told to.
+/// Blocks all changes of the file until the returned sender is used.
 async fn hang(file: &OrderFile) -> Sender<()> {
     let (disk, answers) = channel::<()>();
     let held = file.lane.make(move || {
-        // Or the test is over.
+        // Fails when the test is over.
         let _ = answers.recv();
         Ok(())
     });
@@ -54,7 +54,7 @@ async fn hang(file: &OrderFile) -> Sender<()> {
     disk
 }
 
-/// Waits until the file is as everybody wanted it who has asked by now.
+/// Waits until all changes requested so far are made.
 async fn settle(file: &OrderFile) {
     let began = Instant::now();
     while file.lane.make(|| Ok(())).await.is_err() {
@@ -75,7 +75,7 @@ async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
     let refused = undrain(&context).await.expect_err("it may be removed yet");
     let told = refused.to_string();
     assert!(told.ends_with("it stays drained; ask again"), "{told}");
-    let again = drain(&context, &request).await.expect("it goes on");
+    let again = drain(&context, &request).await.expect("it continues");
     assert_eq!(again.reason, "the node is being drained");
     disk.send(()).expect("the disk hangs");
     settle(&context.drain.file).await;
@@ -89,7 +89,7 @@ async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
     settle(&context.drain.file).await;
     assert!(!written.exists());
     let disk = hang(&context.drain.file).await;
-    let refused = undrain(&context).await.expect_err("nobody knows");
+    let refused = undrain(&context).await.expect_err("the outcome is unknown");
     let told = refused.to_string();
     assert!(told.ends_with("nothing was changed"), "{told}");
     disk.send(()).expect("the disk hangs");

@@ -1,4 +1,4 @@
-//! Claims under way when a preemption begins: whose answers their tasks may be too stuck to take.
+//! Claims under way when a preemption begins, whose tasks may be too stuck to take the answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use conman_proto::{Generation, SessionId};
 use conman_registry::{RecordState, Registry};
 use futures_util::future::{BoxFuture, FutureExt};
 
-/// How long a claim under way may take to show in the registry. One that was not even sent, by a
-/// task that hangs, never shows.
+/// How long a claim under way may take to show in the registry. A claim that a hung task did not even
+/// send never shows.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Asks the registry for the generations of claims, one round at a time.
+/// Reads the generations of claims from the registry, one round at a time.
 #[derive(Default)]
 pub(super) struct Claims {
     asking: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
@@ -38,7 +38,7 @@ impl Claims {
         self.asking = Some(work.boxed());
     }
 
-    /// What the round under way found; never without one. Cancel safe: it is kept.
+    /// Returns the result of the round under way; pending without one. Cancel safe: the round is kept.
     pub(super) async fn next(&mut self) -> Vec<(SessionId, Generation)> {
         let Some(work) = &mut self.asking else {
             return std::future::pending().await;

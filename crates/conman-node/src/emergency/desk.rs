@@ -1,4 +1,4 @@
-//! What to do with a notice: pure.
+//! Decides what to do with a notice. Pure.
 //!
 //! ```text
 //! Open ──notice──> Preempting ──finished──> Preempted ──readmit──> Open
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use conman_proto::PreemptReport;
 
-/// Whose word a preemption is. A notice that was withdrawn readmits only what it preempted.
+/// Who ordered a preemption. A withdrawn notice readmits only what that notice preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A person, a signal or another program.
@@ -24,9 +24,9 @@ pub(crate) enum Origin {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OnNotice {
     Start,
-    /// Wait for the report of the one under way, whose end may have to come sooner.
+    /// Wait for the report of the one under way, whose deadline may have to become earlier.
     Join,
-    /// It was all done before.
+    /// The preemption is finished already.
     Answer(Box<PreemptReport>),
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum OnReadmit {
     Reopen,
     /// As soon as the preemption under way is finished.
     Later,
-    /// Not preempted, or on somebody else's word.
+    /// Not preempted, or preempted by another origin.
     Ignore,
 }
 
@@ -68,7 +68,7 @@ impl Desk {
                 origin: first,
                 readmit,
             } => {
-                // The machine is going after all; only the latest word of an operator undoes it.
+                // The machine is about to stop after all; only the latest order of an operator undoes it.
                 *readmit = false;
                 if origin == Origin::Operator {
                     *first = origin;
@@ -129,7 +129,7 @@ impl Desk {
 }
 
 /// How long to wait for certificates and releases when the notice leaves less time: they take
-/// milliseconds, and a machine is seldom gone on the dot.
+/// milliseconds, and a machine rarely stops exactly on time.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
 
 /// When a preemption gives up, counted from its notice.

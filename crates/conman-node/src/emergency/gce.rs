@@ -1,4 +1,4 @@
-//! Watches the metadata server for the end of the machine.
+//! Watches the metadata server for a termination of the machine.
 //!
 //! `instance/preempted` turns `TRUE` some 30 s before a spot machine is stopped (and before any
 //! ACPI signal); `instance/maintenance-event` turns `TERMINATE_ON_HOST_MAINTENANCE` some 60 s
@@ -16,19 +16,19 @@ use super::{Command, EmergencyHandle};
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Longest pause: a notice comes 30 s ahead.
+/// Longest pause: a notice comes 30 s before the stop.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Least time between two requests that were answered at once: a server that does not wait for a
-/// change is asked at this pace.
+/// Minimum time between two requests that were answered at once, for a server that does not wait for a
+/// change.
 const PACE: Duration = Duration::from_secs(1);
 
-/// What a value says of the machine.
+/// What a value means for the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
     Going,
     Staying,
-    /// Nothing that is documented.
+    /// No documented value.
     Unknown,
 }
 
@@ -87,7 +87,7 @@ async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched
             Ok(value) => {
                 pause = FIRST_PAUSE;
                 quiet = false;
-                // A repeated value is no new notice: an operator may have readmitted since.
+                // A repeated value is no new notice: an operator may have readmitted in between.
                 if heard.as_ref() != Some(&value.text) && act(&handle, &watched, &value) {
                     heard = Some(value.text);
                 }
@@ -99,7 +99,7 @@ async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched
             }
             Err(error) => {
                 complain(&handle, &watched, &error, &mut quiet);
-                // Whatever the value has become meanwhile is asked for without waiting.
+                // Read the present value without waiting: it may have changed.
                 etag = None;
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -108,7 +108,7 @@ async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched
     }
 }
 
-/// Passes a value on. Returns whether that succeeded; duplicates do no harm.
+/// Passes a value on. Returns whether that succeeded; duplicates are harmless.
 fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
     let given = match watched.word(&value.text) {
         Word::Going => {
@@ -116,7 +116,7 @@ fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
                 reason: Some(watched.reason.to_owned()),
                 ..Default::default()
             };
-            // The report goes to the journal; nobody here waits for it.
+            // The report goes to the journal; no caller waits for it.
             handle.give(&request, "gce", watched.origin).map(drop)
         }
         Word::Staying => handle.send(Command::Readmit(watched.origin, None)),
@@ -139,13 +139,13 @@ fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
     true
 }
 
-/// Says it once until the server answers again.
+/// Logs a failure once until the server answers again.
 fn complain(handle: &EmergencyHandle, watched: &Watched, error: &MetadataError, quiet: &mut bool) {
     if !std::mem::replace(quiet, true) {
         let reason = crate::error_chain(error);
         let key = watched.key;
         handle.log.warn(format!(
-            "the metadata server does not tell {key}, trying on: {reason}"
+            "cannot read {key} from the metadata server; retrying: {reason}"
         ));
     }
 }

@@ -1,5 +1,5 @@
-//! What the emergency thread has to say, said by another thread: standard output may be a pipe
-//! that nobody reads.
+//! Writes the emergency thread's log lines on another thread: standard output may be a pipe without a
+//! reader.
 //!
 //! [`Log`] ──lines, bounded, dropped when full──> the thread, which ends with the last [`Log`].
 
@@ -54,7 +54,7 @@ impl Log {
     }
 
     fn say(&self, line: Line) {
-        // A line that finds no room is lost: nothing here may wait.
+        // A line is dropped when the queue is full: the emergency thread must not wait.
         let _ = self.lines.try_send(line);
     }
 }

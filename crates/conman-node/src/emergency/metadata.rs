@@ -1,5 +1,4 @@
-//! A client for Google Compute Engine's metadata server: one value at a time, waiting for its
-//! change on the server's side.
+//! A client for Google Compute Engine's metadata server: reads one value at a time with a long poll.
 //!
 //! <https://cloud.google.com/compute/docs/metadata/querying-metadata>
 
@@ -13,11 +12,11 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Names the server, in requests and responses: a response without it is from somebody else.
+/// Header that names the server, in requests and responses. A response without it is from another server.
 const FLAVOR: &str = "metadata-flavor";
 const FLAVOR_VALUE: &str = "Google";
 
-/// Largest response body. The values that are asked for have some thirty bytes.
+/// Largest response body. The values have some thirty bytes.
 const MAX_BODY_BYTES: usize = 4 * 1024;
 
 /// Largest ETag that is kept; the server's have 16 bytes.
@@ -28,7 +27,7 @@ pub(super) const HANG_S: u64 = 60;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The whole of an exchange, with room for a server that is late to end its wait.
+/// Bound on a whole exchange, with a margin for a server that ends its wait late.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(HANG_S + 30);
 
 /// A metadata server's address.
@@ -38,7 +37,7 @@ pub(crate) struct Endpoint {
     port: u16,
 }
 
-/// Why a text is no endpoint.
+/// Why a text is not an endpoint.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadEndpoint {
     #[error("not a URI")]
@@ -73,14 +72,14 @@ impl std::str::FromStr for Endpoint {
     }
 }
 
-/// A value and what tells it from the next one.
+/// A value and the ETag of its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Value {
     pub(super) text: String,
     pub(super) etag: Option<String>,
 }
 
-/// Why there is no value.
+/// Why a value could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MetadataError {
     #[error("cannot connect")]
@@ -89,21 +88,21 @@ pub(super) enum MetadataError {
     Exchange(#[source] hyper::Error),
     #[error("no answer in time")]
     TimedOut,
-    #[error("the answer lacks `Metadata-Flavor: Google`, so this is no metadata server")]
+    #[error("the response lacks `Metadata-Flavor: Google`, so this is not a metadata server")]
     NotMetadataServer,
     #[error("it answered {0}")]
     Status(StatusCode),
-    #[error("its answer is too long, or broke off")]
+    #[error("the response is too long or incomplete")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("its answer is not text")]
+    #[error("the response is not text")]
     NotText,
     #[error("the request cannot be made")]
     Request(#[source] http::Error),
 }
 
 impl Endpoint {
-    /// The value of `key` below `instance/`: at once without an ETag, otherwise when it is no
-    /// longer the one with this ETag or after [`HANG_S`] seconds.
+    /// Reads the value of `key` below `instance/`: at once without an ETag, otherwise when the value no
+    /// longer has this ETag, or after [`HANG_S`] seconds.
     pub(super) async fn read(&self, key: &str, etag: Option<&str>) -> Result<Value, MetadataError> {
         timeout(EXCHANGE_TIMEOUT, self.exchange(key, etag))
             .await
@@ -129,7 +128,7 @@ impl Endpoint {
                 .await
                 .map_err(MetadataError::Exchange)?;
             let (parts, body) = response.into_parts();
-            // Before the status: whoever else answers here has nothing to say about this machine.
+            // Check this before the status: another server's answer says nothing about this machine.
             if !is_metadata_server(&parts.headers) {
                 return Err(MetadataError::NotMetadataServer);
             }
@@ -153,9 +152,9 @@ impl Endpoint {
         loop {
             tokio::select! {
                 // Cancel safe: both are dropped together with this future, and the connection with
-                // them; the server keeps nothing of it.
+                // them; the server keeps no state of it.
                 value = &mut exchange => return value,
-                // Its failure, if any, is told by the exchange.
+                // A failure of the connection is reported by the exchange.
                 _ = &mut connection, if connected => connected = false,
             }
         }
@@ -199,7 +198,7 @@ fn etag_of(headers: &HeaderMap) -> Option<String> {
     (!etag.is_empty() && etag.len() <= MAX_ETAG_BYTES).then(|| etag.to_owned())
 }
 
-/// An ETag is opaque; what a query cannot hold as it is becomes `%XX`.
+/// An ETag is opaque; characters that are not allowed in a query become `%XX`.
 fn escaped(etag: &str) -> String {
     let mut text = String::with_capacity(etag.len());
     for byte in etag.bytes() {

@@ -1,10 +1,10 @@
-//! The emergency thread: an OS thread with a tokio runtime of its own that preempts, watches the
-//! metadata server, and runs whatever the binary wants to work when all else hangs.
+//! The emergency thread: an OS thread with its own tokio runtime. It preempts, watches the metadata
+//! server, and runs tasks of the binary that must work when everything else hangs.
 //!
-//! Shared with the rest of the daemon are the kill table (a mutex held for map operations), the
-//! registry (whose futures need no particular runtime), the journal (which never blocks) and the
-//! sessions' watch channels. Nothing of it is held across an await anywhere, so a daemon whose
-//! every other thread is stuck still kills, certifies and releases.
+//! It shares with the rest of the daemon the kill table (a mutex held for map operations), the registry
+//! (whose futures need no particular runtime), the journal (which never blocks) and the sessions' watch
+//! channels. None of them is locked across an await, so a daemon whose other threads are all stuck still
+//! kills, certifies and releases.
 //!
 //! [`EmergencyHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
 
@@ -45,17 +45,17 @@ pub(crate) use self::gce::watch as watch_gce;
 pub(crate) use self::metadata::{BadEndpoint, Endpoint};
 pub(crate) use self::remembered::{Memory, recall};
 
-/// Commands that wait for the loop, which handles each in microseconds. A person, a signal
-/// handler and two watchers give them.
+/// Commands that wait for the loop, which handles each in microseconds. They come from a person, a
+/// signal handler and two watchers.
 const COMMANDS: usize = 64;
 
-/// Source of a notice that ends the daemon, and tells nothing of the machine.
+/// Source of a notice that ends the daemon and says nothing about the machine.
 pub const SIGNAL: &str = "signal";
 
 /// Longest reason of a notice that is kept, in bytes.
 const MAX_REASON_BYTES: usize = 500;
 
-/// What the emergency thread works with.
+/// The emergency thread's dependencies.
 #[derive(Debug, Clone)]
 pub(crate) struct Means {
     pub(crate) table: Arc<KillTable>,
@@ -66,7 +66,7 @@ pub(crate) struct Means {
     pub(crate) memory: Memory,
 }
 
-/// Gives orders to the emergency thread, from any thread and any runtime.
+/// Sends commands to the emergency thread, from any thread and any runtime.
 #[derive(Debug, Clone)]
 pub struct EmergencyHandle {
     commands: mpsc::Sender<Command>,
@@ -78,7 +78,7 @@ pub struct EmergencyHandle {
 #[derive(Debug)]
 enum Command {
     Preempt(Notice),
-    /// The reply tells that it was carried out.
+    /// The reply confirms that it was carried out.
     Readmit(Origin, Option<oneshot::Sender<()>>),
     Stop,
 }
@@ -95,14 +95,14 @@ struct Notice {
 }
 
 impl Notice {
-    /// Whether the next daemon is to have it, whatever other notices came before it. A signal ends
-    /// this daemon alone, and the metadata server tells it again.
+    /// Whether the next daemon must act on it too, whatever notices came before. A signal ends only this
+    /// daemon, and the metadata server repeats its notice.
     fn outlives_daemon(&self) -> bool {
         self.origin == Origin::Operator && self.source != SIGNAL
     }
 }
 
-/// A preemption's report to come. Dropping it changes nothing for the preemption.
+/// The future report of a preemption. Dropping it does not affect the preemption.
 #[derive(Debug)]
 pub struct PendingReport {
     reply: oneshot::Receiver<PreemptReport>,
@@ -116,12 +116,12 @@ impl PendingReport {
 }
 
 impl EmergencyHandle {
-    /// Gives notice that the machine is going. Returns as soon as the notice is given; notices
-    /// after the first one get its report.
+    /// Gives notice that the machine is about to stop. Returns as soon as the notice is queued; later
+    /// notices get the first one's report.
     ///
-    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`, or `restart` where an earlier
-    /// daemon had it. The next daemon has it, too, but for a signal, which ends this one alone, and the
-    /// metadata server, which tells it again.
+    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`, or `restart` for an earlier daemon's.
+    /// The next daemon acts on it too, except for a signal, which ends only this daemon, and the metadata
+    /// server, which repeats its notice.
     pub fn preempt(
         &self,
         request: &PreemptRequest,
@@ -130,15 +130,15 @@ impl EmergencyHandle {
         self.give(request, source, Origin::Operator)
     }
 
-    /// Admits sessions again, at once or when the preemption under way is finished. Returns when
-    /// that is so, or is sure to become so.
+    /// Admits sessions again, at once or when the preemption under way is finished. Returns when that is
+    /// done or scheduled.
     pub async fn readmit(&self) -> Result<(), PreemptError> {
         let (reply, done) = oneshot::channel();
         self.send(Command::Readmit(Origin::Operator, Some(reply)))?;
         done.await.map_err(|_| PreemptError::ThreadEnded)
     }
 
-    /// What a preemption would do now.
+    /// Returns what a preemption would do now.
     #[must_use]
     pub fn plan(&self, budget_ms: Option<u32>) -> PreemptPlan {
         plan::of_table(&self.means.table, budget_ms.unwrap_or(self.means.budget_ms))
@@ -150,14 +150,14 @@ impl EmergencyHandle {
         self.means.table.closed().map(|closed| closed.reason)
     }
 
-    /// Runs something on the emergency thread that must work when the rest of the daemon hangs,
-    /// such as a signal handler. It must never block: that thread is the one that preempts.
+    /// Runs a task on the emergency thread that must work when the rest of the daemon hangs, such as a
+    /// signal handler. It must never block: that thread is the one that preempts.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
 
     pub(crate) fn stop(&self) {
-        // A full queue means that nobody reads it: the thread is gone already.
+        // A full queue has no reader: the thread has ended already.
         let _ = self.commands.try_send(Command::Stop);
     }
 
@@ -217,7 +217,7 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
                 "emergency",
                 run(means, log, queue),
             ));
-            // Nothing that the thread was given to run may keep the daemon from ending.
+            // No task that the thread runs may keep the daemon from ending.
             runtime.shutdown_background();
         })?;
     Ok(handle)
@@ -247,7 +247,7 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
                 Some(Command::Preempt(notice)) => take(&means, &weight, &mut desk, &mut running, notice),
                 Some(Command::Readmit(by, reply)) => {
                     readmit(&means, &log, &mut desk, by);
-                    // Whoever gave the order may have lost interest.
+                    // The sender of the order may have stopped waiting.
                     let _ = reply.map(|reply| reply.send(()));
                 }
                 Some(Command::Stop) | None => return,
@@ -295,7 +295,7 @@ fn take(
             }
         }
         OnNotice::Answer(report) => {
-            // Whoever gave the notice may have stopped waiting.
+            // The sender of the notice may have stopped waiting.
             let _ = notice.reply.send(*report);
         }
     }
@@ -307,7 +307,7 @@ fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
             means.memory.forget();
             reopen(means, log);
         }
-        // At once: this daemon may be gone before the preemption is finished.
+        // At once: this daemon may end before the preemption is finished.
         OnReadmit::Later => means.memory.forget(),
         OnReadmit::Ignore => {}
     }
@@ -315,9 +315,8 @@ fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
 
 fn reopen(means: &Means, log: &Log) {
     means.table.reopen();
-    let message = "the preemption was taken back; unless the node is being drained, sessions are \
-                   admitted again"
-        .to_owned();
+    let message =
+        "readmitted: unless the node is being drained, sessions are admitted again".to_owned();
     means
         .journal
         .append(vec![node_event(EventKind::NodeReadmitted, message.clone())]);
@@ -335,7 +334,7 @@ fn finish(
     // Only now: the journal and the registry share a disk.
     means.journal.append(events);
     for reply in waiting {
-        // Whoever gave the notice may have stopped waiting.
+        // The sender of the notice may have stopped waiting.
         let _ = reply.send(report.clone());
     }
     log.report(report.clone());

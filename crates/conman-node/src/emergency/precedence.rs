@@ -1,30 +1,29 @@
-//! Processors for the thread that kills, and for what dies.
+//! Processor time for the thread that kills, and for dying processes.
 //!
-//! A killed process dies on the processors' time, and all sessions together are given as much of it
-//! as any other single cgroup. Whoever is told of the deaths competes with those still to come, and
-//! with this thread: where the containers are Docker's that is a shim, `runc` twice, and dockerd, for
-//! each of them.
+//! A killed process needs processor time to die, and all sessions together get as much as any other
+//! single cgroup. Processes that are notified of the deaths compete with the remaining kills and with
+//! this thread: with Docker these are a shim, `runc` twice, and dockerd, for each container.
 
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_linux::{
     CgroupLayout, CgroupWeight, run_as_ordinary_thread, run_before_ordinary_threads,
 };
 
-/// Scheduling priority of the thread between preemptions (setpriority(2)), and in one where it is
-/// given no real-time: before the daemon's own workers, and before what shares their cgroup.
+/// Nice value of the thread between preemptions (setpriority(2)), and during one if it gets no
+/// real-time priority: it runs before the daemon's workers and other processes in their cgroup.
 const NICE: i32 = -15;
 
-/// The weight of the cgroup that holds everything of an instance. Found before it is needed: the
-/// table of mounts is another thing that those who die compete for.
+/// The weight of the cgroup that holds everything of an instance. Found in advance: reading the mount
+/// table would compete with dying processes.
 #[derive(Debug, Clone)]
 pub(super) struct Weight(CgroupWeight);
 
 impl Weight {
-    /// Takes back what a daemon has given that ended before its preemption did.
+    /// Undoes the raise of an earlier daemon that ended before its preemption did.
     pub(super) fn of(instance: &Instance) -> Self {
         let drivers = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
         let paths = drivers.map(|driver| naming::instance_cgroup(instance, driver));
-        // Where cgroups cannot be looked for there is nothing to do better.
+        // Without a view of the cgroups there is nothing to raise.
         let mut weight = CgroupLayout::detect()
             .map(|layout| CgroupWeight::of(&layout, &paths))
             .unwrap_or_default();
@@ -33,16 +32,17 @@ impl Weight {
     }
 }
 
-/// The calling thread's, for as long as there is no preemption.
+/// Sets the calling thread's priority outside preemptions.
 pub(super) fn be_quick() {
-    // Without the capability it competes like any other.
+    // Without the capability the thread keeps its ordinary priority.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 
-/// Has the calling thread go first, and on demand what dies; the end of it puts back what was.
+/// Runs the calling thread before all others and, on request, raises the weight of dying processes. Both
+/// are undone on drop.
 ///
-/// Not for longer than a preemption: a real-time thread keeps some kernels from giving out processor
-/// time by cgroups.
+/// Not held for longer than a preemption: a real-time thread keeps some kernels from distributing
+/// processor time by cgroups.
 #[derive(Debug)]
 pub(super) struct Precedence {
     weight: Weight,
@@ -51,7 +51,7 @@ pub(super) struct Precedence {
 
 impl Precedence {
     pub(super) fn take(weight: &Weight) -> Self {
-        // Without the capability it competes like any other.
+        // Without the capability the thread keeps its ordinary priority.
         let _ = run_before_ordinary_threads();
         Self {
             weight: weight.clone(),
@@ -59,8 +59,8 @@ impl Precedence {
         }
     }
 
-    /// From now on what is left of all sessions goes before everything else on the host but this
-    /// thread: for when none of them runs a program any more.
+    /// From now on the remaining processes of all sessions run before everything else on the host except
+    /// this thread. Called when no session runs a program any more.
     pub(super) fn give(&mut self) {
         if !self.given {
             self.weight.0.raise();
@@ -74,7 +74,7 @@ impl Drop for Precedence {
         if self.given {
             self.weight.0.restore();
         }
-        // It was ordinary before.
+        // It was an ordinary thread before.
         let _ = run_as_ordinary_thread();
     }
 }

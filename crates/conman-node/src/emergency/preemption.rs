@@ -27,14 +27,14 @@ use crate::kill_table::{Fate, KillEntry, Stage};
 use crate::throttled::{self, Killed};
 use crate::{plan, session};
 
-/// Between two looks at sessions whose start is under way, at least.
+/// Minimum interval between polls of sessions that are still starting.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// And so many times what the last look took: of thousands, one must not take a processor from those
-/// who die and are released.
+/// A poll waits at least this multiple of the previous poll's duration, so that polling thousands of
+/// sessions does not compete with killing and releasing them.
 const LOOKS_APART: u32 = 8;
 
-/// What a preemption did, with the events that tell of it.
+/// What a preemption did, with its events.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) report: PreemptReport,
@@ -46,7 +46,7 @@ struct Doomed {
     id: SessionId,
     generation: Generation,
     process: Arc<PidFd>,
-    /// Its death is awaited already.
+    /// A task waits for its death already.
     watched: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Preemption {
 }
 
 impl Preemption {
-    /// On the emergency thread, which goes first for as long as this lives.
+    /// Runs on the emergency thread, which has priority while this lives.
     pub(super) fn new(
         means: &Means,
         weight: &Weight,
@@ -129,8 +129,8 @@ impl Preemption {
         self.conclude()
     }
 
-    /// Has the killed die before others work, unless somebody's grace goes on, in which a program
-    /// would have all processors for itself.
+    /// Gives dying processes priority, unless a session's grace is still running: its program would then
+    /// get all processors.
     fn hasten(&mut self) {
         let mut dying = false;
         for target in self.targets.values() {
@@ -145,7 +145,7 @@ impl Preemption {
         }
     }
 
-    /// Waits for the next thing to happen and deals with it.
+    /// Waits for the next event and handles it.
     async fn step(&mut self, end: Instant) {
         let means = self.means.clone();
         let uncertain = self.targets.values().any(Target::is_uncertain);
@@ -164,12 +164,12 @@ impl Preemption {
             released = self.releases.next() => self.released(released),
             // Cancel safe: see there.
             found = self.claims.next() => self.found_claims(found),
-            // Cancel safe: the loop reads the deadline anew. The sender lives as long as this.
+            // Cancel safe: the loop reads the deadline again. The sender lives as long as this.
             Ok(()) = self.deadline.changed() => self.shorten_grace(),
-            // Cancel safe: what changed is read from the table, and looked for again anyway while
-            // something is uncertain.
+            // Cancel safe: changes are read from the table, and polled anyway while a session is
+            // uncertain.
             () = means.table.changed() => self.scan(),
-            // Cancel safe: the time is taken anew.
+            // Cancel safe: the time is read again.
             () = sleep_until(wake) => {
                 self.kill_due();
                 if uncertain {
@@ -182,11 +182,11 @@ impl Preemption {
         }
     }
 
-    /// Takes over what the table says, and acts on everything that is new in it.
+    /// Reads the table, and acts on every new entry.
     fn scan(&mut self) {
         let entries: HashMap<_, _> = self.means.table.entries().into_iter().collect();
         for (id, target) in &mut self.targets {
-            // Its own task released it. Whoever is not uncertain is settled by its certificate.
+            // Its own task released it. Others are settled by their certificates.
             if target.is_uncertain() && !entries.contains_key(id) {
                 target.standing = Standing::Settled;
             }
@@ -198,14 +198,14 @@ impl Preemption {
         self.kill(doomed);
     }
 
-    /// Returns what is to be killed right now.
+    /// Takes over an entry. Returns the session if it is to be killed now.
     fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<Doomed> {
         let known = match self.targets.entry(id.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Target::new(entry.clone()));
                 true
             }
-            // Only what was uncertain can have become something else.
+            // Only an uncertain target can have changed.
             Entry::Occupied(target) => target.get().is_uncertain(),
         };
         if !known {
@@ -225,7 +225,7 @@ impl Preemption {
         }
     }
 
-    /// A closed table lets no start be sent, so a reserved one has no process and gets none.
+    /// A closed table lets no start be sent, so a reserved session has no process and gets none.
     fn never_ran(&mut self, id: &SessionId, generation: Generation) {
         self.set(id, Standing::Dead(generation));
         self.queue_release(id, generation);
@@ -248,7 +248,7 @@ impl Preemption {
         }
     }
 
-    /// Sends the signal that the session asked for; whoever asked for none is to be killed.
+    /// Sends the signal that the session's spec names; a session without one is to be killed.
     fn warn(
         &mut self,
         id: SessionId,
@@ -278,10 +278,10 @@ impl Preemption {
         None
     }
 
-    /// Kills all of them before anything else is done: what dies competes for the processors with
-    /// whoever has still to kill.
+    /// Kills all of them before anything else: dying processes compete for the processors with the thread
+    /// that kills.
     fn kill(&mut self, doomed: Vec<Doomed>) {
-        // Before the kill, so that the tunnels' ends are told apart from a program's own end.
+        // Before the kill, so that clients can distinguish it from an end of the program.
         for target in doomed.iter().filter_map(|one| self.targets.get(&one.id)) {
             let closing = Closing::service_restart("session is moving");
             target.entry.closing.send_replace(Some(closing));
@@ -314,7 +314,7 @@ impl Preemption {
         }
     }
 
-    /// Lets those die soon whose own limits keep them from it.
+    /// Lifts the CPU limits that keep killed sessions from dying soon.
     fn release_processors(&self, doomed: &[Doomed]) {
         let killed = doomed.iter().filter_map(|one| {
             let target = self.targets.get(&one.id)?;
@@ -349,7 +349,7 @@ impl Preemption {
         times.min()
     }
 
-    /// A later notice leaves less time: half of it for what grace there is.
+    /// A later notice leaves less time: half of it is for the remaining grace.
     fn shorten_grace(&mut self) {
         let now = Instant::now();
         let latest = now + self.deadline.borrow().saturating_duration_since(now) / 2;
@@ -379,7 +379,7 @@ impl Preemption {
         self.kill(due);
     }
 
-    /// One certificate, and every other one that is there already.
+    /// Handles one certificate, and all others that are available.
     fn certify(&mut self, first: SessionId) {
         let mut next = Some(first);
         while let Some(id) = next {
@@ -426,9 +426,8 @@ impl Preemption {
         for (release, result) in released {
             let (id, generation) = (release.id.clone(), release.generation);
             match result {
-                // A record that is gone, or is a newer generation's, was released before: by the
-                // session's own task, which sees the death as well, or by a try whose answer was
-                // lost. It may have been forgotten since.
+                // The record is deleted, or is of a newer generation: it was released before, by the
+                // session's task, which sees the death as well, or by a try whose answer was lost.
                 Ok(()) | Err(RegistryError::Superseded { .. }) => {
                     self.last_release = Some(Instant::now());
                     self.event(
@@ -457,8 +456,8 @@ impl Preemption {
         }
     }
 
-    /// Asks the registry for the generations of claims under way. Gives up on those that it does
-    /// not know after a while.
+    /// Reads the generations of claims under way from the registry. After a while, gives up on claims that
+    /// it does not have.
     fn look_up_claims(&mut self) {
         let claiming: Vec<SessionId> = self
             .targets

@@ -8,14 +8,14 @@ use conman_registry::{Registry, RegistryError, Release};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::Instant;
 
-/// Between two tries of a release that failed.
+/// Pause between two tries of a release that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Sessions in one batch: large enough for one commit to serve many, small enough for the first
 /// ones not to wait for the last.
 const BATCH: usize = 512;
 
-/// A batch and what became of each of it.
+/// A batch with the result of each release.
 pub(super) type Released = Vec<(Release, Result<(), RegistryError>)>;
 
 pub(super) struct Releases {
@@ -39,7 +39,7 @@ impl Releases {
         self.waiting.push(release);
     }
 
-    /// Puts back what failed and may succeed later.
+    /// Queues a failed release again.
     pub(super) fn put_back(&mut self, release: Release) {
         self.retry_at = Some(Instant::now() + RETRY_PAUSE);
         self.waiting.push(release);
@@ -50,7 +50,7 @@ impl Releases {
         self.retry_at
     }
 
-    /// Sends the next batch, if none is under way and nothing is to be waited for.
+    /// Sends the next batch, unless one is under way or a pause is running.
     pub(super) fn begin(&mut self) {
         let paused = self.retry_at.is_some_and(|at| Instant::now() < at);
         if self.under_way.is_some() || self.waiting.is_empty() || paused {
@@ -67,7 +67,7 @@ impl Releases {
         self.under_way = Some(work.boxed());
     }
 
-    /// The batch under way, once it is answered; never without one. Cancel safe: it is kept.
+    /// Returns the batch under way once it is answered; pending without one. Cancel safe: it is kept.
     pub(super) async fn next(&mut self) -> Released {
         let Some(work) = &mut self.under_way else {
             return std::future::pending().await;

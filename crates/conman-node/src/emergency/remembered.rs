@@ -1,10 +1,10 @@
-//! A preemption outlives its daemon: the machine is going, whoever restarts what on it meanwhile.
+//! Makes a preemption outlive its daemon: the machine is about to stop even if the daemon is restarted.
 //!
-//! A file in the state directory says so until the node is readmitted, or the machine has booted
-//! anew. A thread of its own changes it, and tries again what the disk refuses: the emergency thread
-//! waits for no disk. Nor does who readmits, since a node whose disk fails is to serve all the same.
+//! A file in the state directory records it until the node is readmitted or the machine reboots. A
+//! dedicated thread changes the file and retries failed writes: the emergency thread waits for no disk.
+//! A readmission does not wait for the disk either, since a node whose disk fails must still serve.
 //!
-//! [`Memory`] ──the latest word──> the thread, which ends with the last [`Memory`].
+//! [`Memory`] ──the latest change──> the thread, which ends with the last [`Memory`].
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -24,10 +24,10 @@ const FILE: &str = "preempted.json";
 /// Longest file that is read: a reason has at most 500 bytes.
 const MAX_FILE_BYTES: u64 = 16_384;
 
-/// Before what could not be written down is written down again.
+/// Pause before a failed write is retried.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
 
-/// What is written down. What a newer conman adds is passed over.
+/// The content of the file. Fields that a newer conman adds are ignored.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
     reason: String,
@@ -37,14 +37,14 @@ struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct Memory(Arc<Speaker>);
 
-/// The end of the last one ends the thread.
+/// Dropping the last one ends the thread.
 #[derive(Debug)]
 struct Speaker {
     said: Arc<Said>,
     listener: Thread,
 }
 
-/// What is to be written down. A word takes the place of one that is not written down yet.
+/// The change to be written. A newer change replaces one that is not written yet.
 #[derive(Debug, Default)]
 struct Said {
     latest: ArcSwapOption<Word>,
@@ -96,12 +96,12 @@ impl Memory {
         Ok(Self(Arc::new(Speaker { said, listener })))
     }
 
-    /// The machine is going, and why. Waits for nobody.
+    /// Records that the machine is about to stop, and why. Does not wait.
     pub(super) fn keep(&self, reason: String) {
         self.say(Word::Keep(reason));
     }
 
-    /// It stays. Waits for nobody.
+    /// Records that the machine stays. Does not wait.
     pub(super) fn forget(&self) {
         self.say(Word::Forget);
     }
@@ -119,12 +119,12 @@ impl Drop for Speaker {
     }
 }
 
-/// Has what is said written down. What cannot be is tried again until it is, or something else is
-/// said, or nobody is left to say anything.
+/// Writes each change. A failed write is retried until it succeeds, a newer change replaces it, or the
+/// last [`Memory`] is dropped.
 fn listen(said: &Said, again: Duration, mut write: impl FnMut(&Word) -> io::Result<()>) {
     let mut unwritten = None;
     loop {
-        // Looked at first: what was said before the end is heard.
+        // Read first, so that a change from before the end is not missed.
         let is_all = said.is_all.load(Ordering::Acquire);
         match said.latest.swap(None).or(unwritten.take()) {
             Some(word) if write(&word).is_ok() => {}
@@ -138,13 +138,13 @@ fn listen(said: &Said, again: Duration, mut write: impl FnMut(&Word) -> io::Resu
     }
 }
 
-/// Warns of what cannot be written down, once, and says when it is.
+/// Warns once about a failed write, and reports when it succeeded.
 fn tell(path: &Path, word: &Word, written: &io::Result<()>, complained: &mut Option<Kind>) {
     let path = path.display();
     let error = match written {
         Ok(()) => {
             if complained.take().is_some() {
-                tracing::info!(%path, "whether the node is preempted is written down by now");
+                tracing::info!(%path, "saved the preemption state");
             }
             return;
         }
@@ -152,7 +152,7 @@ fn tell(path: &Path, word: &Word, written: &io::Result<()>, complained: &mut Opt
     };
     let kind = word.kind();
     if *complained == Some(kind) {
-        tracing::debug!(%path, %error, "whether the node is preempted is not written down yet");
+        tracing::debug!(%path, %error, "cannot save the preemption state yet");
         return;
     }
     *complained = Some(kind);
@@ -160,19 +160,19 @@ fn tell(path: &Path, word: &Word, written: &io::Result<()>, complained: &mut Opt
         Kind::Keep => tracing::warn!(
             %path,
             %error,
-            "cannot write down that the node is preempted, which is tried again: a daemon that is \
-             restarted would admit sessions"
+            "cannot save that the node is preempted; retrying: a restarted daemon would admit \
+             sessions"
         ),
         Kind::Forget => tracing::warn!(
             %path,
             %error,
-            "cannot write down that the node is not preempted any more, which is tried again: a \
-             daemon that is restarted would kill all that runs here; remove {path}"
+            "cannot save that the node is readmitted; retrying: a restarted daemon would kill all \
+             sessions; to prevent that, remove the file"
         ),
     }
 }
 
-/// Why an earlier daemon of the present boot was preempted, if it was and stayed so. Blocks on the
+/// Returns why an earlier daemon of this boot was preempted, unless it was readmitted. Blocks on the
 /// disk.
 pub(crate) fn recall(state_dir: &Path) -> Option<String> {
     let path = state_dir.join(FILE);
@@ -195,8 +195,8 @@ fn read(path: &Path) -> io::Result<Option<Known>> {
     Ok(Some(serde_json::from_slice(&bytes)?))
 }
 
-/// Nothing is synced: a machine that goes down is booted anew, and what its disk holds then is of
-/// no account. So a notice takes nothing from the disk that the releases are written to.
+/// Not synced: after a crash of the machine the file is from an earlier boot and has no effect. So a
+/// notice does not load the disk that the releases are written to.
 fn change(path: &Path, word: &Word) -> io::Result<()> {
     let Word::Keep(reason) = word else {
         return match fs::remove_file(path) {
@@ -218,7 +218,7 @@ fn change(path: &Path, word: &Word) -> io::Result<()> {
 
 #[cfg(test)]
 impl Memory {
-    /// Whose words nobody writes down.
+    /// A memory whose changes are not written.
     pub(super) fn unheard() -> Self {
         Self(Arc::new(Speaker {
             said: Arc::default(),
@@ -226,7 +226,7 @@ impl Memory {
         }))
     }
 
-    /// What was said last: a reason to keep, or nothing to.
+    /// Returns the last change: a reason to keep, or none.
     pub(super) fn said_last(&self) -> Option<Option<String>> {
         self.0.said.latest.swap(None).map(|word| match &*word {
             Word::Keep(reason) => Some(reason.clone()),
@@ -244,7 +244,7 @@ mod tests {
     /// Long enough on any machine.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A memory whose disk refuses so many times to forget, and what the disk is given.
+    /// A memory whose disk refuses `count` times to forget, and the changes that the disk gets.
     fn refusing(mut count: usize, again: Duration) -> (Memory, Receiver<Option<String>>) {
         let (given, words) = channel();
         let memory = Memory::written_by(again, move |word| {
@@ -253,7 +253,7 @@ mod tests {
                 Word::Forget => None,
             };
             let is_refused = reason.is_none() && count > 0;
-            // At the end of the test nobody listens.
+            // At the end of the test there is no receiver.
             let _ = given.send(reason);
             if is_refused {
                 count -= 1;
@@ -271,7 +271,7 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(words.recv_timeout(PATIENCE), Ok(None));
         }
-        // It was the last time: the next word is another one.
+        // That was the last failure: the next change is another one.
         memory.keep("a test".to_owned());
         let kept = words.recv_timeout(PATIENCE);
         assert_eq!(kept, Ok(Some("a test".to_owned())));
@@ -283,7 +283,11 @@ mod tests {
         memory.forget();
         assert_eq!(words.recv_timeout(PATIENCE), Ok(None));
         memory.keep("a test".to_owned());
-        while words.recv_timeout(PATIENCE).expect("it goes on").is_none() {}
+        while words
+            .recv_timeout(PATIENCE)
+            .expect("it continues")
+            .is_none()
+        {}
         drop(memory);
         words.recv().expect_err("nothing else, and the thread ends");
     }

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 use crate::kill_table::KillEntry;
 
-/// How far the preemption has come with a session.
+/// The preemption's progress with a session.
 #[derive(Debug)]
 pub(super) enum Standing {
-    /// Its claim was sent, so there may be a record of a generation that is not known here.
+    /// Its claim was sent, so the registry may have a record of an unknown generation.
     Claiming,
     /// Its start was sent, and no process of it was found yet.
     Sent(Generation),
@@ -25,7 +25,7 @@ pub(super) enum Standing {
     Released(Generation),
     /// SIGKILL could not be sent, or the registry refused its release for good.
     Failed(Option<Generation>, String),
-    /// Its own task released it meanwhile.
+    /// Its own task released it.
     Settled,
 }
 
@@ -58,7 +58,7 @@ impl Target {
         }
     }
 
-    /// Whether it must be looked at again and again, because nothing tells of its next step.
+    /// Whether it must be polled, because no notification announces its next step.
     pub(super) fn is_uncertain(&self) -> bool {
         matches!(self.standing, Standing::Claiming | Standing::Sent(_))
     }
@@ -82,7 +82,7 @@ impl Target {
         }
     }
 
-    /// Why it is not released, in words.
+    /// Returns why it is not released, for people.
     pub(super) fn complaint(&self) -> String {
         match &self.standing {
             Standing::Claiming => "its claim was still being recorded".to_owned(),

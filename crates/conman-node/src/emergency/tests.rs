@@ -1,4 +1,4 @@
-//! Which notices the next daemon is to have, decided before anything else is done about them.
+//! Which notices are saved for the next daemon, before anything else is done about them.
 
 use conman_registry::ModelRegistry;
 use tempfile::TempDir;
@@ -37,7 +37,7 @@ impl Thread {
         }
     }
 
-    /// What is said to be written down by a notice, before anything waits.
+    /// Gives a notice and returns what is to be saved, before anything waits.
     fn notice(&mut self, origin: Origin, source: &str) -> Option<Option<String>> {
         let notice = Notice {
             budget_ms: 1_000,

@@ -1,4 +1,4 @@
-//! What the calls of a session's task come back with.
+//! Results of the calls of a session's task.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use tokio::time::Instant;
 
 use crate::error::FailureKind;
 
-/// Why a step of a start failed: its kind for programs, the rest for people.
+/// Why a step of a start failed: its kind for programs, the text for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) kind: FailureKind,
-    /// Phase, cause and remedy in words.
+    /// Phase, cause and remedy.
     pub(super) why: String,
-    /// Of a program that cannot be run, as a shell gives it.
+    /// Exit code of a program that cannot be run, as a shell gives it.
     pub(super) exit_code: Option<i32>,
 }
 
@@ -31,7 +31,7 @@ impl Trouble {
         }
     }
 
-    /// What the runtime said while it was asked for `phase`.
+    /// From a runtime's error during `phase`.
     pub(super) fn of_runtime(phase: &str, error: &RuntimeError) -> Self {
         let (kind, remedy) = match error {
             RuntimeError::Unavailable { .. } => (
@@ -49,14 +49,14 @@ impl Trouble {
             | RuntimeError::Unsupported { .. } => {
                 (FailureKind::Refused, "; correct the session's spec")
             }
-            // No start comes back with them.
+            // A start never returns them.
             RuntimeError::NoTerminal { .. } | RuntimeError::NoSuchExec { .. } => {
                 (FailureKind::Refused, "")
             }
-            // The spec is not at fault, and the same start may succeed later.
+            // The spec is not the cause, and the same start may succeed later.
             RuntimeError::TooMany { .. } => (FailureKind::Host, ""),
             RuntimeError::Fenced { .. } => (FailureKind::RuntimeUnavailable, ""),
-            // Its exit code and last words say more than any remedy.
+            // Its exit code and last output are more useful than any remedy.
             RuntimeError::EndedAtOnce { .. } => (FailureKind::Exited, ""),
             RuntimeError::Exists { .. } => (
                 FailureKind::Host,
@@ -107,7 +107,7 @@ pub(super) struct Claimed {
     pub(super) created_at: Timestamp,
 }
 
-/// How far the making of a container came; each time is the end of a phase.
+/// How far the creation of a container came; each time is the end of a phase.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) admitted: Option<Instant>,
@@ -116,7 +116,7 @@ pub(super) struct Made {
     pub(super) result: Result<(), Trouble>,
 }
 
-/// What became of a start.
+/// The result of a start.
 #[derive(Debug)]
 pub(super) enum Launched {
     Started(Started),
@@ -148,7 +148,7 @@ pub(crate) enum LostStart {
 #[derive(Debug)]
 pub(super) enum ReleaseFailure {
     Superseded(Ending),
-    /// Why, and how the life ended where that is not what it seemed.
+    /// Why, and the actual ending where it differs from the assumed one.
     Failed(String, Option<Ending>),
 }
 

@@ -1,4 +1,4 @@
-//! Has the registry record a start.
+//! Records a start in the registry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use super::answer::LostStart;
 use super::lost_start;
 use crate::context::Context;
 
-/// How long it is tried to prove that nothing runs of an earlier claim.
+/// How long to try to prove that nothing runs of an earlier claim.
 const PROOF_PATIENCE: Duration = Duration::from_secs(10);
 
 const PROOF_PAUSE: Duration = Duration::from_millis(50);
 
-/// Claims, and does so again after giving up a claim whose answer was lost: a record that says
-/// `Starting` and knows no container, while no life but the caller's goes on, is such a claim's.
-/// Whether its start was sent, by an earlier daemon perhaps, the record does not tell; so it is
-/// given up as any start without an answer is, with proof that nothing of it runs or may appear.
+/// Claims a session, after giving up an earlier claim whose answer was lost, if there is one: a record in
+/// state `Starting` without a container, while the caller's is the only life. The record does not say
+/// whether that start was sent, perhaps by an earlier daemon. So it is given up like any start without an
+/// answer, with proof that nothing of it runs or may appear.
 pub(super) async fn claim(
     context: &Context,
     id: &SessionId,
@@ -31,7 +31,7 @@ pub(super) async fn claim(
 ) -> Result<SessionRecord, RegistryError> {
     let registry = &context.registry;
     let owned = match registry.claim_by(id, spec, read).await {
-        // What was read is not an abandoned claim's.
+        // The record that was read is not of an abandoned claim.
         Err(error @ RegistryError::Owned { .. }) if read.is_none() => error,
         other => return other,
     };
@@ -81,10 +81,14 @@ async fn prove_nothing_runs(context: &Context, record: &SessionRecord) -> bool {
                 return true;
             }
             LostStart::Found { pid } => {
-                tracing::warn!(container = %key, pid, "killed what nobody knew to have been started");
+                tracing::warn!(container = %key, pid, "killed an orphaned container");
             }
             LostStart::Unknown(reason) => {
-                tracing::debug!(container = %key, reason, "it is not proven dead yet");
+                tracing::debug!(
+                    container = %key,
+                    reason,
+                    "cannot prove that the container is dead yet"
+                );
             }
         }
         if Instant::now() >= deadline {

@@ -1,4 +1,4 @@
-//! What the rest of the program holds of a session's task.
+//! The handle of a session's task for the rest of the program.
 
 use std::sync::Arc;
 
@@ -14,24 +14,23 @@ use super::view::View;
 use crate::hold::Seats;
 use crate::kill_table::Fate;
 
-/// Attached to one session at a time, all its terminals together, with those who follow the log of
-/// one that has a terminal: more than look over one shoulder, and few enough that no session takes
-/// all the places that the shim has.
+/// Clients attached to one session at a time, over all its terminals, including those that follow the log
+/// of a session with a terminal. Low enough that no session takes all of the shim's places.
 pub(crate) const MAX_ATTACHED: usize = 32;
 
-/// That it is to stop, and why.
+/// An order to stop, and why.
 #[derive(Debug, Clone)]
 pub(crate) struct StopOrder {
     pub(crate) cause: EndCause,
     pub(crate) why: String,
 }
 
-/// Whether somebody does not want it any more.
+/// Whether a client ordered the session's deletion.
 pub(crate) fn is_unwanted(order: Option<&StopOrder>) -> bool {
     order.is_some_and(|order| order.cause == EndCause::Deleted)
 }
 
-/// How the end is told of one that somebody does not want any more.
+/// Changes the ending of a session that a client has deleted.
 pub(crate) fn tell_unwanted(order: Option<&StopOrder>, ending: &mut Ending) {
     if let Some(order) = order.filter(|order| is_unwanted(Some(order))) {
         ending.cause = Some(order.cause);
@@ -39,7 +38,8 @@ pub(crate) fn tell_unwanted(order: Option<&StopOrder>, ending: &mut Ending) {
     }
 }
 
-/// A conman that knew no causes goes by the words: it would start again by them what nobody wants.
+/// Returns the reason to record. An older conman derives the cause from the text, and would restart a
+/// deleted session by it.
 pub(crate) fn unwanted_words(reason: String, why: &str) -> String {
     match EndCause::written(None, &reason) {
         EndCause::Unknown => reason,
@@ -49,8 +49,8 @@ pub(crate) fn unwanted_words(reason: String, why: &str) -> String {
 
 /// One life of a session: from its start to its end, in one generation.
 ///
-/// The task alone writes the view; the order to stop is the only thing that goes the other way.
-/// Both are watch channels, so nobody waits for room in them.
+/// Only the task writes the view; only the order to stop goes the other way. Both are watch channels, so
+/// sending never waits.
 #[derive(Debug)]
 pub(crate) struct SessionHandle {
     pub(crate) id: SessionId,
@@ -62,7 +62,7 @@ pub(crate) struct SessionHandle {
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: Arc<Seats>,
     pub(crate) leaving: Arc<Leaving>,
-    /// Places for those who are attached to its terminals, or follow what one shows.
+    /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
 }
 
@@ -98,18 +98,18 @@ impl SessionHandle {
         self.state().is_ended()
     }
 
-    /// Whether it was killed, even where its task has not come to show that yet.
+    /// Whether it was killed, even if its task does not show that yet.
     pub(crate) fn is_ending(&self) -> bool {
         self.closing.borrow().is_some()
     }
 
-    /// Whether it has ended because it lost its node, and comes back by itself on another.
+    /// Whether it has ended because it lost its node, and is restarted automatically on another.
     pub(crate) fn is_to_be_restarted(&self) -> bool {
         self.spec.on_node_loss == OnNodeLoss::Restart && self.is_lost() && !was_last(&self.spec)
     }
 
-    /// Whether it has ended without a node, for no doing of its own: its record has it started again,
-    /// by itself or for somebody's connection.
+    /// Whether it has ended because of its node: it can be started again by its record, automatically or by
+    /// a connection.
     pub(crate) fn is_lost(&self) -> bool {
         let view = self.view.borrow();
         let end = End::Ended {
@@ -120,7 +120,7 @@ impl SessionHandle {
         view.state.is_ended() && lost_by(&self.spec, end).is_some()
     }
 
-    /// Orders it to stop; a later order changes nothing, but that it is not wanted any more.
+    /// Orders it to stop. A later order changes nothing, unless it deletes the session.
     pub(crate) fn order_stop(&self, cause: EndCause, why: &str) {
         self.stop.send_if_modified(|order| {
             if order.is_some() && (cause != EndCause::Deleted || is_unwanted(order.as_ref())) {
@@ -132,13 +132,12 @@ impl SessionHandle {
         });
     }
 
-    /// For whoever ends it without its task.
+    /// The order to stop, for the emergency thread.
     pub(crate) fn stop_orders(&self) -> Arc<watch::Sender<Option<StopOrder>>> {
         Arc::clone(&self.stop)
     }
 
-    /// What its end is told to be caused by: that nobody wants it any more counts more than
-    /// whatever ends it.
+    /// Returns the cause to report: a client's deletion takes precedence over what ended the session.
     pub(crate) fn caused_by(&self, cause: EndCause) -> EndCause {
         match is_unwanted(self.stop.borrow().as_ref()) {
             true => EndCause::Deleted,
@@ -146,7 +145,7 @@ impl SessionHandle {
         }
     }
 
-    /// Likewise in words.
+    /// Like [`Self::caused_by`], for the reason.
     pub(crate) fn told_why(&self, reason: String) -> String {
         match self.stop.borrow().as_ref() {
             Some(order) if is_unwanted(Some(order)) => unwanted_words(reason, &order.why),
@@ -154,7 +153,7 @@ impl SessionHandle {
         }
     }
 
-    /// The first view that satisfies `wanted`, at once if the present one does. Cancel safe.
+    /// Returns the first view that satisfies `wanted`, at once if the present one does. Cancel safe.
     pub(crate) async fn wait_for(&self, mut wanted: impl FnMut(&View) -> bool) -> View {
         let mut views = self.view.subscribe();
         loop {

@@ -1,4 +1,4 @@
-//! Takes hold of a container's init.
+//! Opens a container's init.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::answer::{Hold, Trouble};
 use crate::error::FailureKind;
 use crate::phases;
 
-/// Opens a pidfd first and verifies then, so that it is the verified process that is held. Reads
-/// procfs, and asks nobody.
+/// Opens a pidfd first and verifies then, so that the verified process is the one that is held. Reads
+/// only procfs.
 pub(super) fn hold(runtime: &dyn Runtime, key: &ContainerKey, pid: i32) -> Hold {
     match PidFd::open_identified(pid) {
         Ok((process, identity)) => {
             let ours = runtime.owns_pid(key, pid);
-            // One that died in between is in no cgroup any more.
+            // A process that died in between is in no cgroup any more.
             match process.is_dead() {
                 Ok(true) => Hold::Vanished,
                 _ if ours => Hold::Held(Arc::new(process), identity),

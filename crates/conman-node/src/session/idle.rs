@@ -1,4 +1,4 @@
-//! When a running session has lived or idled long enough.
+//! Decides when a running session has reached its idle timeout or longest lifetime.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use tokio::time::Instant;
 use super::view::View;
 use crate::phases;
 
-/// Readings in one idle timeout: a session may idle so much of it longer.
+/// Readings in one idle timeout: a session may idle longer by this fraction.
 const READINGS: u32 = 8;
 
-/// Bounds between two readings: nobody needs it more precise, and a day's timeout should not take
-/// hours more.
+/// Bounds on the time between readings: more precision is not needed, and a day's timeout must not take
+/// hours longer.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long ago an earlier daemon found it ready: by the age of its process, as the machine's clock
-/// may have been set since.
+/// Time since an earlier daemon found it ready: by the age of its process, as the machine's clock may
+/// have been set since.
 pub(super) fn lived(process: &PidFd, view: &View) -> Duration {
     let Ok(age) = process.age() else {
         let by_clock = |at| Duration::try_from(Timestamp::now().duration_since(at)).ok();
@@ -36,7 +36,7 @@ pub(super) fn lived(process: &PidFd, view: &View) -> Duration {
 pub(super) struct Patience {
     idle_timeout: Option<Duration>,
     lifetime_ends: Option<(Instant, u32)>,
-    /// When something was last known to happen.
+    /// Time of the last known activity.
     active: Instant,
     begun: u64,
     next_reading: Instant,

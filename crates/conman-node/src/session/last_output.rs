@@ -1,5 +1,4 @@
-//! The end of a program's output, quoted where a program ended badly: its log goes with its
-//! container.
+//! Quotes the end of a program's output when the program failed: its log is deleted with its container.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use conman_runtime::{ContainerKey, LogOptions, Runtime};
 use futures_util::StreamExt;
 use tokio::time::timeout;
 
-/// Lines that are asked for.
+/// Lines to read.
 const LINES: u32 = 5;
 
 /// Most bytes that are read, whatever the length of the lines.
@@ -17,7 +16,7 @@ const MAX_READ_BYTES: usize = 64 * 1024;
 /// Most bytes that are quoted.
 const MAX_QUOTED_BYTES: usize = 300;
 
-/// What the program wrote last; nothing when it wrote nothing, or the runtime does not tell in
+/// Returns what the program wrote last; `None` if it wrote nothing, or the runtime does not answer in
 /// time.
 pub(super) async fn last_output(
     runtime: &dyn Runtime,
@@ -45,9 +44,9 @@ pub(super) async fn last_output(
     (!quoted.is_empty()).then_some(quoted)
 }
 
-/// The end of the text on one line, with nothing in it that a terminal would obey.
+/// The end of the text on one line, without terminal control sequences.
 fn quote(bytes: &[u8]) -> String {
-    // What draws on a terminal is no text.
+    // Terminal control sequences are not text.
     let plain = strip_bytes(bytes).into_vec();
     let text = String::from_utf8_lossy(&plain);
     let text = text.trim();

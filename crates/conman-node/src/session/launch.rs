@@ -1,4 +1,4 @@
-//! Has a container started, and kills what comes of it when it is not wanted any more.
+//! Starts a container, and kills its processes when it is not wanted any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::error::FailureKind;
 use crate::hunt::hunt;
 use crate::phases;
 
-/// Between two looks for processes of a start that is not wanted any more.
+/// Interval between polls for processes of a start that is not wanted any more.
 const HUNT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Between two questions whether the start may be sent.
+/// Pause between two requests whether the start may be sent.
 const ASK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Sends the start, if the registry and the kill table let it.
+/// Sends the start, if the registry and the kill table allow it.
 pub(super) async fn launch(
     context: Arc<Context>,
     handle: Arc<SessionHandle>,
@@ -32,15 +32,15 @@ pub(super) async fn launch(
     }
     if let Err(closed) = context.table.send(&key.session, key.generation) {
         let why = format!(
-            "{phase}: not sent, because this machine is going ({})",
+            "{phase}: not sent, because the node is preempted ({})",
             closed.reason
         );
         return Launched::Failed(Trouble::new(FailureKind::Preempted, why));
     }
     let bound = context.options.bounds.start;
     let answer = tokio::select! {
-        // Cancelled only once the container's init was found and killed: then whatever the
-        // runtime goes on to answer says no more.
+        // Cancelled only once the container's init was found and killed: the runtime's answer does
+        // not matter then.
         answer = timeout(bound, runtime.start(&key)) => answer,
         // Cancel safe: it only kills.
         pid = hunt_when_unwanted(&handle, &*runtime, &key) => {
@@ -51,7 +51,7 @@ pub(super) async fn launch(
         Ok(Ok(started)) => Launched::Started(started),
         Ok(Err(error)) => {
             let trouble = Trouble::of_runtime(phase, &error);
-            // A refusal is believed only if the kernel knows of no process either.
+            // A refusal counts only if the kernel has no process of the container either.
             if error.is_ambiguous() || !matches!(runtime.pids(&key).as_deref(), Ok([])) {
                 Launched::Ambiguous(trouble)
             } else {
@@ -69,7 +69,7 @@ pub(super) async fn launch(
     }
 }
 
-/// Asks the registry whether the start may be sent still, until it can tell.
+/// Asks the registry whether the start may still be sent, until it answers.
 async fn may_start(
     context: &Context,
     handle: &SessionHandle,
@@ -95,7 +95,7 @@ async fn may_start(
         }
     };
     tokio::select! {
-        // Cancel safe: whoever asked and does not start has sent nothing.
+        // Cancel safe: a caller that is cancelled has sent nothing.
         asked = timeout_at(deadline, asking) => match asked {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Trouble::new(
@@ -105,7 +105,7 @@ async fn may_start(
             Err(_) => Err(Trouble::new(
                 FailureKind::Registry,
                 format!(
-                    "{phase}: not sent, because the registry did not tell within {} s whether the \
+                    "{phase}: not sent, because the registry did not say within {} s whether the \
                      session is still this node's",
                     bound.as_secs()
                 ),
@@ -124,8 +124,8 @@ async fn may_start(
     }
 }
 
-/// Once somebody wants the session gone, kills every process that the start brings forth, so that
-/// nobody has to wait for the runtime's answer. Completes with the init's PID once that was killed.
+/// Once the session is to stop, kills every process that the start creates, without waiting for the
+/// runtime's answer. Completes with the init's PID once that was killed.
 async fn hunt_when_unwanted(
     handle: &SessionHandle,
     runtime: &dyn Runtime,

@@ -1,4 +1,4 @@
-//! What was told by its signal that it is to go, and has some time for that.
+//! A session that was signalled to stop, and has some time for that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,18 +8,18 @@ use crate::session::handle::StopOrder;
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     told: AtomicBool,
-    /// Where an end in this time is no end of its program's own, why it ends.
+    /// Why an exit in this time counts as ordered, if it does.
     order: OnceLock<StopOrder>,
     shut: AtomicBool,
 }
 
 impl Leaving {
-    /// It is about to be signalled, by who sees to how its end is told.
+    /// It is about to be signalled; the caller decides how its end is reported.
     pub(crate) fn tell(&self) {
         self.told.store(true, Ordering::Relaxed);
     }
 
-    /// It is about to be signalled: an end after that has this reason. The first one counts.
+    /// It is about to be signalled: an exit after that has this reason. The first one counts.
     pub(crate) fn order(&self, order: StopOrder) {
         // A later one changes nothing.
         let _ = self.order.set(order);
@@ -34,7 +34,7 @@ impl Leaving {
         self.order.get()
     }
 
-    /// It was found to take no connections any more: nobody is sent there from now on.
+    /// It was found to take no more connections: none is sent there from now on.
     pub(crate) fn shut(&self) {
         self.shut.store(true, Ordering::Relaxed);
     }

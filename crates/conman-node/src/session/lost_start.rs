@@ -1,4 +1,4 @@
-//! Finds out what became of a start that was not answered.
+//! Finds out the result of a start that was not answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,24 +9,24 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::answer::LostStart;
 use crate::hunt::hunt;
 
-/// Between two looks for processes while the runtime is asked.
+/// Interval between polls for processes while the runtime is asked.
 const HUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One try. The runtime bounds its calls itself, too.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One try: kills what the kernel shows of the container, and asks the runtime whether there is,
-/// or can be, more.
+/// One try: kills what the kernel shows of the container, and asks the runtime whether there is, or can
+/// be, more.
 pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
     tokio::select! {
-        // What the kernel shows comes first, whatever the runtime says.
+        // The kernel's view comes first, whatever the runtime says.
         biased;
         // Cancel safe: it only kills.
         pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
-        // Cancel safe: the calls look, or remove what must not run.
+        // Cancel safe: the calls read, or remove what must not run.
         answer = timeout(TRY_TIMEOUT, ask(&*runtime, &key)) => {
             answer.unwrap_or_else(|_| LostStart::Unknown(format!(
-                "{} did not tell within {} s what became of the start",
+                "{} did not report the outcome of the start within {} s",
                 runtime.kind(),
                 TRY_TIMEOUT.as_secs()
             )))
@@ -49,18 +49,18 @@ async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
     let unknown = |error: &RuntimeError| LostStart::Unknown(crate::error_chain(error));
     match runtime.find(key).await {
         Err(error) => unknown(&error),
-        // It was made before its start was sent, so its absence is its removal.
+        // It was created before its start was sent, so its absence means that it was removed.
         Ok(None) => once_empty(runtime, key, LostStart::Gone),
         Ok(Some(FoundContainer { pid: Some(pid), .. })) => LostStart::Found { pid },
         // It ran and ended. A container is started once.
         Ok(Some(FoundContainer {
             exit_code: Some(_), ..
         })) => once_empty(runtime, key, LostStart::Ended),
-        // Made and not started: not yet, or never. Without the container it is never.
+        // Created and not started: not yet, or never. Without the container it is never.
         Ok(Some(_)) => match runtime.remove(std::slice::from_ref(key)).await.pop() {
-            Some(Ok(())) => LostStart::Unknown("its container was removed; looking again".into()),
+            Some(Ok(())) => LostStart::Unknown("its container was removed; checking again".into()),
             Some(Err(error)) => unknown(&error),
-            None => LostStart::Unknown("the runtime said nothing of the removal".into()),
+            None => LostStart::Unknown("the runtime returned no result for the removal".into()),
         },
     }
 }
@@ -70,6 +70,6 @@ fn once_empty(runtime: &dyn Runtime, key: &ContainerKey, verdict: LostStart) -> 
     match runtime.pids(key).as_deref() {
         Ok([]) => verdict,
         Ok(pids) => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
-        Err(error) => LostStart::Unknown(format!("its cgroup cannot be looked at: {error}")),
+        Err(error) => LostStart::Unknown(format!("cannot read its cgroup: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! Has a container made: waits for its turn, checks the binds, asks the runtime.
+//! Creates a container: waits for a place, checks the binds, asks the runtime.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::error::FailureKind;
 use crate::phases;
 
-/// The permit is returned beside the answer: it is held until the container has started.
+/// The permit is returned with the answer: it is held until the container has started.
 pub(super) async fn make(
     context: Arc<Context>,
     handle: Arc<SessionHandle>,
@@ -53,13 +53,13 @@ pub(super) async fn make(
     if made.result.is_ok() {
         made.created = Some(Instant::now());
     } else if !matches!(&made.result, Err(trouble) if trouble.kind == FailureKind::NoSuchImage) {
-        // The runtime may make it yet, after whatever removes it.
+        // The runtime may still create it, after any removal.
         context.stray_expected.notify_one();
     }
     (made, Some(permit))
 }
 
-/// Waits for a turn. Given up when the session is to stop: then nothing was sent yet.
+/// Waits for a place. Given up when the session is to stop: then nothing was sent yet.
 async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemaphorePermit, Trouble> {
     let mut stop = handle.stop.subscribe();
     let mut fate = handle.fate.subscribe();
@@ -103,7 +103,7 @@ async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>
         context.options.policy.bind_roots.clone(),
     );
     let bound = context.options.bounds.prepare;
-    // A file server that hangs takes a blocking thread along, and nothing else.
+    // A file server that hangs blocks one thread of the blocking pool, and nothing else.
     let checked = tokio::task::spawn_blocking(move || binds::check(&wanted, &roots));
     match timeout(bound, checked).await {
         Ok(Ok(Ok(binds))) => Ok(binds),

@@ -1,8 +1,8 @@
 //! One session's task.
 //!
-//! The order of things is [`conman_core::lifecycle`]'s, which is pure. The driver here carries out
-//! what it asks for, each call as a task in one [`tokio::task::JoinSet`], and reports the outcomes
-//! back; it decides nothing about the order itself. What it adds:
+//! [`conman_core::lifecycle`], which is pure, decides the order of steps. The driver here carries out its
+//! actions, each call as a task in one [`tokio::task::JoinSet`], and reports the outcomes back. The driver
+//! adds:
 //! - the phases of a start and their times ([`crate::phases`]),
 //! - the kill table's entry, kept one step ahead of every call ([`crate::kill_table`]),
 //! - the view for others, the journal and the metrics (`publisher`),

@@ -1,4 +1,4 @@
-//! Shows a life to others: its view, the journal, the metrics.
+//! Publishes a life: its view, the journal, the metrics.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ pub(super) struct Publisher {
     handle: Arc<SessionHandle>,
     killed: bool,
     finished: bool,
-    /// The emergency thread released it, and tells of that.
+    /// The emergency thread released it, and reports that.
     elsewhere: bool,
-    /// Phases of the start that the journal has.
+    /// Number of the start's phases that the journal has.
     told_phases: usize,
 }
 
@@ -42,7 +42,7 @@ impl Publisher {
         }
     }
 
-    /// Changes the view, and wakes whoever watches it only if `change` says that it did.
+    /// Changes the view, and wakes its watchers only if `change` returns that it did.
     fn show(&self, change: impl FnOnce(&mut View) -> bool) {
         self.handle.view.send_if_modified(change);
     }
@@ -87,7 +87,7 @@ impl Publisher {
         phases: &[Phase],
     ) {
         self.show(|view| {
-            // Whoever waits for the start need not wake for each phase.
+            // A caller that waits for the start need not wake for each phase.
             if view.phases.len() != phases.len() {
                 view.phases = Phases::from(phases);
             }
@@ -95,7 +95,7 @@ impl Publisher {
         });
     }
 
-    /// Shows and journals the phases of a start that has come to nothing, once.
+    /// Shows and journals the phases of a failed start, once.
     pub(super) fn gave_up(&mut self, generation: Option<Generation>, phases: &Phases) {
         let Some(generation) = generation else { return };
         let events = self.phase_events(generation, phases);
@@ -113,7 +113,7 @@ impl Publisher {
         let new = phases.get(self.told_phases..).unwrap_or_default();
         self.told_phases = phases.len();
         new.iter()
-            // Parts of one are told by the session alone: five more lines for each start.
+            // Steps of a phase are shown only with the session: five more lines for each start.
             .filter(|phase| !phase.name.contains('.'))
             .map(|phase| phase_event(&self.handle.id, generation, phase))
             .collect()
@@ -190,7 +190,7 @@ impl Publisher {
     }
 
     pub(super) fn kill_failed(&self, why: &str) {
-        tracing::error!(session = %self.handle.id, why, "SIGKILL could not be sent");
+        tracing::error!(session = %self.handle.id, why, "cannot send SIGKILL");
     }
 
     pub(super) fn dead(&self, generation: Option<Generation>) {
@@ -219,7 +219,7 @@ impl Publisher {
         });
     }
 
-    /// Returns the reason when it became stuck with this very call.
+    /// Returns the reason if this call made it stuck.
     pub(super) fn stuck(
         &self,
         generation: Option<Generation>,
@@ -241,7 +241,7 @@ impl Publisher {
         Some(reason)
     }
 
-    /// Shows the end, once. `ending` is absent only for a life that never was recorded.
+    /// Shows the end, once. `ending` is absent only for a life that was never recorded.
     pub(super) fn ended(
         &mut self,
         generation: Option<Generation>,
@@ -294,13 +294,17 @@ impl Publisher {
         let kept = self.context.options.limits.max_stopped_kept;
         let forgotten = self.context.sessions.finish(&self.handle, kept, publish);
         crate::adoption::forget(&self.context, forgotten);
-        // Nobody wants it any more since its release was on its way.
+        // A client deleted it after its release was sent.
         if self.handle.caused_by(told) != told {
             let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
             tokio::spawn(async move {
                 if let Err(error) = crate::ensure::call_off(&context, &handle).await {
                     let reason = crate::error_chain(&error);
-                    tracing::warn!(session = %handle.id, reason, "its restart was not called off");
+                    tracing::warn!(
+                        session = %handle.id,
+                        reason,
+                        "cannot cancel the session's restart"
+                    );
                 }
             });
         }

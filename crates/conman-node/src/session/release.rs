@@ -1,4 +1,4 @@
-//! Gives up ownership of what is proven dead.
+//! Releases a session that is proven dead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use crate::kill_table::Fate;
 /// How long the emergency thread may take for a release before the session's own task does it.
 const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The exit code of who was sent SIGKILL, as a shell gives it.
+/// The exit code of a process killed by SIGKILL, as a shell gives it.
 const KILLED: i32 = 128 + 9;
 
-/// What a release tells of the life that ended.
+/// What a release records about the life that ended.
 #[derive(Debug)]
 pub(super) struct Obituary {
-    /// Whether its program ran and nobody killed it, so that its exit code is worth telling.
+    /// Whether its program ran and exited without being killed, so that its exit code is meaningful.
     pub(super) by_itself: bool,
-    /// Of a program that could not be run.
+    /// Exit code of a program that could not be run.
     pub(super) unrun_exit_code: Option<i32>,
     pub(super) cause: Cause,
     pub(super) started_at: Option<Timestamp>,
     pub(super) phases: Phases,
 }
 
-/// While a preemption is under way, releases are the emergency thread's: it has the certificate
-/// too, and two releases of each session would only take longer. Returns how it released this one,
-/// or nothing when it does not, in time.
+/// During a preemption the emergency thread releases: it has the certificate too, and two releases of
+/// each session would only take longer. Returns how it released this one, or `None` if it does not in
+/// time.
 pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle) -> Option<Ending> {
     context.table.closed()?;
     let mut fates = handle.fate.subscribe();
@@ -50,8 +50,8 @@ pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle)
     }
 }
 
-/// How a life ended. Where the program ended by itself, the runtime is asked for its exit code
-/// and, unless all was well, whether it was the fence after all, or for the end of its output.
+/// Returns how a life ended. If the program exited without an order, the runtime is asked for its exit
+/// code and, after a failure, whether the fence killed it, or for the end of its output.
 pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
@@ -71,13 +71,13 @@ pub(super) async fn ending(
         let by_fence = fenced && matches!(exit_code, None | Some(KILLED));
         if by_fence {
             cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
-        // A runtime that does not tell the one will not tell the other.
+        // A runtime that does not answer one request will not answer the other.
         } else if exit_code.is_some() && cause.outcome(exit_code).failed {
             output = last_output(&**runtime, key, patience).await;
         }
     }
     let mut outcome = cause.outcome(exit_code);
-    // A runtime whose start failed may have quoted it already.
+    // The runtime's error of a failed start may quote it already.
     if let Some(output) = output.filter(|output| !outcome.reason.contains(output)) {
         outcome.reason.push_str("; its last output: ");
         outcome.reason.push_str(&output);
@@ -118,7 +118,7 @@ pub(super) async fn release(
             return Err(ReleaseFailure::Superseded(ending));
         }
         Ok(Some(Err(error))) => crate::error_chain(&error),
-        Ok(None) => "the registry said nothing".to_owned(),
+        Ok(None) => "the registry returned no result".to_owned(),
         Err(_) => slow(),
     };
     let is_lost = ending.cause() == EndCause::NodeLost;

@@ -1,4 +1,4 @@
-//! What the rest of the program sees of a session.
+//! A session's state for the rest of the program.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use crate::error::FailureKind;
 
-/// A session at one moment of one generation.
+/// The state of a session in one generation.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub(crate) state: SessionState,
     pub(crate) reason: Option<String>,
-    /// What has ended it.
+    /// What ended it.
     pub(crate) cause: Option<EndCause>,
     pub(crate) exit_code: Option<i32>,
     /// `None` until the registry has recorded the start: such a session is not shown.
@@ -37,7 +37,7 @@ pub(crate) struct View {
     pub(crate) released_at: Option<Instant>,
 }
 
-/// Why a start did not succeed, beyond the reason in words.
+/// Why a start did not succeed, in addition to the reason.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
     Kind(FailureKind),

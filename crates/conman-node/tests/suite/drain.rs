@@ -431,7 +431,7 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     let page = daemon.run(daemon.node.journal().page(0, 1_000));
     let events = page.expect("readable").events;
     let told = |part| events.iter().any(|event| event.message.contains(part));
-    assert!(told("would not go on with it"), "{events:?}");
+    assert!(told("would not continue the drain"), "{events:?}");
 
     // What was taken back is not written down any more.
     daemon.run(daemon.node.undrain()).expect("it is taken back");

@@ -1,4 +1,4 @@
-//! Takes note of what happened, and says it in the machine's words.
+//! Translates inputs into events of the state machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::session::idle::Patience;
 use crate::session::view::Failure;
 
 impl Driver {
-    /// Takes note of what happened, and says it in the machine's words.
+    /// Handles an input, and returns the machine's events for it.
     pub(super) fn absorb(&mut self, input: Input) -> Vec<Event> {
         match input {
             Input::Due(Timer::Machine) => vec![Event::Tick],
@@ -43,7 +43,7 @@ impl Driver {
                 .collect()
             }
             Input::Due(Timer::ClaimSlow) => {
-                // The claim may still be recorded, and is given up then.
+                // The claim may still be recorded; it is given up then.
                 self.failure = Some(Failure::ClaimSlow);
                 vec![Event::StopAsked(
                     EndCause::Unrecorded,
@@ -68,12 +68,12 @@ impl Driver {
                 self.publisher.released_elsewhere();
                 vec![Event::ReleasedElsewhere(cause, why)]
             }
-            // What the emergency thread could not finish goes on here.
+            // The session's task finishes what the emergency thread could not.
             Fate::Unreleased => self.absorb_preemption(),
         }
     }
 
-    /// While a preemption is under way, whatever happens to a session happens because of it.
+    /// During a preemption, whatever happens to a session is attributed to it.
     fn absorb_preemption(&mut self) -> Vec<Event> {
         let Some(closed) = self.context.table.closed() else {
             return Vec::new();
@@ -94,7 +94,7 @@ impl Driver {
             Answer::Claim(Ok(claimed)) => {
                 self.clock.end(phases::CLAIM);
                 self.publisher.claimed(&claimed);
-                // A refusal shows again, and then counts, when the start is to be sent.
+                // A refusal shows again, and takes effect, when the start is to be sent.
                 let _ = self
                     .context
                     .table
@@ -119,7 +119,7 @@ impl Driver {
             }
             Answer::Record(Err(trouble)) => Event::RecordFailed(self.fail(trouble)),
             Answer::Probe(result) => {
-                // Its handle would keep the task's memory for as long as the session lives.
+                // The handle would keep the task's memory for as long as the session lives.
                 self.probing = None;
                 self.ready = Some(result);
                 return self.take_ready();
@@ -142,7 +142,7 @@ impl Driver {
                 Event::ReleaseFailed(why)
             }
             Answer::Dead => {
-                // The emergency thread tells of those that it certifies.
+                // The emergency thread reports the deaths that it certifies.
                 let theirs = match self.context.table.closed() {
                     Some(_) => !self.told_fate || self.is_ended(),
                     None => false,
@@ -155,11 +155,11 @@ impl Driver {
         Some(event)
     }
 
-    /// How the life ended, also where its program seemed to end by itself.
+    /// Takes the actual ending, also where the program seemed to exit without a cause.
     fn learn(&mut self, ending: Ending) {
         if ending.cause() == EndCause::NodeLost {
             self.life.attribute(EndCause::NodeLost, &ending.reason);
-            // Its release may take long, and meanwhile it shows.
+            // The release may take long; show the cause meanwhile.
             self.publish();
         }
         self.ending = Some(ending);
@@ -211,7 +211,7 @@ impl Driver {
             Hold::Held(process, identity) => {
                 self.clock.end(phases::VERIFY);
                 if let Some(generation) = self.life.generation() {
-                    // After a refusal the emergency thread knows of it and kills it.
+                    // After a refusal the emergency thread knows the process and kills it.
                     let _ =
                         self.context
                             .table

@@ -1,4 +1,4 @@
-//! Carries out what the machine asks for, each call as a task of its own.
+//! Carries out the machine's actions, each call in its own task.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -26,10 +26,10 @@ use crate::session::view::Failure;
 use crate::session::{claim, hold_process, launch, lost_start, make, release};
 use crate::throttled::{self, Killed};
 
-/// What a call that panicked comes to.
+/// The error of a call that panicked.
 const BROKEN: &str = "conman has a bug: a step panicked; its log says where";
 
-/// First and longest pause between two tries of recording a container.
+/// First and longest pause between two tries to record a container.
 const RECORD_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 impl Driver {
@@ -55,14 +55,14 @@ impl Driver {
                 Action::Kill => self.kill(),
                 Action::Release => self.call_release(),
                 Action::Cleanup => self.clean_up(),
-                // The view is brought up to date after every event.
+                // The view is updated after every event.
                 Action::Publish => {}
             }
         }
     }
 
-    /// Begins a call. One that panics is answered with `broken`, so that the machine never waits
-    /// for an answer that does not come.
+    /// Begins a call. One that panics is answered with `broken`, so that the machine never waits for a
+    /// missing answer.
     fn call(
         &mut self,
         broken: Answer,
@@ -183,7 +183,7 @@ impl Driver {
     fn call_lost_start(&mut self) {
         let Some(key) = self.key() else { return };
         let Some(runtime) = self.runtime.clone() else {
-            let why = "its runtime is no longer configured; configure it to have it looked for";
+            let why = "its runtime is not configured any more; configure it to find the container";
             self.calls
                 .spawn(async move { Answer::LostStart(LostStart::Unknown(why.to_owned())) });
             return;
@@ -196,7 +196,7 @@ impl Driver {
 
     fn kill(&mut self) {
         let Some(process) = &self.process else { return };
-        // Before the kill, so that the tunnels' ends are told apart from a program's own end.
+        // Before the kill, so that clients can distinguish it from an end of the program.
         self.publisher.close_tunnels(&self.why());
         let sent = process.kill();
         if let (Some(key), Some(runtime)) = (self.key(), &self.runtime) {
@@ -261,8 +261,7 @@ impl Driver {
         });
     }
 
-    /// What ended after it was told to go for its node's sake has not ended by itself: another node is
-    /// to have it.
+    /// Attributes an exit after a drain's signal to the drain, so that another node starts the session.
     fn attribute_leaving(&mut self) {
         if let (Some(order), State::Stopping(stop) | State::Stuck(stop)) =
             (self.handle.leaving.ordered(), self.life.state())
@@ -273,8 +272,8 @@ impl Driver {
     }
 
     pub(super) fn clean_up(&mut self) {
-        // Its answer comes here once more: a removal before it would find nothing, and nobody would
-        // look again for a long while.
+        // Its answer calls this again: a removal before it would find nothing, and would not be repeated
+        // for a long time.
         if self.is_making {
             return;
         }
@@ -284,7 +283,7 @@ impl Driver {
     }
 }
 
-/// Writes down how the container is found again, trying until the caller's time is up.
+/// Records how the container is found again, retrying until the caller's time is up.
 async fn record(
     context: &Context,
     key: &ContainerKey,

@@ -1,5 +1,5 @@
-//! Drives one life's state machine: waits for what happens, tells the machine, carries out what it
-//! asks for, and shows what has become of it.
+//! Drives one life's state machine: waits for events, passes them to the machine, carries out its
+//! actions, and publishes the resulting state.
 
 mod absorb;
 mod calls;
@@ -28,16 +28,16 @@ use crate::error::FailureKind;
 use crate::kill_table::Fate;
 use crate::phases::PhaseClock;
 
-/// Between two tries of what stands before an end.
+/// Pause between two tries of a step that has to precede the end.
 const RETRY_MS: u64 = 250;
 
-/// By how much the machine's bound on readiness exceeds the probe's own, whose message says more.
+/// How much the machine's bound on readiness exceeds the probe's own, whose message is more useful.
 const PROBE_SLACK_MS: u64 = 1_000;
 
 /// How a life begins.
 #[derive(Debug)]
 pub(crate) enum Beginning {
-    /// By being claimed, by the record that was read where it goes by one.
+    /// By a claim, based on the record that was read if there is one.
     Fresh(Option<Box<SessionRecord>>),
     /// It runs and was ready: an earlier daemon started it.
     Running(Arc<PidFd>),
@@ -49,10 +49,10 @@ pub(crate) enum Beginning {
     Unresolved(Cause),
 }
 
-/// Sets a life going. Its handle is in the map and in the kill table already.
+/// Starts a life's task. Its handle is in the map and in the kill table already.
 pub(crate) fn spawn(context: Arc<Context>, handle: Arc<SessionHandle>, beginning: Beginning) {
     let (driver, actions) = Driver::new(context, handle, beginning);
-    // In a box, since a task keeps an argument beside what it makes of it.
+    // Boxed, since a task stores its argument in addition to the future made from it.
     tokio::spawn(Box::new(driver).run(actions));
 }
 
@@ -65,18 +65,18 @@ struct Driver {
     began: Instant,
     calls: JoinSet<Answer>,
     probing: Option<AbortHandle>,
-    /// The runtime has been told to make the container and has not answered.
+    /// The runtime has been asked to create the container and has not answered.
     is_making: bool,
-    /// Ends with the latest note to the registry that nobody waits for; the next one waits for it.
-    /// No handle of its task, which would keep that task's memory.
+    /// Completes with the latest note to the registry that runs in the background; the next one waits for
+    /// it. Not a handle of its task, which would keep that task's memory.
     noting: Option<oneshot::Receiver<()>>,
-    /// What its claim goes by.
+    /// The record that its claim is based on.
     read: Option<Box<SessionRecord>>,
     clock: PhaseClock,
     publisher: Publisher,
     permit: Option<OwnedSemaphorePermit>,
     process: Option<Arc<PidFd>>,
-    /// Completes with the held process's death; nothing once it has.
+    /// Completes with the held process's death; `None` afterwards.
     dying: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
@@ -84,11 +84,11 @@ struct Driver {
     recorded_at: Option<Instant>,
     patience: Option<Patience>,
     failure: Option<Failure>,
-    /// Of a program that could not be run.
+    /// Exit code of a program that could not be run.
     unrun_exit_code: Option<i32>,
     ending: Option<Ending>,
     was_running: bool,
-    /// Orders from outside that the machine has been told of.
+    /// Whether the machine has received these orders from outside.
     told_stop: bool,
     told_fate: bool,
 }
@@ -101,7 +101,7 @@ enum Input {
     Due(Timer),
 }
 
-/// What is to happen at a time.
+/// A timed event.
 #[derive(Debug, Clone, Copy)]
 enum Timer {
     /// The machine's own.
@@ -206,8 +206,8 @@ impl Driver {
         }
     }
 
-    /// An ended life still waits for calls that would otherwise leave something behind unseen, and
-    /// for the death of what it holds.
+    /// An ended life still waits for calls that would otherwise leave something behind, and for the death of
+    /// the process that it holds.
     fn is_over(&self) -> bool {
         self.is_ended() && self.calls.is_empty() && self.dying.is_none()
     }
@@ -221,10 +221,10 @@ impl Driver {
         let mut fate = self.handle.fate.subscribe();
         let timer = self.next_timer();
         tokio::select! {
-            // Outside orders first, so that what they cause is not taken for something else.
+            // Outside orders first, so that their effects are attributed to them.
             biased;
-            // Cancel safe, like all the others: each looks at a state that stays what it is, and
-            // the set of calls keeps what is not taken.
+            // Cancel safe, like all others: each waits for a state that stays, and the set keeps calls that
+            // are not taken.
             Ok(order) = stop.wait_for(Option::is_some), if !self.told_stop => {
                 match order.clone() {
                     Some(order) => Input::Stop(order),
@@ -248,8 +248,7 @@ impl Driver {
         }
     }
 
-    /// The first of what is to happen at a time. Where several fall together the machine's own
-    /// comes first.
+    /// The first timed event. Of several at the same time the machine's own is first.
     fn next_timer(&self) -> Option<(Instant, Timer)> {
         let machine = self
             .life
@@ -281,8 +280,8 @@ impl Driver {
         })
     }
 
-    /// Tells the registry of a state, in order and without waiting. A refusal means that the life
-    /// has been released since.
+    /// Sends a state to the registry, in order and without waiting. A refusal means that the life has been
+    /// released since.
     fn note(&mut self, state: RecordState) {
         let Some(key) = self.key() else { return };
         let before = self.noting.take();
@@ -290,7 +289,7 @@ impl Driver {
         let (noted, noting) = oneshot::channel::<()>();
         self.noting = Some(noting);
         tokio::spawn(async move {
-            // Dropped at the end, whatever that is.
+            // Dropped at the end, in any case.
             let _noted = noted;
             if let Some(before) = before {
                 let _ = before.await;
@@ -301,13 +300,13 @@ impl Driver {
                 .await
             {
                 let reason = crate::error_chain(&error);
-                tracing::debug!(session = %key.session, reason, "a state was not recorded");
+                tracing::debug!(session = %key.session, reason, "cannot record a session's state");
             }
         });
     }
 
-    /// Journals the phases of a start that will not end well, before anything that follows from
-    /// that. Those of one that does are told together with it.
+    /// Journals the phases of a start that fails, before its consequences. Those of a successful start are
+    /// journalled with its success.
     fn tell_phases(&mut self) {
         match self.life.state() {
             State::Starting(_) | State::Running { .. } => {}
@@ -317,7 +316,7 @@ impl Driver {
         }
     }
 
-    /// Brings what others see up to date.
+    /// Updates what others see.
     fn publish(&mut self) {
         match self.life.state() {
             State::Starting(_) => {
@@ -360,7 +359,7 @@ impl Driver {
         }
     }
 
-    /// What whoever waits for the start is told; nothing once it has run.
+    /// Returns the failure for callers that wait for the start; `None` once it has run.
     fn failure_of(&self, cause: &Cause) -> Option<Failure> {
         if self.was_running {
             return None;
@@ -368,7 +367,7 @@ impl Driver {
         let default = match cause {
             Cause::StartFailed(_) => FailureKind::Host,
             Cause::ExitedEarly | Cause::Exited => FailureKind::Exited,
-            // By nobody's order, and not by its program's doing.
+            // No order and not its program ended it.
             Cause::Asked(EndCause::NodeLost, _) => {
                 return Some(Failure::Kind(FailureKind::Interrupted));
             }
@@ -378,7 +377,7 @@ impl Driver {
     }
 }
 
-/// Completes with the death that is awaited; never without one.
+/// Completes with the awaited death; pending without one.
 async fn death(dying: &mut Option<BoxFuture<'static, ()>>) {
     match dying {
         Some(dying) => dying.await,
