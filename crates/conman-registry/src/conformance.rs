@@ -1,7 +1,7 @@
 //! What every registry must do, as one suite that runs on all of them.
 //!
-//! It is plain code and no test of its own, so that a registry in another crate can be held to
-//! it as well. A broken promise is a panic that names it.
+//! It is plain code, not a test, so that a registry in another crate can run it too. A violated
+//! requirement is a panic that names it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -22,10 +22,10 @@ const RACERS: usize = 100;
 /// How many sessions the batched release covers.
 const BATCH: usize = 200;
 
-/// Runs every case, each on a registry that `make` makes for it: one without records.
+/// Runs every case, each on an empty registry created by `make`.
 ///
 /// # Panics
-/// When the registry breaks a promise.
+/// When the registry violates a requirement.
 pub async fn suite<F, M>(make: M)
 where
     M: Fn() -> F,
@@ -490,8 +490,8 @@ async fn changes_of_many_sessions_at_once_do_not_mix(registry: Arc<dyn Registry>
     );
 }
 
-/// The preemption thread drives its releases on a runtime of its own while the others may be
-/// stuck: here the runtime that runs the suite stands still meanwhile.
+/// The preemption thread releases sessions on a separate runtime while the others may be blocked.
+/// Here the runtime that runs the suite is blocked meanwhile.
 fn any_runtime_may_release(registry: Arc<dyn Registry>) {
     let released = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().build();

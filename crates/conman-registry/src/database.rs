@@ -1,24 +1,24 @@
-//! Opening a redb file so that it is either whole and checked, or refused.
+//! Opens a redb file that is whole and verified, or refuses it.
 //!
-//! Every commit is durable (`Durability::Immediate`, redb's default) and in one phase: changed
-//! pages go to new places, the inactive commit slot and the byte that makes it current are
-//! written, and one sync covers them all; the answer follows it. A crash in between leaves slot
-//! or pages whose checksums fail, and recovery takes the other slot: the commit before, which is
-//! the last acknowledged one.
+//! Every commit is durable (`Durability::Immediate`, redb's default) and has one phase: changed
+//! pages are written to new places, then the inactive commit slot and the byte that makes it
+//! current, and one sync covers all of them before the answer. A crash in between leaves a slot or
+//! pages with wrong checksums, and recovery uses the other slot: the previous commit, which is the
+//! last acknowledged one.
 //!
 //! What the alternatives would add, and why they are off:
-//! - Two phases sync once more, so that a slot is current only after its pages are durable. Then
-//!   recovery never mistakes a *damaged* newest commit for an interrupted one. It costs half as
-//!   much again on a fast disk (0.41 ms instead of 0.27 ms) and twice as much where the sync is
-//!   all that counts, on every claim and every release. One phase can serve the commit before
-//!   after a crash that coincides with damage to the disk; the registry notices that by the count
-//!   in its lock file, and generations are safe by the file of their own.
-//! - Quick repair writes the allocator's state with every commit, to spare a walk through the
-//!   file after a crash. With the few MiB of a registry that walk takes milliseconds.
+//! - Two phases sync twice, so that a slot becomes current only after its pages are durable. Then
+//!   recovery never mistakes a *damaged* newest commit for an interrupted one. A commit takes 0.41
+//!   ms instead of 0.27 ms on a fast disk and twice as long where the sync dominates, for every
+//!   claim and every release. With one phase, a crash that coincides with disk damage may restore
+//!   the previous commit; the registry detects that by the commit count in its lock file, and
+//!   generations are safe in their separate file.
+//! - Quick repair writes the allocator's state with every commit, which avoids a scan of the file
+//!   after a crash. The scan takes milliseconds for the few MiB of a registry.
 //! - `Durability::None` answers before anything is on the disk.
 //!
-//! An orderly close makes redb commit in two phases with quick repair, so that the next opening
-//! accepts that very state or refuses.
+//! An orderly close makes redb commit in two phases with quick repair, so that the next open
+//! accepts exactly that state or refuses.
 
 #[cfg(test)]
 pub(crate) mod faults;
@@ -32,9 +32,10 @@ use redb::{Builder, Database, WriteTransaction};
 
 use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
 
-/// Most of redb's page cache, taken as the file grows. It holds what the records of some thousands
-/// of sessions need; with less, every commit of a larger registry reads pages, with more the daemon
-/// would outgrow its 150 MB at ten thousand. redb's default of 1 GiB is no size for a daemon.
+/// Upper bound of redb's page cache, which is allocated as the file grows. It fits the records of
+/// some thousands of sessions. With less, every commit of a larger registry reads pages; with more,
+/// the daemon would exceed its 150 MB at ten thousand sessions. redb's default of 1 GiB is too
+/// large for a daemon.
 const CACHE_BYTES: usize = 16 << 20;
 
 /// Why a file could not be opened.
@@ -42,7 +43,7 @@ const CACHE_BYTES: usize = 16 << 20;
 pub(crate) enum OpenFailure {
     Missing,
     InUse,
-    /// What it holds cannot be trusted.
+    /// Its content cannot be trusted.
     Damaged(String),
     Failed(redb::Error),
 }
@@ -53,8 +54,8 @@ impl From<redb::Error> for OpenFailure {
         match error {
             Error::DatabaseAlreadyOpen => Self::InUse,
             Error::Io(error) if error.kind() == io::ErrorKind::NotFound => Self::Missing,
-            // redb reports a wrong magic number and an impossible layout as invalid data, and
-            // reads beyond the end of a file that was cut as an unexpected end.
+            // redb reports a wrong magic number and an impossible layout as invalid data, and reads
+            // beyond the end of a truncated file as an unexpected end.
             Error::Io(error)
                 if matches!(
                     error.kind(),
@@ -88,11 +89,11 @@ pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
         .map_err(|error| OpenFailure::Failed(error.into()))?
         .len();
     if length == 0 {
-        // redb would take it for a file to be made. Ours are never empty under this name.
+        // redb would initialize it as a new file. Ours are never empty under this name.
         return Err(OpenFailure::Damaged("it is empty".to_owned()));
     }
-    // Damage that redb's own checks do not foresee ends in a panic inside it (a flipped block of
-    // a branch page does); that is a refusal too. Nothing outside the closure is touched by it.
+    // redb panics on some damage that its checks miss (for example a flipped block of a branch
+    // page); treat that as damage too. Only the closure touches this state.
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, redb::Error> {
         let mut database = build(file, path)?;
         let intact = database.check_integrity()?;
@@ -100,7 +101,7 @@ pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
     }));
     match opened {
         Ok(Ok((database, true))) => Ok(database),
-        // After redb's own recovery from a crash there is nothing left to repair.
+        // After redb's recovery from a crash nothing is left to repair.
         Ok(Ok((_, false))) => Err(OpenFailure::Damaged(
             "it fails its integrity check".to_owned(),
         )),
@@ -111,8 +112,8 @@ pub(crate) fn open(path: &Path) -> Result<Database, OpenFailure> {
     }
 }
 
-/// Makes a file with its first content. It bears its name only once it is whole and durable, so
-/// that a crash in between leaves no half-made file behind.
+/// Creates a file with its first content. It gets its name only once it is complete and durable, so
+/// that a crash leaves no partial file.
 pub(crate) fn create(
     path: &Path,
     fill: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,

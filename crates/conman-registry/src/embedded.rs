@@ -1,9 +1,9 @@
-//! The registry in a file of this node.
+//! The registry in a file on this node.
 //!
-//! One OS thread writes ([`writer`]); requests reach it through a bounded queue that any tokio
-//! runtime may push into ([`queue`]), and their answers come back through one-shot channels.
-//! Reads are served from memory ([`mirror`]). The state directory holds `registry.redb`
-//! ([`schema`]), `generations` ([`generations`]) and `lock`.
+//! One OS thread writes ([`writer`]). Requests reach it through a bounded queue that any tokio
+//! runtime may push into ([`queue`]); answers come back through one-shot channels. Reads are served
+//! from memory ([`mirror`]). The state directory holds `registry.redb` ([`schema`]), `generations`
+//! ([`generations`]) and `lock`.
 
 mod commit;
 #[cfg(test)]
@@ -38,16 +38,16 @@ use crate::{ContainerIdentity, RecordState, Registry, RegistryError, Release, Se
 /// How to open an [`EmbeddedRegistry`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EmbeddedOptions {
-    /// Every generation given out will be greater than this one. Needed once when the state
-    /// directory cannot tell which generations were used, or where a fleet's node is to be alone;
-    /// harmless otherwise.
+    /// Every generation assigned is greater than this one. Needed once when the state directory
+    /// does not say which generations were used, or to remove a node from its fleet; otherwise it
+    /// has no effect.
     pub generation_floor: Option<Generation>,
 }
 
-/// Ownership records in a state directory that this process alone uses.
+/// Ownership records in a state directory that only this process uses.
 ///
-/// A request that was queued is carried out even when its future is dropped, with one exception:
-/// a claim that nobody waits for any more is undone.
+/// A queued request is executed even when its future is dropped, with one exception: a claim whose
+/// caller is gone is undone.
 #[derive(Debug)]
 pub struct EmbeddedRegistry {
     queue: Arc<Queue>,
@@ -56,14 +56,14 @@ pub struct EmbeddedRegistry {
 }
 
 impl EmbeddedRegistry {
-    /// Opens the registry in `dir`, which is made when it is missing, and starts its writer.
-    /// Blocks on the disk.
+    /// Opens the registry in `dir`, which is created if missing, and starts its writer. Blocks on
+    /// the disk.
     ///
     /// # Errors
     /// [`RegistryError::InUse`] at once when another process (or another registry in this one)
-    /// has the directory; [`RegistryError::Damaged`], [`RegistryError::TooNew`] and
-    /// [`RegistryError::FloorUnknown`] when going on would risk a generation used twice or
-    /// records misread; [`RegistryError::OfFleet`] in the directory of a fleet's node.
+    /// holds the directory; [`RegistryError::Damaged`], [`RegistryError::TooNew`] and
+    /// [`RegistryError::FloorUnknown`] when continuing might use a generation twice or misread
+    /// records; [`RegistryError::OfFleet`] in the directory of a fleet's node.
     pub fn open(dir: &Path, options: EmbeddedOptions) -> Result<Self, RegistryError> {
         let opened = opening::open(dir, &options)?;
         let queue = Arc::new(Queue::new());
@@ -115,19 +115,19 @@ impl EmbeddedRegistry {
     }
 }
 
-/// Serves what is queued, closes the files and gives up the directory. Blocks for as long as a
+/// Serves the queued requests, closes the files and releases the directory. Blocks for as long as a
 /// commit takes.
 impl Drop for EmbeddedRegistry {
     fn drop(&mut self) {
         self.queue.close("the registry was closed");
         if let Some(writer) = self.writer.take() {
-            // A panic in it was caught and reported there.
+            // The writer has caught and reported its panics.
             let _ = writer.join();
         }
     }
 }
 
-/// Waits for the answer to a claim, and gives the claim up when it is dropped before.
+/// Waits for the answer to a claim, and gives the claim up when it is dropped first.
 struct ClaimAnswer<'a> {
     answer: oneshot::Receiver<Result<Arc<SessionRecord>, RegistryError>>,
     queue: &'a Queue,
@@ -143,7 +143,8 @@ impl ClaimAnswer<'_> {
 
 impl Drop for ClaimAnswer<'_> {
     fn drop(&mut self) {
-        // From here on the writer notices by itself; before, the answer may have been on its way.
+        // After this the writer notices the dropped claim; an answer sent before it is received
+        // here.
         self.answer.close();
         if let Ok(Ok(record)) = self.answer.try_recv() {
             self.queue.give_up((record.id.clone(), record.generation));

@@ -26,7 +26,7 @@ pub enum RegistryError {
         id: SessionId,
         generation: Generation,
     },
-    #[error("the state `{state}` of session {id} cannot be noted: it is set by {by} alone")]
+    #[error("cannot set session {id} to state `{state}`: only {by} does so")]
     NotNotable {
         id: SessionId,
         state: &'static str,
@@ -45,21 +45,21 @@ pub enum RegistryError {
         known: u32,
     },
     #[error(
-        "{path} and the registry file beside it are missing or damaged, so used generations are \
+        "{path} and the registry file next to it are missing or damaged, so used generations are \
         unknown; restore one of them, or start once with --generation-floor N above every \
         generation ever used"
     )]
     FloorUnknown { path: PathBuf },
     #[error(
-        "{path} says that this node is of a fleet, and its configuration names no etcd: add \
-        [registry] kind = \"etcd\" and its endpoints again; or, to have this node alone from now on, \
-        start once with --generation-floor N above every generation that the fleet has used, which \
-        ends what the fleet left here"
+        "this node belongs to a fleet ({path} exists), but its configuration names no etcd: add \
+        [registry] kind = \"etcd\" and its endpoints again; or, to remove this node from its \
+        fleet, start once with --generation-floor N above every generation that the fleet has \
+        used, which ends the fleet's sessions on this node"
     )]
     OfFleet { path: PathBuf },
     #[error(
         "{path} is damaged ({what}); restore it from a backup, or move it away to start \
-        without records: generations go on growing, and running containers are ended"
+        without records: generations keep growing, and running containers are ended"
     )]
     Damaged { path: PathBuf, what: String },
     #[error("{action} {path}")]
@@ -82,12 +82,12 @@ pub enum RegistryError {
         #[source]
         source: Arc<serde_json::Error>,
     },
-    /// What stands there is not what a conman of this version writes.
+    /// The stored value is not one that this version of conman writes.
     #[error("{reason}")]
     Unreadable { reason: String },
-    #[error("session {id} is owned by node `{node}`; ask there")]
+    #[error("session {id} is owned by node `{node}`; send the request there")]
     Elsewhere { id: SessionId, node: String },
-    /// Nobody can tell or record who owns what just now.
+    /// Ownership can be neither read nor recorded at the moment.
     #[error("{reason}")]
     Unavailable { reason: String },
     #[error("generations are used up")]
@@ -97,8 +97,8 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// Whether the same call may succeed later without a change by its caller, who reads anew what
-    /// it goes by.
+    /// Whether the same call may succeed later without a change by its caller, who must read again
+    /// what the decision was based on.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -1,15 +1,15 @@
 //! The registry of a fleet, in etcd: [`EtcdRegistry`].
 //!
-//! One OS thread, `fleet`, with a tokio runtime of its own, so that renewals depend on nothing else
-//! that the daemon does:
+//! One OS thread, `fleet`, with a separate tokio runtime, so that renewals depend on nothing else
+//! in the daemon:
 //!
 //! ```text
 //!  Registry::claim, release ─▶ bounded channel ─▶ driver (the protocol) ─▶ etcd, fence, Orders
 //!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd ─▶ many records: parsed elsewhere
-//!  membership: looks at the other nodes, tells of this one ─▶ driver: whom to watch
+//!  membership: reads the other nodes, publishes this one ─▶ driver: the nodes to watch
 //! ```
-//! Who owns what is decided by `conman_core::ownership` alone. etcd is asked for nothing but
-//! transactions and linearizable reads: no leases, no locks, and watches are hints.
+//! Only `conman_core::ownership` decides ownership. etcd is used only for transactions and
+//! linearizable reads: no leases, no locks, and watches are hints.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -75,55 +75,55 @@ pub(crate) use seen::{in_fleet, leave_fleet};
 use shared::{Shared, name};
 use store::{ReadError, Store};
 
-/// Claims and releases that wait for the driver, which takes them all at once.
+/// Claims and releases that wait for the driver, which takes all of them at once.
 const MAX_COMMANDS: usize = 4_096;
 
-/// A call to etcd takes at most this share of the fence's time, so that several endpoints can be
+/// A call to etcd takes at most this share of the fence timeout, so that several endpoints can be
 /// tried within it.
 const PATIENCE_SHARE: u64 = 5;
 const MIN_PATIENCE_MS: u64 = 100;
 const MAX_PATIENCE_MS: u64 = 2_000;
 
-/// Reads of many records under way at once: each may hold some megabytes, and shares the line to etcd
-/// with the renewals.
+/// Concurrent reads of many records: each may take some megabytes, and shares the connection to
+/// etcd with the renewals.
 const MAX_LISTS: usize = 4;
 
-/// A read of many records waits so long for its turn. With the time that it takes itself that is
-/// below what its callers count on.
+/// Maximum wait for a turn to read many records. Together with the read itself it is below the
+/// callers' timeouts.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was seen of etcd is written down this often.
+/// How often the observed state of etcd is saved.
 const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The task that looks at the other nodes.
+/// The task that reads the state of the other nodes.
 const MEMBERSHIP: &str = "membership";
 
 #[derive(Debug)]
 pub struct EtcdOptions {
     /// This node's name in the fleet.
     pub node: String,
-    /// Which installation this is; another one may not act by the same name.
+    /// Identifies the installation; another one may not use the same node name.
     pub instance: String,
     pub boot_id: String,
-    /// Where it is kept what was seen of etcd.
+    /// Where the observed state of etcd is saved.
     pub state_dir: PathBuf,
     pub access: EtcdAccess,
-    /// What all keys begin with; ends with `/`.
+    /// Prefix of all keys; ends with `/`.
     pub prefix: String,
     /// Must be safe: see [`Timing::slack_ms`].
     pub timing: Timing,
-    /// Accepts an etcd that has lost what it knew, with all generations up to this one used up.
+    /// Accepts an etcd that has lost its state, with all generations up to this one used up.
     pub accept_above: Option<Generation>,
-    /// Whatever has been seen to be gone for so long is forgotten: [`FORGET_AFTER`].
+    /// Lost nodes are forgotten after this time: [`FORGET_AFTER`].
     pub forget_after: Duration,
-    /// How often etcd is compacted, by one of the nodes; `None` where somebody else does so, or needs
-    /// its history.
+    /// How often one of the nodes compacts etcd; `None` where an operator compacts it or needs its
+    /// history.
     pub compact_every: Option<Duration>,
-    /// Looks after the tasks of the fleet's thread.
+    /// Watches the tasks of the fleet's thread.
     pub vitals: Vitals,
 }
 
-/// Why the registry cannot even begin.
+/// Why the registry cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdStartError {
     #[error(transparent)]
@@ -132,7 +132,7 @@ pub enum EtcdStartError {
     State(#[from] RegistryError),
     #[error("`{prefix}` is no prefix of keys; begin and end it with `/`")]
     Prefix { prefix: String },
-    #[error("what was seen of etcd cannot be read in {path}; see why, or remove the file")]
+    #[error("cannot read the saved state of etcd in {path}; repair or remove the file")]
     Seen {
         path: PathBuf,
         #[source]
@@ -154,22 +154,24 @@ pub struct EtcdRegistry {
     commands: mpsc::Sender<Command>,
     runtime: Handle,
     lists: Arc<Semaphore>,
-    /// Only one daemon in an installation: it is what tells a predecessor from somebody else.
+    /// Only one daemon runs in an installation, so that a node name's holder is either this
+    /// installation's earlier daemon or another installation.
     _lock: StateLock,
 }
 
 impl EtcdRegistry {
-    /// From now on etcd is reached with these certificates and credentials, at the endpoints it
-    /// began with.
+    /// Connects to etcd with these certificates and credentials from here on, at the same
+    /// endpoints.
     ///
     /// # Errors
-    /// When they cannot be used: then the former ones stay.
+    /// When they cannot be used: then the old ones stay in use.
     pub fn renew_access(&self, access: &EtcdAccess) -> Result<(), AccessError> {
         self.shared.store.client.renew(access)
     }
 
-    /// Begins to join the fleet, which goes on until it succeeds: [`Fleet::standing`] tells. The
-    /// node stays a member for as long as this value lives; without it, the fence closes in time.
+    /// Starts joining the fleet, which is retried until it succeeds: see [`Fleet::standing`]. The
+    /// node stays a member for as long as this value lives; when it is dropped, the fence closes
+    /// after its timeout.
     pub fn start(
         options: EtcdOptions,
         link: Arc<dyn FenceLink>,
@@ -251,7 +253,7 @@ impl EtcdRegistry {
                     essential(driver::NAME, Box::pin(driver.run())).await;
                 });
                 if let Err(error) = helpers.store.client.seen().keep() {
-                    tracing::warn!(%error, "what was seen of etcd cannot be written down");
+                    tracing::warn!(%error, "cannot save the state of etcd");
                 }
             })
             .map_err(thread("start the fleet's thread"))?;
@@ -265,13 +267,13 @@ impl EtcdRegistry {
         }))
     }
 
-    /// What the node has to end.
+    /// The sessions that the node has to end.
     #[must_use]
     pub fn orders(&self) -> Arc<Orders> {
         Arc::clone(&self.shared.orders)
     }
 
-    /// Runs a call on the fleet's own runtime, so that callers may be anywhere.
+    /// Runs a call on the fleet's runtime, so that callers may be on any other.
     async fn run<T, F>(&self, call: F) -> Result<T, RegistryError>
     where
         T: Send + 'static,
@@ -285,8 +287,8 @@ impl EtcdRegistry {
         }
     }
 
-    /// The same for a call that reads many records. It goes on when its caller goes away, and counts
-    /// among the few of its kind until it has ended.
+    /// The same for a call that reads many records. It continues when its caller is gone, and
+    /// counts towards [`MAX_LISTS`] until it has ended.
     async fn run_list<T, F>(&self, call: F) -> Result<T, RegistryError>
     where
         T: Send + 'static,
@@ -294,7 +296,7 @@ impl EtcdRegistry {
     {
         let turn = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned()).await;
         let Ok(turn) = turn else {
-            let why = "too many lists of sessions are read just now; ask again";
+            let why = "too many lists of sessions are being read; try again";
             return Err(notes::unavailable(why));
         };
         let turn = turn.map_err(|_| closed())?;
@@ -306,7 +308,7 @@ impl EtcdRegistry {
         .await
     }
 
-    /// Which revision wrote the record that was read, if it still is the session's.
+    /// The revision that wrote the given record, if it is still the session's record.
     async fn written_at(&self, record: &SessionRecord) -> Result<i64, RegistryError> {
         let (shared, id) = (Arc::clone(&self.shared), record.id.clone());
         let found = self.run(async move {
@@ -332,8 +334,8 @@ impl EtcdRegistry {
     }
 }
 
-/// Above every number that an earlier daemon used, but for a chance of one in billions, and with
-/// room for as many again.
+/// Above every number that an earlier daemon used, except with a chance of one in billions, and
+/// with room for as many more.
 fn first_attempt() -> u64 {
     let random = getrandom::u64().unwrap_or_else(|_| shared::boot_time().0);
     random >> 2
@@ -345,7 +347,7 @@ async fn keep_seen(shared: Arc<Shared>) {
         let client = Arc::clone(&shared.store.client);
         let kept = tokio::task::spawn_blocking(move || client.seen().keep()).await;
         if let Ok(Err(error)) = kept {
-            tracing::warn!(%error, "what was seen of etcd cannot be written down");
+            tracing::warn!(%error, "cannot save the state of etcd");
         }
     }
 }
@@ -378,7 +380,7 @@ impl Registry for EtcdRegistry {
         self.commands.send(command).await.map_err(|_| closed())?;
         let claimed = answer.await.map_err(|_| closed())?;
         match (read, claimed) {
-            // Perhaps since etcd refuses it for just that.
+            // The record may have changed, which is why etcd refused.
             (Some(read), Err(error @ RegistryError::Unavailable { .. })) => {
                 self.written_at(read).await?;
                 Err(error)
@@ -425,7 +427,7 @@ impl Registry for EtcdRegistry {
             releases.push((release, reply));
             answers.push(answer);
         }
-        // When nobody takes it, every answer's sender is dropped with it.
+        // If the driver is gone, the answers' senders are dropped with the command.
         let _ = self.commands.send(Command::Release { releases }).await;
         let mut results = Vec::with_capacity(count);
         for answer in answers {
@@ -457,7 +459,7 @@ impl Registry for EtcdRegistry {
         .await
     }
 
-    /// What no record tells of is ordered to be ended by the time that this returns.
+    /// When this returns, sessions without a record are ordered to be ended.
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
         let (shared, commands) = (Arc::clone(&self.shared), self.commands.clone());
         self.run_list(async move {

@@ -1,5 +1,5 @@
-//! How the registry reaches the dead-man fence, which freezes all containers of this node once its
-//! ownership can no longer be relied on.
+//! The registry's connection to the dead-man fence, which freezes all containers of this node once
+//! its ownership is no longer certain.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,28 +7,28 @@ use async_trait::async_trait;
 use conman_core::ownership::{BootTime, Slot, SlotView};
 use tokio::sync::Notify;
 
-/// The fence of this node, whichever process keeps it.
+/// The fence of this node, in whichever process it runs.
 ///
-/// Orders are carried out in their order over one connection, and lost with it.
+/// Orders are executed in sequence over one connection and are lost with it.
 #[async_trait]
 pub trait FenceLink: Send + Sync + std::fmt::Debug + 'static {
-    /// Connects, and asks what the fence holds. What an earlier daemon ordered is carried out or
-    /// dropped by then.
+    /// Connects and returns what the fence holds. Orders of an earlier daemon are executed or
+    /// dropped when this returns.
     async fn connect(&self) -> Result<FenceHolds, FenceLinkError>;
 
-    /// Gives an order over the latest connection.
+    /// Sends an order over the latest connection.
     async fn order(&self, order: FenceOrder) -> Result<(), FenceLinkError>;
 
-    /// Waits for the next news of the latest connection. Cancel safe: nothing is missed.
+    /// Waits for the next event of the latest connection. Cancel safe: no event is lost.
     async fn news(&self) -> FenceNews;
 }
 
-/// What a fence has to do with.
+/// State of a fence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FenceHolds {
-    /// Closed: thawing takes an order.
+    /// Whether it has fired: thawing then needs an order.
     pub fired: bool,
-    /// Every container of a session, and every start that may yet become one.
+    /// Every container of a session, and every start that may still create one.
     pub slots: Vec<SlotView>,
 }
 
@@ -36,25 +36,25 @@ pub struct FenceHolds {
 pub enum FenceOrder {
     /// Ownership was renewed. Never thaws.
     SetDeadline(BootTime),
-    /// Ownership was renewed after the fence had fired; these are still ours.
+    /// Ownership was renewed after the fence had fired; these slots are still owned.
     Thaw {
         deadline: BootTime,
         slots: Vec<Slot>,
     },
     /// Freeze everything now.
     FreezeAll,
-    /// Kill it, frozen or not; its certificate comes by the node.
+    /// Kill it, frozen or not; the node delivers its death certificate.
     Kill(Slot),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FenceNews {
     Fired,
-    /// The connection is gone.
+    /// The connection is lost.
     Lost,
 }
 
-/// Why an order was not carried out, or no connection made.
+/// Why an order failed or no connection was made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FenceLinkError {
     #[error("the fence cannot be reached: {reason}")]
@@ -64,7 +64,7 @@ pub enum FenceLinkError {
     Refused { reason: String },
 }
 
-/// A fence in memory that holds what it is told to: for tests of whoever drives one.
+/// A fence in memory that holds what the test sets, for tests of code that drives a fence.
 #[derive(Debug, Default)]
 pub struct MemoryFence {
     state: Mutex<Memory>,
@@ -82,7 +82,7 @@ struct Memory {
 }
 
 impl MemoryFence {
-    /// A closed one that holds these.
+    /// A closed fence that holds these slots.
     #[must_use]
     pub fn holding(slots: Vec<SlotView>) -> Self {
         let memory = Memory {
@@ -96,7 +96,7 @@ impl MemoryFence {
         }
     }
 
-    /// As its deadline's passing would.
+    /// Simulates the passing of its deadline.
     pub fn fire(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -106,7 +106,7 @@ impl MemoryFence {
         self.news.notify_one();
     }
 
-    /// As the death of its process would.
+    /// Simulates the death of its process.
     pub fn break_connection(&self) {
         self.state().told.push(FenceNews::Lost);
         self.news.notify_one();
@@ -123,19 +123,19 @@ impl MemoryFence {
         self.state().closed
     }
 
-    /// What the latest order to thaw named.
+    /// The slots of the latest thaw order.
     #[must_use]
     pub fn thawed(&self) -> Vec<Slot> {
         self.state().thawed.clone()
     }
 
-    /// All that was to be killed.
+    /// All slots that were ordered killed.
     #[must_use]
     pub fn killed(&self) -> Vec<Slot> {
         self.state().killed.clone()
     }
 
-    /// What it tells of from the next connection on.
+    /// Sets the slots that it reports from the next connection on.
     pub fn hold(&self, slots: Vec<SlotView>) {
         self.state().slots = slots;
     }

@@ -1,11 +1,11 @@
-//! How this crate makes files: private to their owner, and durable by name.
+//! Creates files that only their owner can read and whose names are durable.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Private to its owner, and never through a symbolic link.
+/// Private to its owner; never follows a symbolic link.
 pub(crate) fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options
@@ -29,19 +29,19 @@ pub(crate) fn remove_if_present(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a new name in a directory durable.
+/// Makes a new directory entry durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }
 
-/// Makes the state directory, readable by its owner alone: specs may hold secrets.
+/// Creates the state directory, readable only by its owner: specs may hold secrets.
 pub(crate) fn ensure_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Moves a damaged file out of the way, to the same name with `.damaged` at its end. One such
-/// file is kept; a later one replaces it.
+/// Renames a damaged file to the same name with `.damaged` appended. One such file is kept; a later
+/// one replaces it.
 pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = with_suffix(path, ".damaged");
     fs::rename(path, &aside)?;
@@ -49,8 +49,8 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Gives a file a second name, the same with `.damaged` at its end, so that the first one can be
-/// replaced without a moment in which there is no file. `None` when there is no such file.
+/// Gives a file a second name, the same with `.damaged` appended, so that the first name can be
+/// replaced without a moment in which no file exists. `None` when there is no such file.
 pub(crate) fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
     let aside = with_suffix(path, ".damaged");
     remove_if_present(&aside)?;

@@ -1,7 +1,7 @@
-//! What the rest of the daemon asks about the other nodes.
+//! What the rest of the daemon requests about the other nodes.
 //!
-//! Everything here is a hint but [`Fleet::locate`] with `fresh`: nobody may act on it alone. Who
-//! owns a session is decided by the registry's own transactions.
+//! Everything here is a hint, except [`Fleet::locate`] with `fresh`: do not act on it alone. The
+//! registry's transactions decide which node owns a session.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,60 +15,61 @@ use tokio::sync::watch;
 
 use crate::{RegistryError, SessionRecord};
 
-/// Sessions in one answer.
+/// Maximum number of sessions in one page.
 pub const MAX_SESSION_PAGE: usize = 512;
 
-/// What cannot be read of one page and is told of; more is left out.
+/// Maximum number of unreadable records reported with one page; further ones are omitted.
 pub const MAX_UNREADABLE: usize = 20;
 
 /// The nodes that share one registry, as one of them sees them.
 ///
-/// One that the registry does not answer goes on telling what it knew of the others and remembers of
-/// sessions; what asks the registry fails with an error that is retryable.
+/// A node that the registry does not answer continues to report its last known state of other nodes
+/// and sessions. Methods that query the registry fail with a retryable error.
 #[async_trait]
 pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// This node's name.
     fn me(&self) -> &str;
 
-    /// The nodes that are known, ordered by name: those that have ever joined and are not forgotten,
-    /// this one included. None where there can be no others.
+    /// The known nodes, ordered by name: those that have ever joined and are not forgotten,
+    /// including this one. Empty where there can be no other nodes.
     fn peers(&self) -> Arc<[Peer]>;
 
-    /// Who owns a session: what was last known, or where nothing is, or with `fresh`, one
-    /// linearizable read, which is remembered. That nobody owns it is not: it is asked for anew each
-    /// time. What this node remembers of a session is over when it claims or forgets that.
+    /// Returns the owner of a session: the last known one, or, where none is known or with `fresh`,
+    /// the result of one linearizable read, which is cached. "No owner" is not cached. This node's
+    /// cached location of a session is dropped when it claims or forgets that session.
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError>;
 
-    /// Whoever was said to own that generation says that it does not: what is remembered of that one
-    /// or of an earlier one is over, and of a later one is not.
+    /// The node that was cached as the owner of `generation` has denied it: drops the cached
+    /// location of that generation or an earlier one, and keeps a later one.
     fn forget_location(&self, id: &SessionId, generation: Generation);
 
-    /// How long a node is not heard of before it is declared dead, whichever of them that is.
+    /// How long a node is not heard from before it is declared dead: the longest such time of all
+    /// nodes.
     fn takeover(&self) -> Duration {
         Duration::from_millis(Timing::default().takeover_ms)
     }
 
-    /// Whether this node owns what it owns.
+    /// Whether this node's ownership of its sessions is valid.
     fn standing(&self) -> watch::Receiver<Standing>;
 
-    /// While ownership is late or has lapsed: why, in words.
+    /// The reason in words, while ownership is late or has lapsed.
     fn why_late(&self) -> Option<String> {
         None
     }
 
-    /// What the others shall know of this node; told at once and again from time to time, and once
-    /// it has joined if it has not yet, or not any more.
+    /// Sets what this node publishes about itself. It is published at once and then periodically;
+    /// if this node has not joined, once it has.
     fn announce(&self, announcement: Announcement);
 
-    /// Takes a node that is gone for good, and owns nothing, out of what is known of the fleet. Its
-    /// sessions that have ended stay. One that comes back by that name joins as any other, with a
-    /// greater incarnation. Nodes forget those by themselves that have been gone for a day.
+    /// Removes a permanently lost node that owns nothing from the fleet. Its ended sessions stay.
+    /// If a node of that name comes back, it joins like any other, with a greater incarnation.
+    /// Nodes that have been lost for a day are removed automatically.
     async fn forget_node(&self, node: &str) -> Result<(), ForgetError>;
 
-    /// For how long the nodes that are gone have been, in all: as far as any daemon saw, this one and
-    /// those before it. Of `seen`, which are all that are gone and that records are of, and what was
-    /// seen of them since, what is news is kept for later daemons. Whoever is not gone is not in the
-    /// answer, and of whoever is back, or gone without a trace, nothing is kept any more.
+    /// Returns for how long each lost node has been lost, in total, as observed by this daemon and
+    /// all earlier ones. `seen` holds all lost nodes that records exist of, with what was observed
+    /// since; news in it is stored for later daemons. The answer omits nodes that are not lost.
+    /// Nothing is stored about a node that came back or has no records left.
     async fn count_gone(
         &self,
         _seen: BTreeMap<String, Option<Age>>,
@@ -76,16 +77,17 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
         Ok(BTreeMap::new())
     }
 
-    /// A key that all nodes of the fleet have and nobody else, but for who can read its registry;
-    /// `None` where there are no others.
+    /// A key that all nodes of the fleet share, and that only readers of its registry can learn;
+    /// `None` where there are no other nodes.
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
         Ok(None)
     }
 
-    /// A page of all sessions, ordered by id: those behind `after`, which need not be one, at most
-    /// `limit`, of which 0 counts as 1 and more than [`MAX_SESSION_PAGE`] as that; fewer where they are
-    /// large or come slowly, whose end only `next` tells. One that has ended is among them until it is
-    /// forgotten. What cannot be read counts, and may fill a page alone.
+    /// A page of all sessions, ordered by id: those after `after`, which need not exist. At most
+    /// `limit` sessions; 0 counts as 1, more than [`MAX_SESSION_PAGE`] counts as that. A page is
+    /// shorter when records are large or slow to read; only `next` marks the end. Ended sessions
+    /// are included until they are forgotten. Unreadable records count towards `limit` and may fill
+    /// a page.
     async fn sessions(
         &self,
         after: Option<&SessionId>,
@@ -93,7 +95,7 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     ) -> Result<SessionPage, RegistryError>;
 }
 
-/// Why a node is not forgotten.
+/// Why a node cannot be forgotten.
 #[derive(Debug, thiserror::Error)]
 pub enum ForgetError {
     #[error("there is no node `{node}` in this fleet's registry")]
@@ -122,30 +124,31 @@ pub struct Peer {
     pub name: String,
     pub incarnation: u64,
     pub standing: PeerStanding,
-    /// It is live, and its heartbeat has not changed for so long that new sessions go elsewhere.
+    /// It is live, but its heartbeat has not changed for so long that new sessions are placed
+    /// elsewhere.
     pub is_late: bool,
-    /// `None` before its first announcement since it began.
+    /// `None` before its first announcement since it started.
     pub announcement: Option<Announcement>,
-    /// Since its latest announcement arrived here.
+    /// Age of its latest announcement on this node.
     pub announced_ago_ms: u64,
-    /// Since the look at the registry began that showed it as it is here.
+    /// Time since the start of the registry read that returned this state.
     pub seen_ago_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerStanding {
     Live,
-    /// Its heartbeat has not changed for longer than its fence takes.
+    /// Its heartbeat has not changed for longer than its fence timeout.
     Silent,
     /// Declared dead: its sessions may be claimed.
     Fenced,
 }
 
-/// What a node says of itself.
+/// What a node publishes about itself.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Announcement {
-    /// Where its peers' listener is reached, such as `https://10.0.0.1:7702`.
+    /// URL of its peer listener, such as `https://10.0.0.1:7702`.
     pub peer_url: Option<String>,
     pub version: String,
     /// Takes no new sessions.
@@ -155,12 +158,13 @@ pub struct Announcement {
     pub templates: Vec<String>,
     pub max_sessions: u32,
     pub load: NodeLoad,
-    /// The node as its own API shows it; none where another version shows it in words of its own.
+    /// The node as its API shows it; `None` where another version uses a format that cannot be
+    /// read.
     #[serde(deserialize_with = "understood")]
     pub view: Option<conman_proto::Node>,
 }
 
-/// What is only shown must not hide the rest, such as where a node is reached.
+/// Display data that cannot be read must not hide the rest, such as the peer URL.
 fn understood<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -173,9 +177,9 @@ where
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct NodeLoad {
-    /// Lives that have not ended.
+    /// Sessions that have not ended.
     pub sessions: u32,
-    /// Those of them that are starting.
+    /// Those that are starting.
     pub starting: u32,
     /// Share of the last 10 s in which some task waited for a processor, in percent
     /// (`/proc/pressure/cpu`).
@@ -190,16 +194,16 @@ pub struct NodeLoad {
 pub struct Located {
     pub node: String,
     pub generation: Generation,
-    /// Given up; anybody may claim it.
+    /// Ownership was given up; any node may claim it.
     pub released: bool,
 }
 
-/// What a look for a session came to.
+/// The result of locating a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sighting {
-    /// `None` for one that nobody has ever owned, or that was forgotten.
+    /// `None` for a session that was never owned, or that was forgotten.
     pub located: Option<Located>,
-    /// Whether the registry was asked just now.
+    /// Whether the registry was read for this answer.
     pub fresh: bool,
 }
 
@@ -207,26 +211,26 @@ pub struct Sighting {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionPage {
     pub sessions: Vec<FleetSession>,
-    /// What is there and cannot be read, in words: where, why, and what to do. At most
+    /// Records that cannot be read, as text: where, why, and what to do. At most
     /// [`MAX_UNREADABLE`].
     pub unreadable: Vec<String>,
-    /// Behind which the next page begins; `None` on the last one.
+    /// The next page begins after this id; `None` on the last page.
     pub next: Option<SessionId>,
 }
 
-/// A session as its record tells of it.
+/// A session as its record describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetSession {
     pub node: String,
     pub record: SessionRecord,
 }
 
-/// Whether this node owns what it owns.
+/// Whether this node's ownership of its sessions is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Alone with its registry: nobody else can own anything.
+    /// Not in a fleet: no other node can own anything.
     Alone,
-    /// Not live yet, or not any more, and why in words.
+    /// Not live yet, or no longer live, with the reason in words.
     Joining {
         reason: String,
     },
@@ -244,7 +248,7 @@ impl Standing {
         matches!(self, Self::Alone | Self::Live)
     }
 
-    /// Whether all that the node runs is frozen, or about to be: it may be another node's by now.
+    /// Whether everything that the node runs is frozen or about to be: another node may own it.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         match self {
@@ -254,7 +258,7 @@ impl Standing {
     }
 }
 
-/// A node whose registry nobody shares.
+/// A node whose registry is not shared.
 #[derive(Debug)]
 pub struct SoloFleet {
     me: String,

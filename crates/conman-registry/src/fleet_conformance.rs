@@ -1,8 +1,8 @@
 //! What every fleet must do, as one suite that runs on all of them: [`crate::EtcdRegistry`] over a
-//! real etcd, and [`crate::ModelFleet`], on which the tests of whatever stands above stand.
+//! real etcd, and [`crate::ModelFleet`], which the tests of higher layers use.
 //!
-//! It is plain code and no test of its own. A broken promise is a panic that names it. What takes a
-//! real fleet its time is waited for; what must be so at once is not.
+//! It is plain code, not a test. A violated requirement is a panic that names it. The suite waits
+//! for what takes a real fleet time, and checks at once what must hold at once.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -26,38 +26,39 @@ mod nodes;
 mod pages;
 mod places;
 
-/// Longer than anything takes on a machine that does something at all.
+/// Longer than any step takes on a machine that makes progress at all.
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A registry without nodes or records, and what can be done to it from outside.
+/// A registry without nodes or records, and the faults that a test can cause from outside.
 #[async_trait]
 pub trait World: Send + Sync {
-    /// A node of that name, which joins by itself, and is a member for as long as the world is there.
+    /// Starts a node of that name, which joins automatically and stays a member as long as the
+    /// world exists.
     async fn begin(&self, name: &str) -> Member;
 
-    /// From now on this node and the registry do not hear each other.
+    /// From here on this node and the registry cannot reach each other.
     async fn cut(&self, name: &str);
 
-    /// All the time passes after which the others declare those dead that are cut off. Where that
-    /// takes real time there is nothing to do: it is waited for.
+    /// Lets the time pass after which the other nodes declare cut-off nodes dead. Does nothing
+    /// where this takes real time: the suite waits.
     async fn takeover_passes(&self) {}
 
-    /// The node and the registry hear each other again.
+    /// The node and the registry can reach each other again.
     async fn heal(&self, name: &str);
 
-    /// Has something else stand where the session's record should: text that none writes.
+    /// Replaces the session's record by text that no conman writes.
     async fn spoil(&self, id: &SessionId);
 }
 
-/// A node as the rest of its daemon has it.
+/// A node as the rest of its daemon uses it.
 #[derive(Debug, Clone)]
 pub struct Member {
     pub registry: Arc<dyn Registry>,
     pub fleet: Arc<dyn Fleet>,
 }
 
-/// What a node is asked is its fleet's mostly.
+/// Most calls are to the node's fleet.
 impl Deref for Member {
     type Target = dyn Fleet;
 
@@ -66,10 +67,10 @@ impl Deref for Member {
     }
 }
 
-/// Runs every case in which nobody dies, each in a world that `make` makes for it.
+/// Runs every case in which no node dies, each in a world created by `make`.
 ///
 /// # Panics
-/// When the fleet breaks a promise.
+/// When the fleet violates a requirement.
 pub async fn suite<F, W, M>(make: M)
 where
     M: Fn() -> F,
@@ -89,11 +90,11 @@ where
     pages::what_cannot_be_read_is_named_once_and_hides_nothing(&make().await).await;
 }
 
-/// Runs the cases in which nodes are declared dead. Their times may be short: a node that the
-/// machine did not let run in time is waited for.
+/// Runs the cases in which nodes are declared dead. Timeouts may be short: the suite waits for a
+/// node that the machine did not run in time.
 ///
 /// # Panics
-/// When the fleet breaks a promise.
+/// When the fleet violates a requirement.
 pub async fn suite_of_deaths<F, W, M>(make: M)
 where
     M: Fn() -> F,
@@ -104,7 +105,7 @@ where
     ages::what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_back(&make().await).await;
 }
 
-/// Nodes that have joined.
+/// Starts these nodes and waits until they have joined.
 async fn join<const N: usize>(world: &dyn World, names: [&str; N]) -> [Member; N] {
     let mut members = Vec::new();
     for name in names {
@@ -129,7 +130,7 @@ async fn stands(member: &Member, wanted: &Standing) {
     }
 }
 
-/// Waits until it is so.
+/// Waits until `is` returns true.
 async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     let wait = async {
         while !is().await {
@@ -139,7 +140,7 @@ async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     assert!(timeout(PATIENCE, wait).await.is_ok(), "never: {what}");
 }
 
-/// The first answer that is not about the registry's not answering just now.
+/// Repeats a call until it succeeds or fails for another reason than an unavailable registry.
 async fn answered<T>(
     what: &str,
     mut ask: impl AsyncFnMut() -> Result<T, RegistryError>,
@@ -202,7 +203,7 @@ async fn locate(member: &Member, id: &SessionId, fresh: bool) -> Sighting {
     found.await.expect("located")
 }
 
-/// As this node remembers it, without asking anybody.
+/// A location from the node's cache.
 fn remembered(node: &str, generation: Generation, released: bool) -> Sighting {
     Sighting {
         fresh: false,
@@ -210,7 +211,7 @@ fn remembered(node: &str, generation: Generation, released: bool) -> Sighting {
     }
 }
 
-/// As the registry says.
+/// A location read from the registry.
 fn read(node: &str, generation: Generation, released: bool) -> Sighting {
     Sighting {
         located: Some(Located {
@@ -222,7 +223,7 @@ fn read(node: &str, generation: Generation, released: bool) -> Sighting {
     }
 }
 
-/// As the registry says of what nobody owns.
+/// The registry's answer for a session without an owner.
 fn nobodys() -> Sighting {
     Sighting {
         located: None,

@@ -1,8 +1,8 @@
-//! A fleet in memory, as [`ModelRegistry`] is a registry in memory: for tests of whatever stands on
+//! A fleet in memory, as [`ModelRegistry`] is a registry in memory, for tests of code that uses
 //! [`Fleet`]. It passes the same suite as the real one ([`crate::fleet_conformance`]).
 //!
 //! Nothing in it renews or takes time: a node is silent, fenced or back when the test says so, and
-//! what is announced is with the others at once.
+//! announcements reach the other nodes at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ mod registry;
 
 use registry::Shared;
 
-/// What a node remembers of where sessions are.
+/// A node's cached session locations.
 type Locations = Arc<Mutex<HashMap<SessionId, Located>>>;
 
 /// What the nodes share.
@@ -33,11 +33,11 @@ pub struct ModelFleet {
     records: ModelRegistry,
     owners: Mutex<BTreeMap<SessionId, String>>,
     members: Mutex<BTreeMap<String, Member>>,
-    /// What stands where records should, in words.
+    /// Error texts for sessions whose records cannot be read.
     unreadable: Mutex<BTreeMap<SessionId, String>>,
-    /// What is kept of nodes that are gone.
+    /// Retention ages of lost nodes.
     ages: Mutex<BTreeMap<String, Age>>,
-    /// Nodes whose releases do not arrive.
+    /// Nodes whose releases are delayed.
     unheard: watch::Sender<BTreeSet<String>>,
     key: [u8; 32],
 }
@@ -45,11 +45,11 @@ pub struct ModelFleet {
 /// A node that has joined once.
 #[derive(Debug)]
 struct Member {
-    /// As the others know it.
+    /// The node as the others see it.
     peer: Peer,
     is_forgotten: bool,
     is_cut: bool,
-    /// What it says of itself, heard or not.
+    /// Its latest announcement, whether it was delivered or not.
     told: Option<Announcement>,
     standing: watch::Sender<Standing>,
 }
@@ -66,7 +66,7 @@ impl ModelFleet {
     #[must_use]
     pub fn new() -> Arc<Self> {
         let mut key = [0; 32];
-        // As good a key as any, where there are no random numbers.
+        // Tests need no secret key where there are no random numbers.
         let _ = getrandom::fill(&mut key);
         Arc::new(Self {
             records: ModelRegistry::new(),
@@ -79,7 +79,7 @@ impl ModelFleet {
         })
     }
 
-    /// The registry and the fleet as a new node has them, or one that was here before.
+    /// Joins a new or returning node: its registry and its fleet.
     #[must_use]
     pub fn join(self: &Arc<Self>, name: &str) -> (Arc<dyn Registry>, Arc<ModelNode>) {
         let standing = watch::Sender::new(Standing::Live);
@@ -122,15 +122,15 @@ impl ModelFleet {
         }
     }
 
-    /// Changes what a node has told of itself.
+    /// Changes a node's announcement.
     pub fn announced(&self, name: &str, change: impl FnOnce(&mut Announcement)) {
         self.change(name, |peer| {
             change(peer.announcement.get_or_insert_default());
         });
     }
 
-    /// Cuts a node off: nothing reaches it or comes from it, its fence fires, and the others do not
-    /// hear of it.
+    /// Cuts a node off: no message reaches it or comes from it, its fence fires, and the other
+    /// nodes stop hearing from it.
     pub fn cut(&self, name: &str) {
         if let Some(member) = lock(&self.members).get_mut(name) {
             member.is_cut = true;
@@ -139,7 +139,7 @@ impl ModelFleet {
         }
     }
 
-    /// Declares those dead that are cut off.
+    /// Declares all cut-off nodes dead.
     pub fn declare_dead(&self) {
         for member in lock(&self.members).values_mut() {
             if member.is_cut {
@@ -148,7 +148,7 @@ impl ModelFleet {
         }
     }
 
-    /// Has a node that was cut off join again, and tell what it has told of itself meanwhile.
+    /// A node that was cut off joins again and publishes its latest announcement.
     pub fn heal(&self, name: &str) {
         if let Some(member) = lock(&self.members).get_mut(name) {
             member.is_cut = false;
@@ -163,12 +163,12 @@ impl ModelFleet {
         }
     }
 
-    /// Has something stand where a session's record should, which is told in these words.
+    /// Makes a session's record unreadable, reported with this text.
     pub fn cannot_read(&self, id: &SessionId, what: &str) {
         lock(&self.unreadable).insert(id.clone(), what.to_owned());
     }
 
-    /// Has a node's releases wait until they are let through again.
+    /// Delays a node's releases until it is called with `false`.
     pub fn hold_releases(&self, name: &str, held: bool) {
         self.unheard.send_modify(|unheard| {
             match held {
@@ -178,7 +178,7 @@ impl ModelFleet {
         });
     }
 
-    /// That the registry answers this node.
+    /// Fails when this node is cut off from the registry.
     fn answers(&self, me: &str) -> Result<(), RegistryError> {
         match lock(&self.members).get(me) {
             Some(member) if member.is_cut => Err(RegistryError::Unavailable {
@@ -199,7 +199,7 @@ impl ModelFleet {
     }
 }
 
-/// The maps are sound after every single step.
+/// The maps are consistent after every step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -215,24 +215,24 @@ pub struct ModelNode {
 }
 
 impl ModelNode {
-    /// Lets this node believe something, until it is told otherwise.
+    /// Sets this node's cached location of a session.
     pub fn believe(&self, id: &SessionId, located: Located) {
         lock(&self.locations).insert(id.clone(), located);
     }
 
-    /// Whether it still believes that.
+    /// Whether this location is still cached.
     #[must_use]
     pub fn believes(&self, id: &SessionId, located: &Located) -> bool {
         lock(&self.locations).get(id) == Some(located)
     }
 
-    /// How often it has asked the registry where a session is.
+    /// How often it has read a session's location from the registry.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Changes how the node stands.
+    /// Sets the node's standing.
     pub fn stand(&self, standing: Standing) {
         self.standing.send_replace(standing);
     }
@@ -330,7 +330,7 @@ impl Fleet for ModelNode {
                 first: first.clone(),
             });
         }
-        // Its incarnation stays used up.
+        // Its incarnation is never reused.
         if let Some(member) = lock(&self.world.members).get_mut(node) {
             member.is_forgotten = true;
             member.peer.announcement = None;

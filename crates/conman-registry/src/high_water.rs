@@ -1,12 +1,12 @@
-//! A number that never falls, in a file of its own: "everything up to here may have been used".
+//! A number that never falls, in a separate file: "everything up to this may have been used".
 //!
 //! Layout: two slots of 512 bytes in different 4 KiB pages. A slot is magic (8 bytes), version
 //! (4 bytes), zeros (4 bytes), the number (8 bytes), zeros, and in its last four bytes the CRC-32
 //! of all before; integers are little-endian.
 //!
 //! [`HighWater::raise`] writes and syncs one slot and then the other, and returns only when both
-//! hold the number. So whatever destroys one slot, a torn write included, the other still covers
-//! every number that was ever given out on the strength of an earlier `raise`.
+//! hold the number. If one slot is destroyed, for example by a torn write, the other still covers
+//! every number used after an earlier `raise`.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,7 +21,7 @@ const FILE_BYTES: usize = 8192;
 const MAGIC: &[u8; 8] = b"conmanHW";
 pub(crate) const VERSION: u32 = 1;
 
-/// What the file says.
+/// Content of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     Missing,
@@ -74,8 +74,8 @@ impl HighWater {
         })
     }
 
-    /// Opens the file with both slots at `through`, making or repairing it when they are not.
-    /// `found` must be what [`Self::inspect`] just told, and `through` not below it.
+    /// Opens the file with both slots at `through`; creates or repairs it if needed. `found` must
+    /// be the latest result of [`Self::inspect`], and `through` not below it.
     pub(crate) fn open(path: &Path, found: Found, through: u64) -> io::Result<Self> {
         if found
             == (Found::Through {
@@ -88,8 +88,8 @@ impl HighWater {
                 through,
             });
         }
-        // A whole new file under another name: whatever is wrong with the present one, its
-        // length and blocks included, the number is never held by fewer files than before.
+        // Writes a new file under another name. Whatever is wrong with the old one, its length and
+        // blocks included, the number is always held by at least as many files as before.
         let temporary = with_suffix(path, ".new");
         remove_if_present(&temporary)?;
         let mut content = vec![0; FILE_BYTES];
@@ -111,7 +111,7 @@ impl HighWater {
     }
 
     /// Raises the number in both slots, durably. After an error the number counts as not raised,
-    /// though a slot may already hold it; raising again is safe.
+    /// although a slot may already hold it; raising again is safe.
     pub(crate) fn raise(&mut self, through: u64) -> io::Result<()> {
         if through <= self.through {
             return Ok(());
@@ -147,7 +147,7 @@ fn read_slot(file: &File, offset: u64) -> io::Result<Slot> {
     match file.read_exact_at(&mut slot, offset) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Slot::Damaged),
-        // A sector that the disk cannot read any more is a damaged slot; the other one decides.
+        // A sector that the disk can no longer read is a damaged slot; the other slot decides.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
             return Ok(Slot::Damaged);
         }
@@ -184,7 +184,7 @@ mod tests {
         };
         assert_eq!(HighWater::inspect(&path).expect("read"), whole);
 
-        // What a crash between the two writes leaves.
+        // The state after a crash between the two writes.
         mark.file
             .write_all_at(&encode(2000), SLOT_OFFSETS[0])
             .expect("written");

@@ -1,13 +1,13 @@
-//! This node's events, in a file of their own.
+//! This node's events, in a separate file.
 //!
 //! One OS thread writes ([`writer`]); [`Journal::append`] only pushes into a bounded queue
 //! ([`queue`]). Readers see an event once it is durable: from memory while it is among the newest
-//! ([`tail`]), from the file otherwise ([`tables`]), through tokio's blocking threads.
+//! ([`tail`]), otherwise from the file ([`tables`]), on tokio's blocking threads.
 //!
-//! The journal is no part of ownership. A damaged file is set aside as `journal.redb.damaged`
-//! (an earlier one is replaced) with a warning, and a new journal begins. Positions grow all the
-//! same: `journal-positions` holds a mark that no position ever shown exceeds, and every opening
-//! begins above it.
+//! The journal is not part of ownership. A damaged file is renamed to `journal.redb.damaged`
+//! (replacing an earlier one) with a warning, and a new journal begins. Positions still grow:
+//! `journal-positions` holds a number that no shown position exceeds, and every open begins above
+//! it.
 
 mod error;
 #[cfg(test)]
@@ -35,10 +35,10 @@ use self::tables::{Extent, ReadFailure};
 use self::tail::Tail;
 use self::writer::Writer;
 
-/// Most events of a page.
+/// Maximum number of events in a page.
 pub const MAX_EVENT_PAGE: usize = 1000;
 
-/// Most events of a timeline; a session that restarts all day long has more, and its newest count.
+/// Maximum number of events in a timeline; of a session that has more, the newest are kept.
 const MAX_TIMELINE: usize = 2000;
 
 /// An event that has no position yet.
@@ -51,7 +51,7 @@ pub struct NewEvent {
     /// Name of the phase that ended, with [`EventKind::SessionPhase`].
     pub phase: Option<String>,
     pub duration_ms: Option<f64>,
-    /// The event in words; cut at 4 KiB.
+    /// The event in words; truncated to 4 KiB.
     pub message: String,
 }
 
@@ -70,17 +70,18 @@ struct Shared {
     node: String,
     queue: Queue,
     tail: RwLock<Tail>,
-    /// `None` after a failed write, until the file could be opened again, and when closed.
+    /// `None` after a failed write until the file is reopened, and when closed.
     database: RwLock<Option<Arc<Database>>>,
 }
 
 impl Journal {
-    /// Opens the journal in `dir`, which is made when it is missing, and starts its writer.
-    /// Blocks on the disk. `max_events` of 0 counts as 1.
+    /// Opens the journal in `dir`, which is created if missing, and starts its writer. Blocks on
+    /// the disk. `max_events` of 0 counts as 1.
     ///
     /// # Errors
-    /// [`JournalError::InUse`] when somebody else has it open, [`JournalError::TooNew`] when a
-    /// newer conman wrote it, or what the disk says. Damage is no error: see the module's text.
+    /// [`JournalError::InUse`] when another process has it open, [`JournalError::TooNew`] when a
+    /// newer conman wrote it, or a disk error. Damage is not an error: see the module
+    /// documentation.
     pub fn open(dir: &Path, node: &str, max_events: u64) -> Result<Self, JournalError> {
         let opened = opening::open(dir)?;
         let (sender, durable) = watch::channel(opened.extent.last_seq);
@@ -115,17 +116,17 @@ impl Journal {
         })
     }
 
-    /// Notes events in this order. Never blocks and never fails: what finds no room in the queue
-    /// is counted, and the count is journalled as [`EventKind::EventsLost`] in its place.
+    /// Appends events in this order. Never blocks and never fails: events that find no room in the
+    /// queue are counted, and the count is written as [`EventKind::EventsLost`] in their place.
     pub fn append(&self, events: Vec<NewEvent>) {
         self.shared.queue.append(events);
     }
 
-    /// Up to `limit` durable events after a position, oldest first. `limit` is taken as 1 to
-    /// [`MAX_EVENT_PAGE`].
+    /// Up to `limit` durable events after a position, oldest first. `limit` is clamped to
+    /// 1..=[`MAX_EVENT_PAGE`].
     ///
     /// # Errors
-    /// What the disk says.
+    /// Disk errors.
     pub async fn page(&self, after: u64, limit: usize) -> Result<EventPage, JournalError> {
         let limit = limit.clamp(1, MAX_EVENT_PAGE);
         let (events, extent) = self.shared.read(after, limit).await?;
@@ -139,14 +140,13 @@ impl Journal {
         })
     }
 
-    /// What happened to one session, as far as the journal reaches back. Empty for a session
-    /// that it knows nothing of.
+    /// The events of one session, as far as the journal reaches back. Empty for an unknown session.
     ///
     /// A session is remembered as truncated for as long as events of it are left, and after that
     /// until as many other sessions have left the journal as it holds events.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Disk errors.
     pub async fn timeline(&self, id: &SessionId) -> Result<Timeline, JournalError> {
         let wanted = id.clone();
         let (events, truncated) = self
@@ -162,18 +162,18 @@ impl Journal {
         })
     }
 
-    /// Every event after a position: those that are stored, then those that become durable,
-    /// without a gap or a repetition between them. Ends when the journal is dropped.
+    /// Every event after a position: the stored ones, then new ones as they become durable, without
+    /// a gap or a repetition between them. Ends when the journal is dropped.
     ///
-    /// A reader that resumes (`after` above 0) or lags so far that events were dropped before it
-    /// read them gets one [`EventKind::EventsLost`] in their place. Must be polled on a tokio
+    /// A reader that resumes (`after` above 0), or that is so slow that events were dropped before
+    /// it read them, gets one [`EventKind::EventsLost`] in their place. Must be polled on a tokio
     /// runtime.
     pub fn follow(&self, after: u64) -> BoxStream<'static, Event> {
         follow::follow(Arc::clone(&self.shared), self.durable.clone(), after)
     }
 
-    /// Waits until everything appended before is durable, or until an attempt to make it so has
-    /// failed; it is tried again by itself then.
+    /// Waits until everything appended before is durable, or until a write of it has failed; the
+    /// write is then retried automatically.
     pub async fn flush(&self) {
         // An error means that the journal closes, and closing flushes.
         let _ = self.shared.queue.flush().await;

@@ -1,25 +1,26 @@
-//! Who owns a session: records, generations, and the journal of what happened.
+//! Ownership of sessions: records, generations, and the journal of events.
 //!
-//! [`Registry`] is the one interface; [`EmbeddedRegistry`] keeps it in a file of this node,
+//! [`Registry`] is the interface. [`EmbeddedRegistry`] stores it in a file on this node,
 //! [`EtcdRegistry`] in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
-//! conformance suite ([`conformance`]).
-//! [`Journal`] keeps this node's events apart from the records, so that writing down what
-//! happened never delays a release.
+//! conformance suite ([`conformance`]). [`Journal`] stores this node's events apart from the
+//! records, so that writing events never delays a release.
 //!
-//! Two OS threads on a node by itself, no tasks: `registry` writes the records, `journal` the events. Requests reach
-//! the first through a bounded queue and are answered through one-shot channels after the durable
-//! commit; events reach the second through a bounded queue that drops and counts rather than
-//! wait, and readers follow a watch channel of the last durable position. Reads of records, and
-//! of the newest events, are served from memory; older events are read on tokio's blocking
-//! threads.
+//! A node without a fleet runs two OS threads and no tasks: `registry` writes the records,
+//! `journal` writes the events. Requests reach the first through a bounded queue and are answered
+//! through one-shot channels after the durable commit. Events reach the second through a bounded
+//! queue that drops and counts instead of blocking; readers follow a watch channel of the last
+//! durable position. Reads of records and of the newest events are served from memory; older events
+//! are read on tokio's blocking threads.
 //!
-//! In a fleet the thread `fleet` takes the place of `registry`, with a runtime of its own (`etcd`).
+//! In a fleet the thread `fleet` replaces `registry`. It has a separate tokio runtime (`etcd`).
 //!
-//! [`Fleet`] is what the rest of the daemon asks about other nodes; [`SoloFleet`] has none.
-//! [`EtcdRegistry`] and [`ModelFleet`], in memory, pass one suite of it ([`fleet_conformance`]).
-//! [`FenceLink`] is how the registry reaches the fence that freezes what is no longer owned.
+//! [`Fleet`] is what the rest of the daemon requests about other nodes; [`SoloFleet`] has none.
+//! [`EtcdRegistry`] and [`ModelFleet`] (in memory) pass the same suite ([`fleet_conformance`]).
+//! [`FenceLink`] is the registry's connection to the fence that freezes sessions whose ownership
+//! has lapsed.
 //!
-//! Neither knows containers: what a runtime must find again is an opaque part of the record.
+//! Neither knows containers: the data that a runtime needs to find a container is an opaque part of
+//! the record.
 #![forbid(unsafe_code)]
 
 pub mod conformance;
@@ -58,19 +59,19 @@ pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release,
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 
-/// Greatest generation that is ever given out: 2^53 - 1, so that readers of JSON that hold numbers
-/// as doubles keep it exact.
+/// Greatest generation ever assigned: 2^53 - 1, so that JSON readers that store numbers as doubles
+/// keep it exact.
 pub const GREATEST_GENERATION: Generation =
     Generation::new((1 << 53) - 1).expect("the number is not zero");
 
 /// Linearizable records of sessions, with fencing by generation.
 ///
-/// Every change names the generation that it acts for and is refused with
-/// [`RegistryError::Superseded`] when the record bears another, so that whoever acts late changes
-/// nothing. An `Ok` means durable. A retryable error means that the change does not count: it may
-/// be asked for again, and nobody sees it; only after a crash in that very state may it turn up
-/// all the same, which is what every daemon must expect of its records. Futures may be driven from any tokio runtime, that of the
-/// preemption thread included, and never wait for anything but the store itself.
+/// Every change names the generation that it acts for. It is refused with
+/// [`RegistryError::Superseded`] when the record has another generation, so a late caller changes
+/// nothing. `Ok` means durable. A retryable error means that the change has no effect: no reader
+/// sees it and the caller may retry. Only after a crash in that state may the change appear, and a
+/// starting daemon must expect this. Futures may be polled from any tokio runtime, including that
+/// of the preemption thread, and wait only for the store.
 #[async_trait]
 pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
     /// Records a start: a greater generation than every earlier one of the session, in state
@@ -84,8 +85,9 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         self.claim_by(id, spec, None).await
     }
 
-    /// [`Self::claim`] by what the caller has `read`: refused with [`RegistryError::Changed`] unless
-    /// that still is the session's record at the very moment of the claim.
+    /// Like [`Self::claim`], based on the record that the caller has `read`: refused with
+    /// [`RegistryError::Changed`] unless that is still the session's record at the moment of the
+    /// claim.
     async fn claim_by(
         &self,
         id: &SessionId,
@@ -93,10 +95,11 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError>;
 
-    /// Whether the start of this generation may be sent to the runtime now: asked right before, as
-    /// it may have been lost or condemned since it was claimed. Refused with
-    /// [`RegistryError::Superseded`] when it never may any more, with a retryable error while nobody
-    /// can tell. From an `Ok` on something of it may run, as far as the registry knows.
+    /// Whether the start of this generation may be sent to the runtime. Call it right before
+    /// sending, because the session may have been lost or condemned since it was claimed. Refused
+    /// with [`RegistryError::Superseded`] when the start is never allowed again, and with a
+    /// retryable error while this is unknown. After an `Ok` the registry assumes that parts of the
+    /// session may run.
     async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
         match self.get(id).await? {
             Some(record) if record.generation == generation && !record.state.is_ended() => Ok(()),
@@ -108,7 +111,8 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         }
     }
 
-    /// Notes how the container can be found and verified again, before anybody is told of it.
+    /// Records how the container can be found and verified, before the session is reported as
+    /// started.
     async fn set_container(
         &self,
         id: &SessionId,
@@ -116,7 +120,7 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         container: &ContainerIdentity,
     ) -> Result<(), RegistryError>;
 
-    /// Notes the state of a session that has not ended: running, stopping or stuck.
+    /// Records the state of a session that has not ended: running, stopping or stuck.
     async fn set_state(
         &self,
         id: &SessionId,
@@ -124,19 +128,19 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         state: RecordState,
     ) -> Result<(), RegistryError>;
 
-    /// Gives up ownership of sessions that are proven dead, in one durable batch. The results
-    /// stand in the order of `batch`; one refused entry does not hold up the others. Releasing
-    /// what is already released by the same generation succeeds.
+    /// Gives up ownership of sessions that are proven dead, in one durable batch. The results have
+    /// the order of `batch`; one refused entry does not delay the others. Releasing a session that
+    /// the same generation has already released succeeds.
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>>;
 
-    /// Forgets an ended session. Its generation stays used up. Refused with
-    /// [`RegistryError::Owned`] while it has not ended.
+    /// Forgets an ended session. Its generation is never reused. Refused with
+    /// [`RegistryError::Owned`] while the session has not ended.
     async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError>;
 
     /// The record of one session.
     async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError>;
 
-    /// Every record of this node's, ordered by id: for whoever adopts them. A fleet's registry has
-    /// what is this node's, and has no record that can be read, ended by [`Order::Condemned`].
+    /// Every record of this node, ordered by id, for adoption. The registry of a fleet returns this
+    /// node's records; owned sessions without a readable record are ended by [`Order::Condemned`].
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError>;
 }

@@ -1,4 +1,4 @@
-//! The registry in memory: for tests, and the yardstick of the embedded one.
+//! The registry in memory: for tests, and the reference for the embedded one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::{
     SessionRecord,
 };
 
-/// Records in memory, lost with the value. Nothing in it waits.
+/// Records in memory, lost with the value. Its methods never wait.
 #[derive(Debug, Default)]
 pub struct ModelRegistry {
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub struct ModelRegistry {
 #[derive(Debug, Default)]
 struct State {
     records: BTreeMap<SessionId, SessionRecord>,
-    /// Greatest generation given out; 0 for none.
+    /// Greatest generation assigned; 0 for none.
     used: u64,
 }
 

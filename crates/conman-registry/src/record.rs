@@ -7,25 +7,25 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What the registry holds of a session.
+/// What the registry stores about a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionRecord {
     pub id: SessionId,
     pub generation: Generation,
     pub state: RecordState,
     pub spec: ResolvedSpec,
-    /// Set once the container's init was seen; kept after the end.
+    /// Set once the container's init was seen; kept after the session ends.
     pub container: Option<ContainerIdentity>,
     pub created_at: Timestamp,
 }
 
-/// Where a session stands in the registry.
+/// State of a session in the registry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum RecordState {
     /// Claimed: a container of this generation may exist or may still appear.
     Starting,
-    /// Its program runs and has answered.
+    /// Its program runs and has answered its first probe.
     Running {
         started_at: Timestamp,
         phases: Phases,
@@ -33,7 +33,7 @@ pub enum RecordState {
     /// Killed, or about to be.
     Stopping {
         reason: String,
-        /// A conman that knew no causes wrote none.
+        /// Absent in records of versions that did not write causes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<EndCause>,
     },
@@ -48,7 +48,7 @@ pub enum RecordState {
 }
 
 impl RecordState {
-    /// What ends, or has ended, the session, where that is decided.
+    /// The cause of the session's end, once it is decided.
     #[must_use]
     pub fn end_cause(&self) -> Option<EndCause> {
         match self {
@@ -72,13 +72,13 @@ impl RecordState {
 pub struct Ending {
     /// Whether it counts as `failed` rather than `stopped`.
     pub failed: bool,
-    /// What anybody goes by; the reason is for people.
+    /// The machine-readable cause; `reason` is for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<EndCause>,
     pub reason: String,
     pub exit_code: Option<i32>,
     pub ended_at: Timestamp,
-    /// Of the last start, as far as they are known.
+    /// Of the last start, as far as known.
     pub started_at: Option<Timestamp>,
     pub phases: Phases,
 }
@@ -87,7 +87,7 @@ impl Ending {
     #[must_use]
     pub fn cause(&self) -> EndCause {
         match EndCause::written(self.cause, &self.reason) {
-            // Of a conman that knew no causes; its reason is somebody else's words.
+            // Written by a version without causes; its reason is free text.
             EndCause::Unknown if self.cause.is_none() && self.failed => EndCause::Failed,
             cause => cause,
         }
@@ -97,13 +97,13 @@ impl Ending {
 /// One finished phase of a start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// Borrowed where the present process has measured it.
+    /// Borrowed for phases measured by this process.
     pub name: Cow<'static, str>,
     pub started_at: Timestamp,
     pub duration_ms: f64,
 }
 
-/// The finished phases of one start, shared by everybody who tells of them.
+/// The finished phases of one start, shared by all readers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Phases(Arc<[Phase]>);
 
@@ -139,7 +139,7 @@ impl<'de> Deserialize<'de> for Phases {
     }
 }
 
-/// What proves that a process is the container's init and not a later one with its PID.
+/// Identifies a process as the container's init and not a later one with the same PID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerIdentity {
     /// The runtime's id of the container.

@@ -1,4 +1,4 @@
-//! What each change does to a record: pure, and the same for every registry of this crate.
+//! The effect of each change on a record. Pure, and the same for every registry of this crate.
 
 use conman_core::EndCause;
 use conman_proto::{Generation, SessionId};
@@ -8,7 +8,7 @@ use crate::{ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord
 /// Effect of an accepted change.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Effect {
-    /// The record already says so.
+    /// The record already has this value.
     Keep,
     Put(Box<SessionRecord>),
     Remove,
@@ -23,7 +23,7 @@ pub(crate) enum Change {
     Forget,
 }
 
-/// Whether the session may be claimed, by what was `read` of it.
+/// Whether the session may be claimed, given the record that was `read`.
 pub(crate) fn may_claim(
     id: &SessionId,
     current: Option<&SessionRecord>,
@@ -85,7 +85,7 @@ pub(crate) fn apply(
                 },
             ))
         }
-        // The first ending stands: whoever releases again knows no more than the first did.
+        // The first ending stays: a second release has no newer information.
         Change::Release(_) if record.state.is_ended() => Ok(Effect::Keep),
         Change::Release(ending) => {
             let mut ending = ending.clone();
@@ -104,7 +104,7 @@ pub(crate) fn apply(
     }
 }
 
-/// What somebody does not want any more is not wanted whatever is noted of it later.
+/// A deleted session stays deleted, whatever is recorded later.
 pub(crate) fn keep_deleted(record: &SessionRecord, cause: &mut Option<EndCause>) {
     if record.state.end_cause() == Some(EndCause::Deleted) {
         *cause = Some(EndCause::Deleted);

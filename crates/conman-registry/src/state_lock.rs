@@ -1,4 +1,4 @@
-//! The lock file: at most one daemon on a state directory.
+//! The lock file: at most one daemon uses a state directory.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -10,17 +10,17 @@ use crate::RegistryError;
 use crate::files::open_options;
 
 const NAME: &str = "lock";
-/// Every number has its greatest width, so that one write never changes the file's length.
+/// Every number is padded to its maximum width, so that a write never changes the file's length.
 const CONTENT_BYTES: usize = 48;
 const MARK: &str = "used";
 
-/// Holds the directory until it is dropped, or until the process ends in whatever way: the kernel
-/// drops the lock with the last descriptor.
+/// Holds the directory until it is dropped or the process ends: the kernel drops the lock with the
+/// last descriptor.
 ///
-/// The file also tells who holds it; whether a registry was ever complete here, so that a
-/// directory that lost every other file is not taken for a new one; and which commit was
-/// acknowledged last, so that an older registry file is noticed. The latter is a hint: it is not
-/// synced, and lags behind after a power cut.
+/// The file also records the holder; whether a registry was ever complete here, so that a directory
+/// that lost every other file is not taken for a new one; and the last acknowledged commit, so that
+/// an older registry file is noticed. The latter is a hint: it is not synced, and is behind after a
+/// power cut.
 #[derive(Debug)]
 pub(crate) struct StateLock {
     file: File,
@@ -30,7 +30,7 @@ pub(crate) struct StateLock {
 }
 
 impl StateLock {
-    /// Takes the lock, or fails at once when somebody else has it.
+    /// Takes the lock, or fails at once when another process holds it.
     pub(crate) fn acquire(dir: &Path) -> Result<Self, RegistryError> {
         let path = dir.join(NAME);
         let failed = |action| {
@@ -70,7 +70,7 @@ impl StateLock {
         Ok(lock)
     }
 
-    /// Whether a registry was complete in this directory before.
+    /// Whether this directory has ever held a complete registry.
     pub(crate) fn was_used(&self) -> bool {
         self.used
     }
@@ -80,7 +80,7 @@ impl StateLock {
         self.acknowledged
     }
 
-    /// Notes that the registry in this directory is complete, and how many commits it holds.
+    /// Records that the registry in this directory is complete, and how many commits it has.
     pub(crate) fn mark_used(&mut self, commits: u64) -> Result<(), RegistryError> {
         self.used = true;
         self.acknowledged = commits;
@@ -93,7 +93,7 @@ impl StateLock {
             })
     }
 
-    /// Notes a commit that is about to be acknowledged. It costs no wait for the disk.
+    /// Records a commit that is about to be acknowledged. Does not wait for the disk.
     pub(crate) fn acknowledge(&mut self, commit: u64) {
         self.acknowledged = commit;
         if let Err(error) = self.write() {
@@ -115,8 +115,7 @@ impl StateLock {
 
 impl Drop for StateLock {
     fn drop(&mut self) {
-        // A process that is just being started has the descriptor, too, until it executes its
-        // program.
+        // A child process between fork and exec holds the descriptor too.
         if let Err(error) = self.file.unlock() {
             tracing::debug!(path = %self.path.display(), %error, "the lock goes with its descriptors");
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, Weak};
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 
-/// By the file's name. The tests hold the plans; a plan that nobody holds is no plan.
+/// Keyed by file name. The tests own the plans; a plan without an owner has no effect.
 static PLANS: LazyLock<Mutex<HashMap<PathBuf, Weak<Faults>>>> = LazyLock::new(Mutex::default);
 
 /// When operations that change the file fail.
@@ -19,16 +19,16 @@ static PLANS: LazyLock<Mutex<HashMap<PathBuf, Weak<Faults>>>> = LazyLock::new(Mu
 pub(crate) struct Faults {
     /// Operations until the first failure; negative for never.
     until: AtomicI64,
-    /// Failures still to come.
+    /// Remaining failures.
     failures: AtomicI64,
-    /// Whether they are those of a full disk, or of a broken one.
+    /// Whether the failures are those of a full disk or of a broken one.
     full: AtomicBool,
     stalled: Mutex<bool>,
     moved: Condvar,
 }
 
 impl Faults {
-    /// Takes charge of the file of this name, from its next opening on until it is dropped.
+    /// Controls the file of this name from its next open until this value is dropped.
     pub(crate) fn install(path: &Path) -> Arc<Self> {
         let faults = Arc::new(Self {
             until: AtomicI64::new(-1),
@@ -50,7 +50,7 @@ impl Faults {
         self.until.store(operations.into(), Ordering::SeqCst);
     }
 
-    /// Whether failures are those of a full disk (as at first) or of a broken one.
+    /// Whether failures are those of a full disk (the default) or of a broken one.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::SeqCst);
     }
@@ -97,7 +97,8 @@ impl Faults {
     }
 }
 
-/// A disk that stands still. Declared after what uses the disk, it lets go first when a test fails.
+/// A stalled disk. Declare it after the users of the disk, so that it is released first when a test
+/// fails.
 #[derive(Debug)]
 pub(crate) struct Stalled<'a> {
     faults: &'a Faults,
@@ -110,7 +111,7 @@ impl Drop for Stalled<'_> {
     }
 }
 
-/// The failing disk below a file, if one was installed for it.
+/// The failing disk of a file, if one was installed for it.
 pub(crate) fn backend(file: &File, path: &Path) -> Option<FaultyBackend> {
     let faults = PLANS.lock().expect("no panic").get(path)?.upgrade()?;
     let file = file.try_clone().expect("a descriptor");
@@ -140,7 +141,7 @@ impl StorageBackend for FaultyBackend {
         self.inner.set_len(len)
     }
 
-    /// Fails after the data was synced: whoever asked cannot know, and must not assume.
+    /// Fails after the data was synced: the caller cannot know whether it is durable.
     fn sync_data(&self) -> io::Result<()> {
         self.faults.wait();
         self.inner.sync_data()?;

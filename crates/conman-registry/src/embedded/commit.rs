@@ -1,4 +1,4 @@
-//! What one transaction does to the registry file.
+//! Changes that one transaction makes to the registry file.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +34,7 @@ impl Write {
     }
 }
 
-/// The error for what JSON cannot hold.
+/// The error for values that JSON cannot hold.
 pub(super) fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryError {
     RegistryError::Corrupt {
         id: id.to_string(),
@@ -42,8 +42,8 @@ pub(super) fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryE
     }
 }
 
-/// One durable transaction. A panic inside redb counts as a failed commit: the file is opened
-/// anew, and checked, before anything else is done with it.
+/// Commits one durable transaction. A panic inside redb counts as a failed commit: the file is
+/// reopened and checked before it is used again.
 pub(super) fn commit(
     database: &Database,
     writes: &Writes,
@@ -78,7 +78,7 @@ pub(super) fn apply(transaction: &WriteTransaction, writes: &Writes) -> Result<(
     Ok(())
 }
 
-/// What makes `found` equal to `wanted`.
+/// The changes that make `found` equal to `wanted`.
 pub(super) fn difference(found: &Records, wanted: &Records) -> Result<Writes, RegistryError> {
     let mut writes = Writes::new();
     for id in found.keys().filter(|id| !wanted.contains_key(*id)) {

@@ -1,5 +1,5 @@
-//! Random lives on the embedded registry, with restarts and failing disks in between, against the
-//! same lives on the model.
+//! Compares random operations on the embedded registry, with restarts and failing disks in between,
+//! with the same operations on the model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ enum Operation {
     Release(Vec<(usize, Which, bool)>),
     Forget(usize, Which),
     Reopen,
-    /// After so many operations of the disk, so many fail, because it is full or broken.
+    /// After so many disk operations, so many fail, because the disk is full or broken.
     Fault(u32, i64, bool),
 }
 
@@ -86,7 +86,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     proptest::collection::vec(operation, 1..60)
 }
 
-/// Both registries and which of their generations correspond.
+/// Both registries and the mapping between their generations.
 struct Pair {
     dir: TempDir,
     faults: Arc<Faults>,
@@ -100,8 +100,8 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        // In memory where that can be had: the disk's failures are made here, and its syncs would
-        // be most of the time.
+        // In memory where possible: disk failures are injected, and real syncs would dominate the
+        // run time.
         let dir = tempfile::tempdir_in("/dev/shm")
             .or_else(|_| tempfile::tempdir())
             .expect("a directory");
@@ -279,7 +279,7 @@ impl Pair {
         assert_eq!(format!("{given:?}"), format!("{expected:?}"));
     }
 
-    /// Both hold the same, but for the generations' values and the times of the claims.
+    /// Both hold the same records, except for generation numbers and claim times.
     async fn same_records(&self) {
         let given: Vec<SessionRecord> = self.embedded().list().await.expect("listed");
         let expected = self.model.list().await.expect("listed");
@@ -379,7 +379,7 @@ proptest! {
             for operation in operations {
                 pair.run(operation).await;
             }
-            // Whatever the disk did last, a restart finds exactly what was acknowledged.
+            // Whatever the last disk operation was, a restart finds exactly the acknowledged state.
             pair.run(Operation::Reopen).await;
         });
     }

@@ -60,7 +60,7 @@ async fn release(registry: &EmbeddedRegistry, record: &SessionRecord) -> Result<
 
 #[tokio::test]
 async fn a_failed_group_commit_answers_everybody_and_shows_nothing() {
-    // Failures at different points of a commit, some of them after it has become durable.
+    // Failures at different points of a commit, some of them after it became durable.
     for operations in 0..6 {
         let (dir, faults, registry) = registry();
         faults.fail_after(operations, FOREVER);
@@ -160,7 +160,7 @@ async fn a_claim_that_was_answered_and_not_received_is_undone() {
     while registry.get(&id).await.expect("read").is_none() {
         tokio::task::yield_now().await;
     }
-    // One more commit: the answer to the first one was sent before it began.
+    // One more commit: the answer to the first one was sent before this one began.
     registry
         .claim(&super::equivalence::id_of(0), &spec)
         .await
@@ -186,7 +186,7 @@ async fn a_claim_that_nobody_waits_for_is_undone() {
         let claim = registry.claim(&id, &spec);
         // Polled once, which queues it, and dropped.
         if let Some(answered) = claim.now_or_never() {
-            // The writer was done before this thread came to look.
+            // The writer was faster than this thread.
             release(&registry, &answered.expect("it was free"))
                 .await
                 .expect("released");

@@ -1,4 +1,4 @@
-//! Where generations come from.
+//! Assigns generations.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use conman_proto::Generation;
 use crate::high_water::HighWater;
 use crate::{GREATEST_GENERATION, RegistryError};
 
-/// How many generations one write of the file reserves. Larger blocks burn more numbers at every
-/// start of the daemon, smaller ones sync the file more often; at a start a millisecond, 2^53
-/// last for 285,000 years.
+/// How many generations one write of the file reserves. Larger blocks waste more numbers at every
+/// start of the daemon, smaller ones sync the file more often. At one start a millisecond, 2^53
+/// generations last 285,000 years.
 const BLOCK: u64 = 1000;
 
-/// Hands out generations from a block that is reserved in the `generations` file first.
+/// Assigns generations from a block that is first reserved in the `generations` file.
 ///
-/// Whatever is lost afterwards, a number that was handed out lies below the mark in the file, and
-/// a new start begins above the mark. The mark is also kept in the registry file, by the commit
-/// that acknowledges the first number of a block.
+/// Whatever is lost later, an assigned number is below the mark in the file, and a new daemon
+/// begins above the mark. The registry file holds a copy of the mark, written by the commit that
+/// acknowledges the first number of a block.
 #[derive(Debug)]
 pub(super) struct Generations {
     file: HighWater,
     path: PathBuf,
-    /// Greatest number handed out or skipped.
+    /// Greatest number assigned or skipped.
     used: u64,
 }
 
@@ -38,7 +38,7 @@ impl Generations {
         self.file.through()
     }
 
-    /// The next number, greater than every earlier one; it is never handed out again.
+    /// The next number, greater than every earlier one; it is never assigned again.
     pub(super) fn take(&mut self) -> Result<Generation, RegistryError> {
         let greatest = GREATEST_GENERATION.get();
         if self.used >= greatest {

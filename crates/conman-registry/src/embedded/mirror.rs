@@ -8,10 +8,10 @@ use conman_proto::SessionId;
 use super::schema::Records;
 use crate::SessionRecord;
 
-/// What the file held at the last acknowledged commit.
+/// The content of the file at the last acknowledged commit.
 ///
-/// The writer changes it after a commit is durable and before anybody is told of it; readers
-/// never wait for the disk and never see what might still be lost. The lock is held to look up
+/// The writer changes it after a commit is durable and before the commit is acknowledged. Readers
+/// never wait for the disk and never see data that may still be lost. The lock is held to look up
 /// or exchange pointers, never across I/O.
 #[derive(Debug)]
 pub(super) struct Mirror {

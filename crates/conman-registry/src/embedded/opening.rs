@@ -1,4 +1,4 @@
-//! What is found in a state directory, and what becomes of it.
+//! Opens a state directory and repairs what is missing in it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,12 +30,12 @@ pub(super) struct Opened {
 
 /// Opens the directory.
 ///
-/// Both files know how far generations may have been used. Either one suffices; what is missing
-/// is made anew, above everything that the other one covers. A registry file that is there but
-/// damaged is never replaced: what it says about running containers is worth a person's look.
+/// Both files record how far generations may have been used. One of them suffices; a missing file
+/// is created again, above everything that the other one covers. A registry file that exists but is
+/// damaged is never replaced: an operator may need its data about running containers.
 ///
-/// A node of a fleet is opened only by whoever tells a floor: which generations its fleet has used
-/// is written nowhere here, and what the fleet has running here would be ended.
+/// The directory of a fleet's node needs a floor: no file here records which generations the fleet
+/// has used, and the fleet's sessions on this node are ended.
 pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, RegistryError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
@@ -89,8 +89,8 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
             if floor > 0 {
                 tracing::warn!(
                     path = %registry_path.display(), floor,
-                    "the registry file is missing; beginning without records, above the \
-                     generations that were used"
+                    "the registry file is missing; starting without records, above all used \
+                     generations"
                 );
             }
             let counters = Counters {
@@ -114,8 +114,8 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     if lock.acknowledged() > commits && floor > 0 {
         tracing::error!(
             path = %registry_path.display(), commits, acknowledged = lock.acknowledged(),
-            "the registry file lacks commits that were acknowledged: it is an old copy, or its \
-             newest commit was damaged; what it does not know must be found from the containers"
+            "the registry file lacks acknowledged commits: it is an old copy, or its newest commit \
+             was damaged; sessions that it lacks must be found from their containers"
         );
     }
     lock.mark_used(commits)?;
@@ -123,7 +123,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         etcd::leave_fleet(dir).map_err(io("set aside", &path))?;
         tracing::warn!(
             floor,
-            "this node was of a fleet and is alone from now on; what the fleet left here is ended"
+            "this node has left its fleet; the fleet's sessions on this node are ended"
         );
     }
     Ok(Opened {
@@ -136,7 +136,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     })
 }
 
-/// What a node that was alone has left in the directory of one that is of a fleet.
+/// What a node without a fleet has left in the directory, now used by a fleet's node.
 #[derive(Debug, Default)]
 pub(crate) struct LeftAlone {
     /// Every generation up to this one may have been used.
@@ -145,8 +145,8 @@ pub(crate) struct LeftAlone {
     pub(crate) going: Vec<SessionId>,
 }
 
-/// Reads it, and changes nothing but its format. Either file suffices, as for [`open`]; of sessions
-/// the registry file alone tells.
+/// Reads it, and changes nothing except the file's format. One of the two files suffices, as for
+/// [`open`]; sessions are only in the registry file.
 pub(crate) fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
     let path = dir.join(GENERATIONS_FILE);
     let found = HighWater::inspect(&path).map_err(|source| RegistryError::Io {
@@ -164,7 +164,7 @@ pub(crate) fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, Regi
         Err(failure) => {
             tracing::warn!(
                 ?failure,
-                "the registry file of the time in which this node was alone cannot be read"
+                "cannot read the registry file from before this node joined its fleet"
             );
             None
         }
@@ -179,7 +179,7 @@ pub(crate) fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, Regi
     })
 }
 
-/// The greatest generation that may have been used; `None` when that cannot be told.
+/// The greatest generation that may have been used; `None` when it is unknown.
 fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Option<u64> {
     let stored = content.map(|content| content.counters.reserved_through);
     match (found, stored) {
@@ -187,17 +187,17 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
         (Found::Missing | Found::Damaged | Found::TooNew(_), Some(stored)) => {
             tracing::warn!(
                 floor = stored,
-                "the generations file is missing or damaged; made anew from the registry file"
+                "the generations file is missing or damaged; recreated from the registry file"
             );
             Some(stored)
         }
-        // Nothing is here, and nothing ever was.
+        // An unused directory.
         (Found::Missing, None) if !lock.was_used() => Some(0),
         (Found::Missing | Found::Damaged | Found::TooNew(_), None) => None,
     }
 }
 
-/// Why [`open_database`] gave nothing.
+/// Why [`open_database`] failed.
 #[derive(Debug)]
 pub(super) enum DatabaseFailure {
     Missing,
@@ -205,7 +205,7 @@ pub(super) enum DatabaseFailure {
     Refused(RegistryError),
 }
 
-/// Opens the registry file, brings it to the present format, and reads it.
+/// Opens the registry file, migrates it to the current format, and reads it.
 pub(super) fn open_database(path: &Path) -> Result<(Database, Content), DatabaseFailure> {
     let database = database::open(path).map_err(|failure| open_failure(path, failure))?;
     let content = schema::migrate(&database)
@@ -239,8 +239,8 @@ fn open_failure(path: &Path, failure: OpenFailure) -> DatabaseFailure {
     }
 }
 
-/// Writes the registry file anew while the daemon runs. The present one, if any, is kept under
-/// another name, and bears its own until the new one is durable.
+/// Rewrites the registry file while the daemon runs. The old file, if any, is kept under another
+/// name, and keeps its name until the new one is durable.
 pub(super) fn rebuild(
     path: &Path,
     records: &Records,
@@ -256,10 +256,10 @@ pub(super) fn rebuild(
         schema::fill(transaction, counters)?;
         commit::apply(transaction, &writes)
     })
-    .map_err(|error| store_error("write anew the tables", path, error))?;
+    .map_err(|error| store_error("rewrite the tables", path, error))?;
     tracing::error!(
         path = %path.display(), aside = ?aside, records = records.len(),
-        "the registry file could not be trusted any more and was written anew"
+        "the registry file was not trustworthy and was rewritten"
     );
     Ok(database)
 }

@@ -9,19 +9,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::rules::Change;
 use crate::{RecordState, RegistryError, Release, SessionRecord};
 
-/// How long a note for which nobody waits looks out for a request that somebody waits for, to
-/// share its commit: at a hundred starts a second the next claim is nearer than this.
+/// How long a note without a waiting caller is delayed so that it shares the commit of another
+/// request: at a hundred starts a second the next claim comes sooner than this.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// Most claims and notes that wait at a time; more callers wait for room. All that wait share one
-/// commit, so there is no throughput to be won beyond this, and a spec may be 128 KiB.
+/// Maximum number of waiting claims and notes; further callers wait for room. All waiting requests
+/// share one commit, so a longer queue gains no throughput, and a spec may have 128 KiB.
 const MAX_WAITING: usize = 256;
 
-/// Most releases that wait at a time. They have room of their own, so that a flood of starts
-/// never stands before a release: it is in the next commit, or in the one after.
+/// Maximum number of waiting releases. They have separate room, so that a flood of starts never
+/// delays a release: it is in the next commit, or in the one after.
 const MAX_WAITING_RELEASES: usize = 256;
 
-/// What the writer is asked to do, with where the answer goes.
+/// A request to the writer, with the channel for its answer.
 #[derive(Debug)]
 pub(super) enum Request {
     Claim {
@@ -43,9 +43,9 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Whether its caller, or anybody's safety, waits for its commit. A session that answers is
-    /// shown as running at once; a daemon that dies before the note is durable finds the
-    /// container recorded, and sees for itself whether its program answers.
+    /// Whether a caller, or safety, depends on its commit. A session that answers is shown as
+    /// running at once; a daemon that dies before the note is durable finds the container recorded,
+    /// and checks whether its program answers.
     fn hurries(&self) -> bool {
         match self {
             Self::Claim { .. } | Self::Release { .. } => true,
@@ -56,7 +56,7 @@ impl Request {
     }
 }
 
-/// A claim that succeeded and whose caller went away without learning of it.
+/// A claim that succeeded after its caller was gone.
 pub(super) type Abandoned = (SessionId, Generation);
 
 /// What the writer takes at once.
@@ -66,7 +66,7 @@ pub(super) struct Batch {
     pub(super) abandoned: Vec<Abandoned>,
 }
 
-/// A request and its place in the queue; the place is free again once this is dropped.
+/// A request and its place in the queue; dropping this frees the place.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) request: Request,
@@ -75,8 +75,8 @@ pub(super) struct Queued {
 
 /// Many senders on any runtime, one receiving thread.
 ///
-/// A plain mutex and condition variable, because the receiver takes everything at once and is no
-/// async task. The mutex is only ever held to push or to swap a vector.
+/// A plain mutex and condition variable, because the receiver takes everything at once and is not
+/// an async task. The mutex is held only to push or to swap a vector.
 #[derive(Debug)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
@@ -90,13 +90,14 @@ struct Inner {
     waiting: Vec<Queued>,
     /// Something in `waiting` hurries.
     hurried: bool,
-    /// No more than claims had a place in the queue while the writer was busy.
+    /// Bounded by the number of claims that had a place in the queue while the writer was busy.
     abandoned: Vec<Abandoned>,
     closed: Option<String>,
 }
 
 impl Inner {
-    /// Whether what waits may wait on; not when more callers than these may wait for a place.
+    /// Whether the waiting requests may be delayed; false when more callers may be waiting for a
+    /// place.
     fn is_unhurried(&self) -> bool {
         !self.hurried
             && self.abandoned.is_empty()
@@ -115,7 +116,7 @@ impl Queue {
         }
     }
 
-    /// Queues a request, after waiting for a place. Cancelling while it waits withdraws it.
+    /// Queues a request after waiting for a place. Cancelling the wait withdraws the request.
     pub(super) async fn push(&self, request: Request) -> Result<(), RegistryError> {
         let places = match request {
             Request::Release { .. } => &self.release_places,
@@ -140,13 +141,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Notes that nobody will release this claim. Never waits, so that a destructor may call it.
+    /// Records that no caller will release this claim. Never waits, so that a destructor may call
+    /// it.
     pub(super) fn give_up(&self, abandoned: Abandoned) {
         self.lock().abandoned.push(abandoned);
         self.filled.notify_one();
     }
 
-    /// Everything that waits; blocks while nothing does. `None` once closed and empty.
+    /// Takes all waiting requests; blocks while there are none. `None` once closed and empty.
     pub(super) fn take(&self) -> Option<Batch> {
         let mut inner = self.lock();
         while inner.waiting.is_empty() && inner.abandoned.is_empty() {
@@ -174,7 +176,7 @@ impl Queue {
         })
     }
 
-    /// Refuses what comes from now on. What already waits is still served.
+    /// Refuses new requests. Waiting requests are still served.
     pub(super) fn close(&self, reason: &str) {
         self.lock().closed.get_or_insert_with(|| reason.to_owned());
         self.places.close();
@@ -182,7 +184,7 @@ impl Queue {
         self.filled.notify_all();
     }
 
-    /// Closes, and drops what waits: its callers learn that there will be no answer.
+    /// Closes, and drops the waiting requests: their callers get an error.
     pub(super) fn abandon(&self, reason: &str) {
         self.close(reason);
         let waiting = std::mem::take(&mut self.lock().waiting);
@@ -197,7 +199,7 @@ impl Queue {
         }
     }
 
-    /// No panic can happen while the lock is held, so a poisoned one is as good as any.
+    /// No panic can happen while the lock is held, so a poisoned one is consistent.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

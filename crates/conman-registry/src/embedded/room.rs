@@ -1,4 +1,4 @@
-//! Disk space for releases, set aside before it is needed.
+//! Disk space for releases, allocated in advance.
 
 use std::fs;
 use std::io;
@@ -12,17 +12,17 @@ use rustix::io::Errno;
 use crate::RegistryError;
 use crate::files::open_options;
 
-/// Least space kept beyond the end of the file, so that the first claims of a new registry are
-/// not what a full disk takes away.
+/// Minimum space allocated beyond the end of the file, so that a new registry can take its first
+/// claims on a full disk.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// Keeps as much space allocated beyond the registry file's end as the file is long.
 ///
-/// redb writes changed pages to new places and doubles its file when it runs out of them. With
-/// the blocks for one doubling already its own, the file can take every release and note of the
-/// sessions it holds while other programs have filled the disk. Only claims make it grow for
-/// good, so a claim is refused while that space cannot be had. Where the file system cannot set
-/// space aside, or writes even old blocks anew, a full disk may refuse releases too.
+/// redb writes changed pages to new places and doubles its file when it runs out of them. With the
+/// blocks for one doubling allocated, the file can take every release and note of the sessions it
+/// holds after other programs have filled the disk. Only claims make it grow permanently, so a
+/// claim is refused while that space is not available. Where the file system cannot preallocate
+/// space, or also copies allocated blocks on write, a full disk may refuse releases too.
 #[derive(Debug)]
 pub(super) struct Room {
     path: PathBuf,
@@ -35,13 +35,13 @@ impl Room {
         }
     }
 
-    /// Whether the file is still there under its name. Whoever removed it took the records from
-    /// the next start of the daemon, though this one could write on.
+    /// Whether the file still exists under its name. If it was removed, the next start of the
+    /// daemon would miss its records, although this daemon could still write.
     pub(super) fn has_file(&self) -> bool {
         !matches!(fs::metadata(&self.path), Err(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Sets the space aside, unless it already is.
+    /// Allocates the space unless it already is.
     pub(super) fn ensure(&self) -> Result<(), RegistryError> {
         self.allocate().map_err(|source| RegistryError::Io {
             action: "set space aside for",
@@ -55,7 +55,7 @@ impl Room {
         let wanted = metadata
             .len()
             .saturating_add(metadata.len().max(LEAST_BYTES));
-        // `st_blocks` counts units of 512 bytes whatever the file system's block is.
+        // `st_blocks` counts units of 512 bytes, whatever the file system's block size is.
         if metadata.blocks().saturating_mul(512) >= wanted {
             return Ok(());
         }

@@ -1,10 +1,9 @@
-//! What stands in `registry.redb`, and how older formats become the present one.
+//! Content of `registry.redb`, and the migration of older formats.
 //!
-//! Format 1: `meta` (name to number: `format`, `reserved_through`,
-//! `commits`), `session` (id to the record
-//! without its spec, as JSON) and `spec` (id to the spec, as JSON). The spec is apart because it
-//! is by far the greater part and is written once a start, while the rest changes several times;
-//! a release of hundreds of sessions then writes hundreds of small values.
+//! Format 1: `meta` (name to number: `format`, `reserved_through`, `commits`), `session` (id to the
+//! record without its spec, as JSON) and `spec` (id to the spec, as JSON). The spec is separate
+//! because it is much larger and is written once a start, while the rest changes several times; a
+//! release of hundreds of sessions then writes hundreds of small values.
 //!
 //! Format 0 had no `meta` and held whole records in `sessions`.
 
@@ -28,7 +27,7 @@ pub(super) const SPECS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new(
 pub(super) const SESSIONS_V0: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("sessions");
 
 const FORMAT_KEY: &str = "format";
-/// Every generation up to it may have been used, as in the file of its own.
+/// Every generation up to it may have been used; a copy of the `generations` file.
 const RESERVED_KEY: &str = "reserved_through";
 /// How many commits changed the file; the lock file holds the number of the last acknowledged one.
 const COMMITS_KEY: &str = "commits";
@@ -37,7 +36,7 @@ pub(super) const FORMAT: u32 = 1;
 
 pub(super) type Records = BTreeMap<SessionId, Arc<SessionRecord>>;
 
-/// Why the content could not be read or brought up to date.
+/// Why the content could not be read or migrated.
 #[derive(Debug)]
 pub(super) enum SchemaError {
     TooNew(u32),
@@ -66,7 +65,7 @@ struct StoredSession {
 /// Numbers that only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counters {
-    /// 0 when nothing was reserved yet.
+    /// 0 when nothing has been reserved.
     pub(super) reserved_through: u64,
     pub(super) commits: u64,
 }
@@ -104,7 +103,7 @@ type Migration = fn(&WriteTransaction) -> Result<(), SchemaError>;
 /// The step at index N leads from format N to N + 1.
 const MIGRATIONS: [Migration; FORMAT as usize] = [keep_specs_apart];
 
-/// Brings an opened file to the present format: all steps in one transaction, so that a crash
+/// Migrates an opened file to the current format: all steps in one transaction, so that a crash
 /// leaves either the old format or the new one.
 pub(super) fn migrate(database: &Database) -> Result<(), SchemaError> {
     let found = format_of(database)?;
@@ -122,11 +121,7 @@ pub(super) fn migrate(database: &Database) -> Result<(), SchemaError> {
         .open_table(META)?
         .insert(FORMAT_KEY, u64::from(FORMAT))?;
     transaction.commit()?;
-    tracing::info!(
-        from = found,
-        to = FORMAT,
-        "the registry file was brought to the present format"
-    );
+    tracing::info!(from = found, to = FORMAT, "migrated the registry file");
     Ok(())
 }
 
@@ -142,7 +137,7 @@ fn format_of(database: &Database) -> Result<u32, SchemaError> {
                 Ok(0)
             } else {
                 Err(SchemaError::Inconsistent(
-                    "it is no registry file".to_owned(),
+                    "it is not a registry file".to_owned(),
                 ))
             };
         }
@@ -228,8 +223,8 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
     Ok(Content { records, counters })
 }
 
-/// Encodes a record without its spec, and proves that it can be read back: JSON has no NaN, for
-/// one, and a record that stops the next start must not be acknowledged.
+/// Encodes a record without its spec, and verifies that it can be read back. JSON has no NaN, for
+/// example, and a record that prevents the next start must not be acknowledged.
 pub(super) fn encode_session(record: &SessionRecord) -> Result<Vec<u8>, serde_json::Error> {
     let bytes = serde_json::to_vec(&StoredSession {
         generation: record.generation,
@@ -241,7 +236,7 @@ pub(super) fn encode_session(record: &SessionRecord) -> Result<Vec<u8>, serde_js
     Ok(bytes)
 }
 
-/// Encodes a spec, with the same proof.
+/// Encodes a spec, with the same check.
 pub(super) fn encode_spec(spec: &ResolvedSpec) -> Result<Vec<u8>, serde_json::Error> {
     let bytes = serde_json::to_vec(spec)?;
     serde_json::from_slice::<ResolvedSpec>(&bytes)?;

@@ -1,4 +1,4 @@
-//! The one thread that writes the registry file.
+//! The thread that writes the registry file.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,15 +23,15 @@ use crate::rules::{self, Change, Effect};
 use crate::state_lock::StateLock;
 use crate::{Ending, RecordState, RegistryError, Release, SessionRecord};
 
-/// Serves the queue: whatever waits becomes one transaction, and every answer is given after its
-/// durable commit.
+/// Serves the queue: all waiting requests become one transaction, and every answer is sent after
+/// its durable commit.
 ///
-/// After a failed commit redb refuses to go on, and the transaction may or may not have become
-/// durable. The writer then closes the file, answers the whole batch with the error, and before
-/// the next batch opens the file again and makes it equal to the mirror, that is to what was
-/// acknowledged. So a full disk costs errors while it is full and nothing afterwards. After any
-/// other error of the disk the file is written anew from the mirror: the kernel forgets pages
-/// that it failed to write, and reads of them prove nothing.
+/// After a failed commit redb refuses further ones, and the transaction may or may not be durable.
+/// The writer then closes the file, answers the whole batch with the error, and before the next
+/// batch reopens the file and makes it equal to the mirror, which holds what was acknowledged. So a
+/// full disk causes errors only while it is full. After any other disk error the file is rewritten
+/// from the mirror: the kernel drops pages that it failed to write, so reading the file back proves
+/// nothing.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) path: PathBuf,
@@ -42,12 +42,12 @@ pub(super) struct Writer {
     pub(super) database: Option<Database>,
     /// Claims to release with the next transaction.
     pub(super) abandoned: Vec<Abandoned>,
-    /// Whether the file must be written anew rather than opened again.
+    /// Whether the file must be rewritten instead of reopened.
     pub(super) distrusted: bool,
     /// What the registry file holds.
     pub(super) counters: Counters,
     pub(super) room: Room,
-    /// Released last, when the files are closed.
+    /// Released last, after the files are closed.
     pub(super) lock: StateLock,
 }
 
@@ -57,7 +57,7 @@ struct Stage {
     records: BTreeMap<SessionId, Option<Arc<SessionRecord>>>,
     writes: Writes,
     answers: Vec<Answer>,
-    /// Why claims are refused, when they are.
+    /// Why claims are refused, if they are.
     no_room: Option<RegistryError>,
 }
 
@@ -86,18 +86,18 @@ impl Writer {
             while let Some(Batch { queued, abandoned }) = self.queue.take() {
                 self.abandoned.extend(abandoned);
                 let committed = self.serve(queued);
-                // Some were found abandoned only when they were to be answered.
+                // The callers of some claims were gone when the answer was to be sent.
                 if committed && !self.abandoned.is_empty() {
                     self.serve(Vec::new());
                 }
             }
-            // A failed commit that had become durable must not come to light at the next start.
+            // A failed commit that is durable must not reappear at the next start.
             if let Err(error) = self.ensure_open() {
                 tracing::warn!(
                     path = %self.path.display(),
                     error = &error as &dyn std::error::Error,
-                    "the registry closes after a failed commit that could not be undone; the \
-                     next start may find changes that were refused"
+                    "cannot undo a failed registry commit before closing; the next start may find \
+                     changes that were refused"
                 );
             }
         }));
@@ -105,13 +105,13 @@ impl Writer {
             tracing::error!(path = %self.path.display(), "the registry's writer panicked");
             queue.abandon("it panicked");
         }
-        // Closing the file writes to it, so the directory is given up only afterwards.
+        // Closing the file writes to it, so the directory is released afterwards.
         let Self { database, lock, .. } = self;
         drop(database);
         drop(lock);
     }
 
-    /// One transaction. Returns whether it was committed.
+    /// Runs one transaction. Returns whether it was committed.
     fn serve(&mut self, queued: Vec<Queued>) -> bool {
         if !self.room.has_file() {
             self.database = None;
@@ -120,14 +120,14 @@ impl Writer {
             refuse(queued, &error);
             return false;
         }
-        // Before every batch, not only before claims: a commit may shrink the file, and the blocks
-        // beyond its end with it.
+        // Before every batch, not only before claims: a commit may shrink the file and free the
+        // blocks beyond its end.
         let mut stage = Stage {
             no_room: self.room.ensure().err(),
             ..Stage::default()
         };
         self.stage_abandoned(&mut stage);
-        // The places in the queue become free with the commit, which keeps memory bounded.
+        // The places in the queue become free with the commit, which bounds memory.
         let mut places = Vec::with_capacity(queued.len());
         for Queued { request, place } in queued {
             self.stage(&mut stage, request);
@@ -145,7 +145,7 @@ impl Writer {
                 path = %self.path.display(),
                 requests = answers.len(),
                 error = &error as &dyn std::error::Error,
-                "a registry commit failed; the file is opened anew with the next request"
+                "a registry commit failed; the file is reopened with the next request"
             );
             answers.into_iter().for_each(|answer| answer.fail(&error));
             return false;
@@ -155,8 +155,8 @@ impl Writer {
         true
     }
 
-    /// Gives up claims whose callers went away before the answer: no container can exist for
-    /// them, and nobody else would ever release them.
+    /// Releases claims whose callers were gone before the answer: no container can exist for them,
+    /// and nothing else would release them.
     fn stage_abandoned(&mut self, stage: &mut Stage) {
         for (id, generation) in self.abandoned.clone() {
             let ending = Ending {
@@ -169,7 +169,7 @@ impl Writer {
                 phases: Default::default(),
             };
             if let Err(error) = self.change(stage, &id, generation, &Change::Release(ending)) {
-                tracing::warn!(session = %id, %error, "an abandoned claim could not be released");
+                tracing::warn!(session = %id, %error, "cannot release an abandoned claim");
             }
         }
     }
@@ -278,7 +278,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The record as this transaction has it so far.
+    /// The record as changed by this transaction so far.
     fn current(&self, stage: &Stage, id: &SessionId) -> Option<Arc<SessionRecord>> {
         match stage.records.get(id) {
             Some(staged) => staged.clone(),
@@ -312,9 +312,9 @@ impl Writer {
         self.distrusted |= !error.is_disk_full();
     }
 
-    /// Opens the file after a failure and undoes what of the failed commit had become durable:
-    /// its callers were told that it failed. A file that is lost or damaged by now is written
-    /// anew from the mirror, which holds everything that was ever acknowledged.
+    /// Reopens the file after a failure and undoes the parts of the failed commit that became
+    /// durable, because its callers received an error. A file that is lost or damaged is rewritten
+    /// from the mirror, which holds everything that was acknowledged.
     fn ensure_open(&mut self) -> Result<(), RegistryError> {
         if self.database.is_some() {
             return Ok(());
@@ -342,20 +342,20 @@ impl Writer {
             }
             Err(DatabaseFailure::Refused(error)) => return Err(error),
         }
-        tracing::info!(path = %self.path.display(), "the registry file is open again");
+        tracing::info!(path = %self.path.display(), "reopened the registry file");
         Ok(())
     }
 }
 
 impl Answer {
-    /// Gives the answer; returns a claim that nobody took.
+    /// Sends the answer; returns a claim whose caller is gone.
     fn deliver(self) -> Option<(SessionId, Generation)> {
         match self {
             Self::Claim(reply, result) => match reply.send(result) {
                 Err(Ok(record)) => Some((record.id.clone(), record.generation)),
                 Ok(()) | Err(Err(_)) => None,
             },
-            // A caller that went away has no use for the answer, and the change stands.
+            // A caller that is gone needs no answer, and the change stays.
             Self::Change(reply, result) => {
                 let _ = reply.send(result);
                 None

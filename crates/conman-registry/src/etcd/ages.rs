@@ -1,11 +1,11 @@
-//! For how long nodes have been gone, beyond the lives of the daemons that saw it: those of a fleet
-//! may all be young, and what is left of such nodes is to be forgotten nevertheless.
+//! For how long nodes have been lost, across restarts of the daemons that observe it: all daemons
+//! of a fleet may be young, and the remains of lost nodes must be deleted nevertheless.
 //!
-//! `gone-for/NAME` holds the longest time that any daemon counted by a clock that nobody sets, on from
-//! what stood there when it began. Each counts for itself, and whoever is ahead of what is kept by a
-//! step writes its own down: so it needs no leader, and nobody's time is added to another's of the
-//! same hours. It counts for one life of the node alone, by its incarnation; a write that comes late,
-//! or is lost, has the node be forgotten later.
+//! `gone-for/NAME` holds the longest time that any daemon has counted, on a monotonic clock,
+//! starting from the stored value when it began. Each daemon counts for itself and writes its time
+//! once it exceeds the stored one by a step. So no leader is needed, and no period is counted
+//! twice. The value is valid for one incarnation of the node; a write that is late or lost delays
+//! the deletion.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -21,18 +21,18 @@ use super::store::ReadError;
 use super::wire::{self, TxnRequest};
 use crate::RegistryError;
 
-/// Keys read or written by one transaction: etcd takes 128 operations by default.
+/// Keys per transaction: etcd's default limit is 128 operations.
 const MAX_AT_ONCE: usize = 60;
 
-/// What is kept of a node.
+/// The stored age of a node.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
-    /// `None` for what cannot be read.
+    /// `None` for a value that cannot be read.
     age: Option<Age>,
     revision: i64,
 }
 
-/// What a node is.
+/// State of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     /// Fenced, or forgotten, after its life of this incarnation.
@@ -50,7 +50,8 @@ pub(super) async fn count(
     seen: BTreeMap<String, Option<Age>>,
 ) -> Result<BTreeMap<String, Age>, RegistryError> {
     let failed = |error: ReadError| unavailable(&error.to_string());
-    // Before what the nodes are: of one that is gone by then with the same incarnation it holds.
+    // Read before the nodes: the stored age is valid for a node that is lost by then with the same
+    // incarnation.
     let kept = kept(shared).await.map_err(failed)?;
     let found = found(shared, seen.keys()).await.map_err(failed)?;
     let now = boot_time();
@@ -103,7 +104,7 @@ async fn kept(shared: &Shared) -> Result<HashMap<String, Kept>, ReadError> {
     Ok(kept)
 }
 
-/// All nodes that are listed, and those of `names` that were forgotten.
+/// All listed nodes, and those of `names` that were forgotten.
 async fn found(
     shared: &Shared,
     names: impl Iterator<Item = &String>,
@@ -139,7 +140,7 @@ fn what(key: &[u8], bytes: &[u8]) -> Found {
     }
 }
 
-/// Each unless it was changed since that revision; `None` deletes it.
+/// Writes each key unless it was changed since that revision; `None` deletes it.
 async fn write(
     shared: &Shared,
     writes: &[(String, i64, Option<Age>)],
@@ -162,7 +163,7 @@ async fn write(
                 None => wire::delete(key),
             });
         }
-        // Where another node was quicker, it wrote as much.
+        // Where another node wrote first, it wrote an equal value.
         if let Some(trouble) = shared.store.transact(request).await.trouble {
             return Err(unavailable(&trouble));
         }

@@ -1,9 +1,9 @@
-//! Why a call to etcd has no answer: every failure told apart by whether the call may have had an
+//! Why a call to etcd failed. Failures are distinguished by whether the call may have had an
 //! effect.
 
 use tonic::{Code, ConnectError, Status};
 
-/// In etcd's answer where what is asked for is compacted away.
+/// Part of etcd's error when the requested revision is compacted.
 const COMPACTED: &str = "required revision has been compacted";
 
 /// Why a call has no answer.
@@ -12,27 +12,27 @@ pub(super) enum CallError {
     /// It did not reach etcd.
     #[error("{reason}")]
     NotSent { reason: String },
-    /// etcd said no, and did nothing.
+    /// etcd refused it; it has no effect.
     #[error("etcd refuses: {reason}")]
     Refused { reason: String },
-    /// It may have taken effect, and may still do so.
+    /// It may have taken effect, or may still do so.
     #[error("{reason}")]
     Unknown { reason: String },
-    /// It was not answered in time, and may have taken effect, or may still do so.
+    /// It was not answered in time; it may have taken effect, or may still do so.
     #[error("{reason}")]
     Late { reason: String },
-    /// It was answered with more than is taken.
+    /// The answer was larger than the limit.
     #[error("{reason}")]
     TooLong { reason: String },
-    /// The answer is not from the etcd of before.
+    /// The answer is from another or an older etcd.
     #[error("{reason}")]
     Stale { reason: String },
 }
 
 impl CallError {
-    /// By what is certain: that no connection came about, or that etcd looked at the call and did not
-    /// take it. All else may have been done. A full store is not among the certain: etcd carries a
-    /// transaction out that finds it full.
+    /// Certain are only that no connection was made, or that etcd rejected the call; after any
+    /// other failure it may have taken effect. A full store is not certain: etcd may execute a
+    /// transaction that finds it full.
     pub(super) fn of(name: &str, status: &Status) -> Self {
         if is_from_connecting(status) {
             let why = explained(status);
@@ -42,17 +42,17 @@ impl CallError {
         if status.code() == Code::OutOfRange && status.message().contains("decoded message length")
         {
             let reason = format!(
-                "{name} answers with more than is taken: {}",
+                "the answer of {name} is larger than the limit: {}",
                 status.message()
             );
             return Self::TooLong { reason };
         }
-        // Not full, but larger than a message may be: nobody has looked into it.
+        // The store is not full, but the message is too large: etcd has not processed it.
         let too_large = status.code() == Code::ResourceExhausted
             && status.message().contains("larger than max");
         let refused = match status.code() {
             Code::ResourceExhausted => too_large,
-            // Of all that it is said of, etcd has done nothing.
+            // For every call that returns this, etcd has done nothing.
             Code::OutOfRange => status.message().contains(COMPACTED),
             Code::InvalidArgument
             | Code::Unauthenticated
@@ -78,7 +78,7 @@ impl CallError {
         Self::Unknown { reason }
     }
 
-    /// Whether it certainly has and will have no effect.
+    /// Whether the call has no effect and never will.
     pub(super) fn is_without_effect(&self) -> bool {
         match self {
             Self::NotSent { .. } | Self::Refused { .. } => true,
@@ -89,12 +89,12 @@ impl CallError {
         }
     }
 
-    /// Whether the revision that it is about was compacted away.
+    /// Whether the revision of the call was compacted.
     pub(super) fn is_about_compaction(&self) -> bool {
         matches!(self, Self::Refused { reason } if reason.contains(COMPACTED))
     }
 
-    /// Whether less may be had at a time.
+    /// Whether a smaller request may succeed.
     pub(super) fn is_about_size(&self) -> bool {
         match self {
             Self::Late { .. } | Self::TooLong { .. } => true,
@@ -104,9 +104,8 @@ impl CallError {
     }
 }
 
-/// What went wrong, and what to do where it is about certificates. With TLS 1.3 a client hears only
-/// after it has connected that its certificate is not taken, if it hears more of it at all than the
-/// end of the connection.
+/// Returns the cause and, for certificates, what to do. With TLS 1.3 a client learns only after
+/// connecting that its certificate was refused, and may see only that the connection ended.
 fn explained(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
@@ -119,8 +118,8 @@ fn explained(status: &Status) -> String {
     }
     if text.contains("invalid peer certificate") {
         text.push_str(
-            "; `registry.ca_file` must be whoever signed etcd's certificate, which must name the \
-             host of `registry.endpoints`",
+            "; `registry.ca_file` must be the CA of etcd's certificate, which must name the host \
+             of `registry.endpoints`",
         );
     } else if text.contains("received fatal alert") {
         text.push_str(
@@ -142,7 +141,7 @@ fn is_from_connecting(status: &Status) -> bool {
     false
 }
 
-/// A token that etcd does not know (any more), or one from before users were changed.
+/// A token that etcd does not know or has dropped, or one from before users were changed.
 pub(super) fn is_about_sign_in(reason: &str) -> bool {
     [
         "invalid auth token",

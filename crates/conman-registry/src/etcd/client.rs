@@ -1,4 +1,4 @@
-//! Calls to etcd: one endpoint after the other, each call bounded and sent once.
+//! Calls to etcd: endpoints are tried in turn; each call has a timeout and is sent once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ use super::wire::{
     WatchResponse,
 };
 
-/// What is called, how long its answer may be, and by which lines.
+/// Path of a call, the size limit of its answer, and the connections that it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Method {
     path: &'static str,
@@ -33,7 +33,7 @@ struct Method {
     lines: Lines,
 }
 
-/// Many large records have lines of their own, so that renewals never queue up behind them.
+/// Large reads use separate connections, so that renewals never queue behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lines {
     Common,
@@ -49,7 +49,7 @@ impl Method {
         }
     }
 
-    /// The same for many records; of a single one any size is taken.
+    /// The same for many records; a single record may have any size.
     const fn bulk(self, records: i64) -> Self {
         Self {
             path: self.path,
@@ -68,20 +68,21 @@ const COMPACT: Method = Method::new("/etcdserverpb.KV/Compact");
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const AUTHENTICATE: Method = Method::new("/etcdserverpb.Auth/Authenticate");
 
-/// Longest answer: a page of small values, or a record, which etcd bounds to 1.5 MiB, is far below.
+/// Maximum size of an answer: a page of small values, or a record, which etcd limits to 1.5 MiB, is
+/// far below.
 const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
 
-/// Longest answer of many records: no more is taken in at once on the fleet's thread.
+/// Maximum size of an answer with many records, which bounds the work on the fleet's thread.
 pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
 
-/// How a certificate begins in PEM (RFC 7468).
+/// First line of a certificate in PEM (RFC 7468).
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
-/// While calls are under way an idle line is asked for a sign of life this often: etcd cuts clients
-/// off that ask more often than every five seconds.
+/// Interval of keep-alive pings on a connection with calls under way: etcd disconnects clients that
+/// ping more often than every five seconds.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A watch learns by this that its etcd has gone without a word.
+/// After this time without an answer to a ping, a watch notices that its etcd is gone.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How etcd is reached.
@@ -104,7 +105,7 @@ impl fmt::Debug for EtcdAccess {
     }
 }
 
-/// What etcd knows this node by.
+/// This node's user in etcd.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdCredentials {
     pub user: String,
@@ -120,9 +121,9 @@ impl fmt::Debug for EtcdCredentials {
 /// PEM texts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// Whoever signed etcd's certificates.
+    /// The CA that signed etcd's certificates.
     pub ca: Vec<u8>,
-    /// This node's certificate and key, where etcd asks for one.
+    /// This node's certificate and key, where etcd requires one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -132,25 +133,23 @@ impl fmt::Debug for EtcdTls {
     }
 }
 
-/// Why the way to etcd cannot even be tried.
+/// Why no connection to etcd can be tried.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    #[error("there is no endpoint of etcd; name at least one, such as `http://10.0.0.1:2379`")]
+    #[error("no etcd endpoint is configured; name at least one, such as `http://10.0.0.1:2379`")]
     NoEndpoint,
-    #[error("`{endpoint}` is no endpoint of etcd; use `http://HOST:PORT` or `https://HOST:PORT`")]
+    #[error("`{endpoint}` is not an etcd endpoint; use `http://HOST:PORT` or `https://HOST:PORT`")]
     Endpoint { endpoint: String },
     #[error(
         "the certificates for etcd cannot be used: {reason}; `registry.ca_file`, \
          `registry.cert_file` and `registry.key_file` must be PEM files, the last two of one pair"
     )]
     Tls { reason: String },
-    #[error(
-        "`registry.ca_file` holds no certificate; it must be a PEM file of whoever signed etcd's"
-    )]
+    #[error("`registry.ca_file` holds no certificate; it must be a PEM file of etcd's CA")]
     NoAuthority,
 }
 
-/// What an answer's header is taken from.
+/// An answer with etcd's header.
 pub(super) trait Headed {
     fn header(&self) -> Option<&ResponseHeader>;
 }
@@ -176,7 +175,7 @@ impl Headed for TxnResponse {
 #[derive(Debug, Default)]
 struct Way {
     endpoints: Vec<Endpoint>,
-    /// One connection an endpoint, made when it is first used, replaced when it hangs.
+    /// One connection per endpoint, made on first use, replaced when it hangs.
     lines: Vec<Channel>,
     /// The same for [`Lines::Bulk`].
     bulk: Vec<Channel>,
@@ -201,7 +200,7 @@ impl Way {
         lines
     }
 
-    /// Whatever is still on its way on this one is nothing anybody waits for.
+    /// Calls that are still under way on the old connection are abandoned.
     fn replace(&mut self, which: Lines, index: usize) {
         let Some(endpoint) = self.endpoints.get(index).cloned() else {
             return;
@@ -214,10 +213,10 @@ impl Way {
 
 #[derive(Debug)]
 pub(super) struct Client {
-    /// What the endpoints are called in messages.
+    /// The endpoints' names in messages.
     names: Vec<String>,
     way: Mutex<Way>,
-    /// The endpoint that is used.
+    /// The endpoint in use.
     current: AtomicUsize,
     passed_over: PassedOver,
     patience: Duration,
@@ -228,7 +227,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects to nothing yet. `patience` bounds every call but a watch.
+    /// Makes no connection yet. `patience` is the timeout of every call except a watch.
     pub(super) fn new(
         access: &EtcdAccess,
         patience: Duration,
@@ -249,9 +248,9 @@ impl Client {
         })
     }
 
-    /// From now on the same endpoints with these certificates and credentials. Calls under way go on
-    /// as they began, and who has signed in needs to again only when etcd wants it: so that a new
-    /// password may be here before etcd has it.
+    /// Uses these certificates and credentials from here on, with the same endpoints. Calls under
+    /// way continue, and the client signs in again only when etcd requires it, so that a new
+    /// password may be configured here before it is set in etcd.
     pub(super) fn renew(&self, access: &EtcdAccess) -> Result<(), AccessError> {
         let endpoints = endpoints(access, self.patience)?;
         *self.way() = Way::new(endpoints);
@@ -263,7 +262,7 @@ impl Client {
         Ok(())
     }
 
-    /// A panic while the lock is held cannot leave half a change.
+    /// A panic while the lock is held cannot leave a partial change.
     fn way(&self) -> MutexGuard<'_, Way> {
         self.way.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -281,19 +280,19 @@ impl Client {
         self.timed(RANGE, request).await
     }
 
-    /// What was overwritten or deleted before this revision cannot be read any more.
+    /// After this, values that were overwritten or deleted before this revision cannot be read.
     pub(super) async fn compact(&self, revision: i64) -> Result<CompactionResponse, CallError> {
-        // It may take as long as much to read does, and no renewal is to wait behind it.
+        // It may take as long as a large read, and must not delay a renewal.
         let method = COMPACT.bulk(i64::MAX);
         self.timed(method, CompactionRequest { revision }).await
     }
 
-    /// Bound on every call but a watch.
+    /// Timeout of every call except a watch.
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// At most so many records as the request's limit says.
+    /// Reads at most as many records as the request's limit.
     pub(super) async fn bulk_range(
         &self,
         request: RangeRequest,
@@ -301,7 +300,7 @@ impl Client {
         self.timed(RANGE.bulk(request.limit), request).await
     }
 
-    /// Reads so many records as there are operations.
+    /// Reads one record per operation.
     pub(super) async fn bulk_reads(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
         let records = i64::try_from(request.success.len()).unwrap_or(i64::MAX);
         self.timed(TXN.bulk(records), request).await
@@ -329,8 +328,8 @@ impl Client {
     {
         let before = self.seen.before();
         let answer: R = match self.once(method, request.clone()).await {
-            // The token has expired, or etcd has forgotten it: a new one, and then the same again,
-            // as a refusal has no effect.
+            // The token has expired, or etcd has dropped it: sign in and send the call again. A
+            // refusal has no effect.
             Err(CallError::Refused { reason })
                 if self.credentials().is_some() && is_about_sign_in(&reason) =>
             {
@@ -356,7 +355,7 @@ impl Client {
             })
     }
 
-    /// Tries the endpoints in turn until one is connected to, and sends once.
+    /// Tries the endpoints in turn until one is connected, and sends once.
     async fn once<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
     where
         Q: Message + Clone + Send + Sync + 'static,
@@ -384,12 +383,12 @@ impl Client {
                         self.patience.as_millis()
                     );
                     self.way().replace(method.lines, index);
-                    // Much to read takes its time; whether the endpoint hangs, renewals tell.
+                    // A large read may be slow; renewals detect an endpoint that hangs.
                     if method.max_answer_bytes == MAX_ANSWER_BYTES {
                         self.turn(index);
                         self.passed_over.failed(index, reason.clone());
                     }
-                    // Whatever became of the endpoints before, this one may have been reached.
+                    // Whatever happened at earlier endpoints, this one may have received the call.
                     return Err(CallError::Late { reason });
                 }
             };
@@ -409,7 +408,7 @@ impl Client {
         }))
     }
 
-    /// Hints of what changes under a prefix, from now on.
+    /// Watches changes under a prefix from here on.
     pub(super) async fn watch(
         &self,
         key: Vec<u8>,
@@ -422,7 +421,7 @@ impl Client {
         let create = WatchRequest {
             create: Some(WatchCreateRequest { key, range_end }),
         };
-        // The request's side stays open: its end would end the watch.
+        // The request stream stays open: closing it would end the watch.
         let requests = futures_util::StreamExt::chain(
             futures_util::stream::iter([create]),
             futures_util::stream::pending(),
@@ -447,7 +446,7 @@ impl Client {
         }
     }
 
-    /// One at a time; whoever waited for another's takes its token.
+    /// One at a time; a caller that waited uses the token of the one before.
     fn sign_in(&self) -> BoxFuture<'_, Result<(), CallError>> {
         Box::pin(self.signed_in())
     }
@@ -474,7 +473,7 @@ impl Client {
                     credentials.user
                 ),
             },
-            // Signing in has no effect that matters, so that the call itself has none.
+            // Signing in has no lasting effect, so the call itself has none.
             CallError::NotSent { reason }
             | CallError::Unknown { reason }
             | CallError::Late { reason }
@@ -482,7 +481,7 @@ impl Client {
             | CallError::Stale { reason } => CallError::NotSent { reason },
         })?;
         let token = answer.token.parse().map_err(|_| CallError::Refused {
-            reason: "etcd's token cannot be sent back".to_owned(),
+            reason: "etcd's token is not a valid header value".to_owned(),
         })?;
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
         Ok(())
@@ -499,7 +498,7 @@ impl Client {
         (index, self.way().lines(which)[index].clone())
     }
 
-    /// The next endpoint from now on, unless somebody else has turned already.
+    /// Selects the next endpoint, unless another caller already has.
     fn turn(&self, from: usize) {
         let next = (from + 1) % self.names.len();
         let _ = self
@@ -509,7 +508,7 @@ impl Client {
 
     fn failed(&self, index: usize, path: &str, status: &Status) -> CallError {
         match CallError::of(&self.name(index), status) {
-            // Compaction takes more than a role can have, and its caller says what.
+            // Compaction needs more than a role can grant; its caller reports what.
             CallError::Refused { reason }
                 if status.code() == Code::PermissionDenied && path != COMPACT.path =>
             {

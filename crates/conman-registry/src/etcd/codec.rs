@@ -1,15 +1,15 @@
-//! Where what is kept in etcd, and as which bytes. Transactions compare whole values, so that one
-//! value has one text.
+//! Keys and values in etcd. Transactions compare whole values, so each value has exactly one
+//! encoding.
 //!
 //! | key, below the prefix | value | |
 //! |---|---|---|
 //! | `schema` | the format of all others | |
 //! | `node/NAME`, `hb/NAME`, `silence/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
 //! | `gone/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
-//! | `holder/NAME` | which installation may act by that name | decides who may rejoin |
-//! | `gone-for/NAME` | for how long a node has been gone, as far as that was seen | decides when what is left of it goes |
-//! | `session/ID` | the session's record and its owner | tells |
-//! | `peer/NAME` | what a node says of itself | tells |
+//! | `holder/NAME` | which installation may use that name | decides who may rejoin |
+//! | `gone-for/NAME` | how long a node has been lost | decides when it is forgotten |
+//! | `session/ID` | the session's record and its owner | informs |
+//! | `peer/NAME` | what a node publishes about itself | informs |
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Announcement, SessionRecord};
 
-/// A value that is not what it should be.
+/// A value that conman did not write.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the value of {key} in etcd is not one that this conman writes ({reason}); is the prefix used \
-     by something else, or by another version? The same conman on every node understands it."
+     by something else, or by another version? Run the same conman version on every node."
 )]
 pub(super) struct BadValue {
     pub(super) key: String,
@@ -79,19 +79,19 @@ struct SilenceText {
     silence_ms: u64,
 }
 
-/// Who may act by a node's name: another state directory, or the same one after a boot, is
-/// somebody else until it is proven to be alone.
+/// The installation that may use a node name. Another state directory, or the same one after a
+/// reboot, counts as another installation until it is proven that no other one is live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Holder {
     pub(super) instance: String,
     pub(super) boot_id: String,
 }
 
-/// What is told of a session beside who owns it.
+/// Session data stored next to its ownership.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Told {
     pub(super) node: String,
-    /// Of the node, when it claimed.
+    /// Incarnation of the node when it claimed.
     pub(super) incarnation: u64,
     pub(super) record: SessionRecord,
 }
@@ -102,7 +102,7 @@ pub(super) struct PeerText {
     pub(super) announcement: Announcement,
 }
 
-/// One that cannot be read is none: the node is forgotten later.
+/// An unreadable value counts as none: the node is forgotten later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GoneForText {
     pub(super) incarnation: u64,
@@ -144,7 +144,7 @@ impl Keys {
         }
     }
 
-    /// What all sessions' ownership lies below.
+    /// Prefix of all ownership keys.
     pub(super) fn owned(&self) -> Vec<u8> {
         self.below("own/", "")
     }
@@ -235,13 +235,13 @@ pub(super) fn encode(value: &Value) -> Vec<u8> {
     }
 }
 
-/// The text of a value without maps of other keys than strings, floats that are not numbers, or
-/// anything else that JSON does not take.
+/// Encodes a value as JSON. The value must have only string keys, no NaN, and nothing else that
+/// JSON cannot hold.
 pub(super) fn text<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// Without what is left of the last one.
+/// Rounded down to whole milliseconds.
 pub(super) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -293,11 +293,11 @@ pub(super) fn decode(kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadV
             Value::Silence(read.silence_ms)
         }
     };
-    // Another text of the same value would never compare equal.
+    // Another encoding of the same value would never compare equal.
     if encode(&value) != bytes {
         return Err(BadValue {
             key: String::from_utf8_lossy(key).into_owned(),
-            reason: "it is written otherwise".to_owned(),
+            reason: "it has another encoding".to_owned(),
         });
     }
     Ok(value)

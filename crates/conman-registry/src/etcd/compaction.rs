@@ -1,11 +1,11 @@
-//! Compaction: etcd keeps every revision until somebody says that it is not needed any more, and each
-//! node writes its heartbeat each renewal interval.
+//! Compaction: etcd keeps every revision until it is compacted, and each node writes its heartbeat
+//! each renewal interval.
 //!
-//! One of the nodes does it: that of the least name of those that are heard of. Should two of them
-//! take themselves for it, the later one finds it done. What was current an interval ago goes: reads
-//! of several pages of one moment take seconds, and watches that lag behind are begun anew. The others
-//! do the same with what was current a few intervals ago, and find it done unless the first one may
-//! not, or fails.
+//! One node compacts: the one with the least name of those that are heard from. If two nodes
+//! consider themselves to be that one, the later finds it done. Revisions older than one interval
+//! are removed: reading several pages of one revision takes seconds, and watches that lag behind
+//! are restarted. The other nodes compact revisions a few intervals older, and find it done unless
+//! the first node may not compact or fails.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use super::figures;
 use super::membership::Membership;
 use super::shared::{Shared, boot_time};
 
-/// Between two compactions, and how old what goes is at least.
+/// Interval between compactions, and the minimum age of removed revisions.
 pub const COMPACT_EVERY: Duration = Duration::from_mins(5);
 
-/// So many intervals the others leave to the first.
+/// The other nodes wait for the first node for so many intervals.
 const PATIENCE: usize = 3;
-/// Before it is said again that it does not come about.
+/// Interval between repeated warnings about a failed compaction.
 const SAY_AGAIN_MS: u64 = 3_600_000;
 
 pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every: Duration) {
@@ -45,18 +45,18 @@ pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every:
         match client.compact(revision).await {
             Ok(_) => tracing::debug!(revision, "etcd is compacted"),
             Err(error) if error.is_about_compaction() => {
-                tracing::debug!(revision, "somebody else has compacted etcd");
+                tracing::debug!(revision, "etcd is already compacted");
             }
-            // The first one may, perhaps; whether it does, it tells itself.
+            // The first node may have permission; it logs its failures.
             Err(error) if !is_first => tracing::debug!(%error, "etcd is not compacted"),
             Err(error @ CallError::Refused { .. }) => {
                 figures::not_compacted();
                 if said.say("", boot_time().0).is_some() {
                     tracing::warn!(
                         %error,
-                        "etcd is not compacted, and fills up unless somebody else does so: give its \
-                         user the role `root`, or set `registry.compact = false` on every node and \
-                         start etcd with --auto-compaction-retention"
+                        "etcd is not compacted and fills up: give its user the role `root`, or set \
+                         `registry.compact = false` on every node and start etcd with \
+                         --auto-compaction-retention"
                     );
                 }
             }

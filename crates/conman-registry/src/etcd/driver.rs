@@ -3,9 +3,9 @@
 //! ```text
 //!  claims, releases ──▶ ┌────────┐ ──▶ etcd: one future a request, releases in batches
 //!  answers of etcd  ──▶ │ driver │ ──▶ fence: deadlines, thaws, freezes
-//!  news of the fence ─▶ └────────┘ ──▶ node: whom to end
+//!  fence events ──────▶ └────────┘ ──▶ node: sessions to end
 //! ```
-//! It never waits for anything but its next event.
+//! It waits only for its next event.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -40,19 +40,19 @@ pub(super) use commands::{Command, Reply};
 use releases::{Looked, Releases};
 use requests::Sent;
 
-/// What the task is called when it ends or stands still.
+/// Name of the task in reports of its end or stall.
 pub(super) const NAME: &str = "ownership";
 
-/// What time alone makes due is looked at this often: well below every interval of the protocol.
+/// Interval of timer checks: well below every interval of the protocol.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Commands taken at a time, so that releases that come together go together.
+/// Commands taken at a time, so that releases that arrive together are sent together.
 const MAX_TAKEN: usize = 1_024;
 
-/// More heartbeats than are sent in a life.
+/// More than the number of attempts in one life of a protocol.
 const ATTEMPTS_OF_A_PROTOCOL: u64 = 1 << 32;
 
-/// What a future of the driver comes to.
+/// Result of one of the driver's futures.
 enum Done {
     Answered(u64, Answered),
     /// Several transactions at once.
@@ -71,11 +71,11 @@ enum Wake {
     Tick,
 }
 
-/// Why serving came to an end.
+/// Why serving ended.
 enum Left {
-    /// Nobody asks any more.
+    /// No caller is left.
     Unused,
-    /// Somebody else acts by this node's name, or it was forgotten.
+    /// Another installation uses this node's name, or the node was forgotten.
     NameLost,
 }
 
@@ -95,7 +95,7 @@ impl Driver {
         let pulse = self.vitals.task(NAME);
         loop {
             pulse.beat().await;
-            // It goes on until etcd and the shim answer.
+            // It is retried until etcd and the shim answer.
             let Some(joined) = pulse.idle(self.join()).await else {
                 return;
             };
@@ -108,7 +108,7 @@ impl Driver {
             let left = serving.run(&pulse).await;
             orders.abort();
             self.shared.nothing_mine();
-            // Above every one that was sent.
+            // Above every number that was sent.
             self.next_attempt += ATTEMPTS_OF_A_PROTOCOL;
             match left {
                 Left::Unused => return,
@@ -117,7 +117,7 @@ impl Driver {
         }
     }
 
-    /// `None` when nobody asks any more.
+    /// `None` when no caller is left.
     async fn join(&mut self) -> Option<Joined> {
         let joining = joining::join(&self.shared, &self.link, &self.holder, self.from_alone);
         let mut joining = std::pin::pin!(joining);
@@ -125,19 +125,19 @@ impl Driver {
             tokio::select! {
                 // Not cancelled by the other arm: the same future is polled again.
                 joined = &mut joining => return Some(joined),
-                // Cancel safe: a command is taken when it is returned.
+                // Cancel safe: a command is taken only when it is returned.
                 command = self.commands.recv() => commands::refuse(command?, &self.shared),
             }
         }
     }
 }
 
-/// From the protocol's beginning until the name is lost.
+/// From the start of the protocol until the name is lost.
 struct Serving<'a> {
     driver: &'a mut Driver,
     shared: Arc<Shared>,
     protocol: NodeProtocol,
-    /// The revision that wrote `holder/NAME` last, as far as is known; 0: it does not exist.
+    /// The revision that wrote `holder/NAME` last, as far as known; 0: it does not exist.
     holder: i64,
     queue: Arc<FenceQueue>,
     news: mpsc::Receiver<FenceEvent>,
@@ -149,13 +149,13 @@ struct Serving<'a> {
     releases: Releases,
     was_live: bool,
     ever_live: bool,
-    /// Attempts of rejoins under way.
+    /// Rejoin attempts under way.
     rejoins: Vec<u64>,
-    /// Renewals under way, rejoins among them.
+    /// Renewals under way, including rejoins.
     renewals: Vec<u64>,
-    /// What is counted when it is committed, by transaction.
+    /// What to count when a transaction commits, by transaction.
     tallies: HashMap<u64, Tally>,
-    /// Why the node has to join anew.
+    /// Why the node has to rejoin.
     name_lost: Option<&'static str>,
 }
 
@@ -209,17 +209,17 @@ impl<'a> Serving<'a> {
                 return Left::NameLost;
             }
             let wake = tokio::select! {
-                // Cancel safe: what is done is taken when it is returned.
+                // Cancel safe: a result is taken only when it is returned.
                 Some(done) = self.work.next(), if !self.work.is_empty() => Wake::Done(done),
-                // Cancel safe: a command is taken when it is returned.
+                // Cancel safe: a command is taken only when it is returned.
                 command = self.driver.commands.recv() => Wake::Command(command),
                 // Cancel safe: likewise.
                 news = self.news.recv() => Wake::Fence(news),
-                // Cancel safe: a change stays one until it is looked at.
+                // Cancel safe: a change stays pending until it is read.
                 Ok(()) = self.driver.observed.changed() => Wake::Observed,
                 // Cancel safe: likewise.
                 () = self.shared.orders.taken() => Wake::Taken,
-                // Cancel safe: a tick is counted when it is returned.
+                // Cancel safe: a tick is consumed only when it is returned.
                 _ = tick.tick() => Wake::Tick,
             };
             match wake {
@@ -233,7 +233,7 @@ impl<'a> Serving<'a> {
                     self.protocol.set_observed(boot_time(), &observed);
                     self.inbox.push_back(Event::Tick);
                 }
-                // Perhaps this node's standing waited for it.
+                // This node's standing may have waited for it.
                 Wake::Taken => {}
                 Wake::Tick => self.inbox.push_back(Event::Tick),
             }
@@ -268,7 +268,7 @@ impl<'a> Serving<'a> {
         codec::text(&self.driver.holder)
     }
 
-    /// Brings everything to rest that needs no further event.
+    /// Processes everything that needs no further event.
     fn settle(&mut self) {
         loop {
             while let Some(event) = self.inbox.pop_front() {
@@ -295,7 +295,7 @@ impl<'a> Serving<'a> {
         match action {
             Action::Store { op, request } => self.prepare(op, request),
             Action::Start(slot) => {
-                // Whoever asked for it is gone: nothing was sent, so nothing needs to die first.
+                // The caller is gone: nothing was sent, so nothing has to die first.
                 if let Some(told) = self.claims.started(&slot, &self.shared) {
                     self.releases.give_back(told);
                     self.inbox.push_back(Event::DeathCertificate(slot));
@@ -322,7 +322,7 @@ impl<'a> Serving<'a> {
     }
 
     fn condemn(&mut self, slot: Slot) {
-        // Its certificate is here already.
+        // Its certificate has already arrived.
         if self.releases.is_certified(&slot) {
             self.inbox.push_back(Event::DeathCertificate(slot));
             return;
@@ -333,10 +333,10 @@ impl<'a> Serving<'a> {
         );
         let why = match lost {
             true => "its ownership was lost: this node was silent for too long",
-            false => "the registry says that it is this node's, and nothing tells of its container",
+            false => "this node owns it in the registry, but has no record of its container",
         };
         self.shared.orders.condemn(slot.clone(), why.to_owned());
-        // After the node was told why.
+        // After the node has the reason.
         self.order(FenceOrder::Kill(slot));
     }
 
@@ -344,7 +344,7 @@ impl<'a> Serving<'a> {
         let live = self.protocol.is_live();
         let shared = &self.shared;
         if !live && self.was_live {
-            // Another node may own any of it by now.
+            // Another node may own any of it.
             shared.nothing_mine();
         }
         self.was_live = live;
@@ -358,7 +358,7 @@ impl<'a> Serving<'a> {
         let left_ms = self.protocol.deadline().since(now);
         let is_fenced = *shared.standing.borrow() == Standing::Fenced;
         if is_fenced && self.protocol.may_act(now) && shared.orders.are_to_kill() {
-            // Who hears that it is live again must not be led to what it has lost.
+            // A caller that sees the node live again must not reach a session that it has lost.
         } else if self.protocol.may_act(now) {
             let late = left_ms < shared.timing.fence_ms / 2;
             shared.stands(if late { Standing::Late } else { Standing::Live });
@@ -366,8 +366,8 @@ impl<'a> Serving<'a> {
             shared.stands(Standing::Joining { reason });
         } else if self.protocol.is_used_up() {
             let reason = format!(
-                "the record of node `{0}` in etcd has the greatest incarnation that there is, and is \
-                 damaged; give this node another `node.name`",
+                "the record of node `{0}` in etcd is damaged: it has the greatest possible \
+                 incarnation; give this node another `node.name`",
                 shared.me
             );
             shared.stands(Standing::Joining { reason });
@@ -379,8 +379,11 @@ impl<'a> Serving<'a> {
     fn leave(&mut self, why: &str) {
         self.claims.give_up(&self.shared);
         self.releases.give_up(&self.shared);
-        let reason = format!("node `{}` joins anew: {why}", self.shared.me);
-        tracing::error!(reason, "everything on this node is frozen");
+        let reason = format!("node `{}` rejoins: {why}", self.shared.me);
+        tracing::error!(
+            reason,
+            "the node left its fleet; all its sessions are frozen"
+        );
         self.shared.stands(Standing::Joining { reason });
         self.shared.incarnation.send_replace(0);
     }

@@ -1,7 +1,8 @@
-//! The task that gives orders to the fence in their order, and tells the driver its news.
+//! The task that sends orders to the fence in sequence, and forwards the fence's events to the
+//! driver.
 //!
-//! Each connection has a number. The driver marks its orders with the latest that it heard of;
-//! what it ordered before is lost with the connection that it was meant for.
+//! Each connection has a number. The driver marks its orders with the latest number that it
+//! received; orders for an earlier connection are lost with that connection.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,16 +15,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder};
 
-/// Bound on one order: a shim that takes longer is as good as gone, and is connected to anew.
+/// Timeout of one order: a shim that takes longer counts as lost, and is reconnected.
 const ORDER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Between two tries to connect.
+/// Pause between two connection attempts.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 
-/// What the task is called when it ends or stands still.
+/// Name of the task in reports of its end or stall.
 pub(super) const NAME: &str = "fence orders";
 
-/// News that the driver has not heard: it takes them as they come.
+/// Events that the driver has not received: it takes them as they come.
 pub(super) const MAX_NEWS: usize = 64;
 
 #[derive(Debug)]
@@ -36,8 +37,8 @@ pub(super) enum FenceEvent {
     },
 }
 
-/// Orders that wait. Bounded: a deadline replaces an earlier one that waits behind nothing else,
-/// and of the others the protocol gives a few an outage.
+/// Orders that wait. Bounded: a deadline replaces an earlier one at the end of the queue, and of
+/// the other orders the protocol sends a few per outage.
 #[derive(Debug, Default)]
 pub(super) struct FenceQueue {
     waiting: Mutex<VecDeque<(u64, FenceOrder)>>,
@@ -59,7 +60,7 @@ impl FenceQueue {
         self.more.notify_one();
     }
 
-    /// The next order for this connection. Cancel safe: it is taken when it is returned.
+    /// The next order for this connection. Cancel safe: it is taken only when it is returned.
     async fn next(&self, connection: u64) -> FenceOrder {
         loop {
             let next = {
@@ -79,7 +80,7 @@ impl FenceQueue {
         }
     }
 
-    /// A panic while the lock is held cannot leave half a change: each is one operation.
+    /// A panic while the lock is held cannot leave a partial change: each is one operation.
     fn waiting(&self) -> MutexGuard<'_, VecDeque<(u64, FenceOrder)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,11 +89,11 @@ impl FenceQueue {
 enum Next {
     Order(FenceOrder),
     Heard(FenceNews),
-    /// Nobody is left to tell.
+    /// The driver is gone.
     Over,
 }
 
-/// From a connection that stands, number 0, until the driver is gone.
+/// Starts with an existing connection, number 0, and runs until the driver is gone.
 pub(super) async fn run(
     link: Arc<dyn FenceLink>,
     queue: Arc<FenceQueue>,
@@ -100,14 +101,14 @@ pub(super) async fn run(
     pulse: Pulse,
 ) {
     let mut connection = 0;
-    // An order to thaw was given and may have been carried out in part: the rest stays frozen below
-    // an open fence, which tells of it no more.
+    // A thaw order may have been executed in part. The rest then stays frozen behind an open fence,
+    // which does not report it.
     let mut thaws_in_part = false;
     loop {
         pulse.beat().await;
         let next = async {
             tokio::select! {
-                // Cancel safe: an order is taken when it is returned.
+                // Cancel safe: an order is taken only when it is returned.
                 order = queue.next(connection) => Next::Order(order),
                 // Cancel safe by its contract.
                 heard = link.news() => Next::Heard(heard),
@@ -126,8 +127,8 @@ pub(super) async fn run(
                         false
                     }
                     Ok(Err(FenceLinkError::Refused { reason })) => {
-                        tracing::warn!(reason, "the fence refuses an order");
-                        // It is closed then, and opened by the next renewal.
+                        tracing::warn!(reason, "the fence refused an order");
+                        // It is closed in that case; the next renewal opens it.
                         if news.send(FenceEvent::Fired).await.is_err() {
                             return;
                         }
@@ -147,14 +148,14 @@ pub(super) async fn run(
         };
         if lost {
             connection += 1;
-            // A shim that does not come is not this daemon's standstill.
+            // A shim that does not answer is not a stall of this daemon.
             let connected = pulse.idle(reconnect(&*link, &news)).await;
             let Some(FenceHolds { fired, slots }) = connected else {
                 return;
             };
             let event = FenceEvent::Connected {
                 connection,
-                // Then the next renewal thaws whatever is still to be thawed.
+                // If true, the next renewal thaws what is still frozen.
                 fired: fired || thaws_in_part,
                 slots,
             };
@@ -165,14 +166,14 @@ pub(super) async fn run(
     }
 }
 
-/// `None` when nobody is left to tell.
+/// `None` when the driver is gone.
 async fn reconnect(link: &dyn FenceLink, news: &mpsc::Sender<FenceEvent>) -> Option<FenceHolds> {
     let mut told = false;
     loop {
         match link.connect().await {
             Ok(holds) => return Some(holds),
             Err(error) if !told => {
-                tracing::error!(%error, "the fence is gone; trying again");
+                tracing::error!(%error, "lost the connection to the fence; reconnecting");
                 told = true;
             }
             Err(_) => {}
@@ -204,7 +205,7 @@ mod tests {
         Hangs,
     }
 
-    /// An open fence, which says so, and what becomes of the orders to thaw that it is given.
+    /// An open fence, and the results of the thaw orders that it receives.
     #[derive(Debug)]
     struct Open {
         fates: Vec<Fate>,
@@ -240,8 +241,8 @@ mod tests {
         }
     }
 
-    /// What the driver hears of an open fence when the connection breaks after each order to thaw;
-    /// one that fails breaks it.
+    /// For each thaw order, after which the connection breaks: whether the driver sees the fence as
+    /// fired. A failed order breaks the connection too.
     async fn told_fired(fates: &[Fate]) -> Vec<bool> {
         let link = Arc::new(Open {
             fates: fates.to_vec(),
@@ -271,7 +272,7 @@ mod tests {
                 Fate::Lost | Fate::Hangs => {}
             }
             loop {
-                match news.recv().await.expect("it goes on") {
+                match news.recv().await.expect("still running") {
                     FenceEvent::Fired => {}
                     FenceEvent::Connected {
                         connection, fired, ..
@@ -291,7 +292,7 @@ mod tests {
     async fn a_thaw_that_may_have_come_to_some_alone_is_called_for_again() {
         use Fate::{Done, Hangs, Lost, Refused};
         assert_eq!(told_fired(&[Done, Done]).await, [false, false]);
-        // Until one was carried out as a whole.
+        // Until one was executed completely.
         let fates = [Lost, Refused, Hangs, Done, Done];
         assert_eq!(told_fired(&fates).await, [true, true, true, false, false]);
     }

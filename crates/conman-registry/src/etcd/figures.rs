@@ -1,4 +1,4 @@
-//! What is counted of the fleet, for `/metrics`.
+//! Metrics of the fleet.
 
 use std::time::Duration;
 
@@ -17,14 +17,11 @@ const CALLS: &str = "conman_etcd_seconds";
 const FAILURES: &str = "conman_etcd_failures_total";
 const NOT_COMPACTED: &str = "conman_etcd_compactions_failed_total";
 
-/// Says what the figures mean; the counters begin at nothing, so that they can be asked for before
-/// there is any.
+/// Describes the metrics and sets the counters to zero, so that they are exported before the first
+/// event.
 pub(super) fn describe() {
-    metrics::describe_gauge!(
-        PEERS,
-        "Nodes of the fleet by how they stand, this one included"
-    );
-    metrics::describe_gauge!(LIVE, "1 while this node owns what it owns, 0 otherwise");
+    metrics::describe_gauge!(PEERS, "Nodes of the fleet by standing, including this one");
+    metrics::describe_gauge!(LIVE, "1 while this node's ownership is valid, 0 otherwise");
     metrics::describe_counter!(
         LAPSES,
         "How often the renewal of this node's ownership was late, and how often it lapsed"
@@ -40,13 +37,13 @@ pub(super) fn describe() {
     metrics::describe_counter!(FENCED, "Silent nodes that this node has declared dead");
     metrics::describe_counter!(
         LOOKUPS,
-        "How often it was to be known which node has a session, and whether etcd was asked"
+        "Lookups of the node that owns a session, by whether etcd was read"
     );
     metrics::describe_histogram!(CALLS, "Time until etcd answered, by call");
-    metrics::describe_counter!(FAILURES, "Calls that etcd did not answer as it should");
+    metrics::describe_counter!(FAILURES, "Calls to etcd that failed");
     metrics::describe_counter!(
         NOT_COMPACTED,
-        "How often etcd did not compact its history when it was to, which fills it up"
+        "Failed compactions of etcd, which fills up without them"
     );
     for name in [RELEASES, TAKEOVERS, FENCED, NOT_COMPACTED] {
         metrics::counter!(name).absolute(0);
@@ -91,12 +88,12 @@ pub(super) fn stands(standing: &Standing) {
     }
 }
 
-/// Somebody wants to know which node has a session.
+/// A caller looks up which node has a session.
 pub(super) fn looked_up(from: &'static str) {
     metrics::counter!(LOOKUPS, "from" => from).increment(1);
 }
 
-/// A call of etcd has ended; `path` is that of gRPC.
+/// A call to etcd has ended; `path` is the gRPC path.
 pub(super) fn called(path: &'static str, took: Duration, failed: bool) {
     let call = path.rsplit('/').next().unwrap_or(path);
     if failed {
@@ -106,7 +103,7 @@ pub(super) fn called(path: &'static str, took: Duration, failed: bool) {
     }
 }
 
-/// What is counted when a transaction of this node is committed.
+/// What is counted when a transaction of this node commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tally {
     Release,

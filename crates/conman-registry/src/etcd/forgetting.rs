@@ -1,14 +1,13 @@
-//! Forgetting a node that is gone: machines that come with a new name each time would fill the
-//! registry otherwise.
+//! Forgets lost nodes. Otherwise machines that come with a new name each time would fill the
+//! registry.
 //!
 //! ```text
 //!  node/NAME (fenced, owns nothing) ──forget──▶ gone/NAME ──recall, before it joins──▶ node/NAME
 //! ```
-//! Its incarnation must only ever grow, or a claim of an earlier life that arrives late would be
-//! taken for one of the present. So the record is put aside, where nobody looks at it, and put back
-//! before a node of that name joins; a rejoin is taken only while there is none aside. All else of
-//! the node is deleted, but for how long it has been gone, which is of use for as long as records of
-//! its sessions are there.
+//! Its incarnation must only grow, or a late claim of an earlier life would be mistaken for a
+//! current one. So the record is moved aside, and moved back before a node of that name joins; a
+//! rejoin commits only while there is none aside. Everything else about the node is deleted, except
+//! for how long it has been lost, which is needed while records of its sessions exist.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,7 +21,7 @@ use super::shared::Shared;
 use super::wire::{self, TxnRequest};
 use crate::ForgetError;
 
-/// A node that can claim nothing any more unless it comes back, and all that is kept of it.
+/// A node that cannot claim anything unless it comes back, and its keys.
 struct Gone {
     node: String,
     record: Vec<u8>,
@@ -30,43 +29,43 @@ struct Gone {
     kept: Vec<(Vec<u8>, i64)>,
 }
 
-/// What each node owns: how many sessions, and one of them.
+/// What each node owns: the number of sessions, and one of them.
 type Owners = HashMap<String, (usize, String)>;
 
 /// Forgets a node, unless it may be alive or still owns sessions.
 pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetError> {
     let gone = look(shared, node).await?;
-    // Of what it owns only that counts which it does after it was seen to be fenced.
+    // Ownership counts only if it is read after the node was seen to be fenced.
     let owners = owners(shared).await?;
     put_aside(shared, gone, &owners).await
 }
 
-/// Forgets those that have been gone for long; what cannot be forgotten now is tried again later.
+/// Forgets the nodes that have been lost for long; failures are retried later.
 pub(super) async fn forget_all(shared: Arc<Shared>, nodes: Vec<String>) {
     let mut found = Vec::with_capacity(nodes.len());
     for node in nodes {
         match look(&shared, &node).await {
             Ok(gone) => found.push(gone),
-            Err(error) => tracing::debug!(node, %error, "not forgotten yet"),
+            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
         }
     }
     let owners = match owners(&shared).await {
         Ok(owners) => owners,
         Err(error) => {
-            tracing::debug!(%error, "no node that is gone is forgotten yet");
+            tracing::debug!(%error, "cannot forget lost nodes yet");
             return;
         }
     };
     for gone in found {
         let node = gone.node.clone();
         match put_aside(&shared, gone, &owners).await {
-            Ok(()) => tracing::info!(node, "forgotten: it has been gone for long"),
-            Err(error) => tracing::debug!(node, %error, "not forgotten yet"),
+            Ok(()) => tracing::info!(node, "forgot a lost node"),
+            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
         }
     }
 }
 
-/// Looks whether a node is fenced.
+/// Reads whether a node is fenced.
 async fn look(shared: &Shared, node: &str) -> Result<Gone, ForgetError> {
     let keys = &shared.store.keys;
     let record = Key::Node(node.into());
@@ -122,7 +121,7 @@ async fn put_aside(shared: &Shared, gone: Gone, owners: &Owners) -> Result<(), F
             Ok(())
         }
         (_, Some(trouble)) => Err(failed(trouble)),
-        (_, None) => Err(failed(format!("node `{node}` is just coming back"))),
+        (_, None) => Err(failed(format!("node `{node}` is coming back"))),
     }
 }
 
@@ -147,7 +146,7 @@ fn failed(reason: impl fmt::Display) -> ForgetError {
     ForgetError::Registry(unavailable(&reason.to_string()))
 }
 
-/// Puts back what was put aside of this node, if it was forgotten.
+/// Restores the record of this node, if it was forgotten.
 pub(super) async fn recall(shared: &Shared) -> Result<(), String> {
     let keys = &shared.store.keys;
     let (node, gone) = (
@@ -175,6 +174,6 @@ pub(super) async fn recall(shared: &Shared) -> Result<(), String> {
         Answer::Committed => Ok(()),
         _ => Err(written
             .trouble
-            .unwrap_or_else(|| "another conman recalls this node as well".to_owned())),
+            .unwrap_or_else(|| "another conman restores this node's record too".to_owned())),
     }
 }

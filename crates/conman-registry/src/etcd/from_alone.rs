@@ -1,4 +1,4 @@
-//! What a node brings along that was alone before it joins: no generation of that time is used again.
+//! State of a node from before it joins a fleet: no generation used then is used again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use crate::RegistryError;
 use crate::embedded::{LeftAlone, left_alone};
 use crate::state_lock::StateLock;
 
-/// What a node brings along.
+/// What a node has from before its fleet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct FromAlone {
-    /// What no session of the fleet may start at or below: whatever was used here alone, and what an
-    /// operator says, if any.
+    /// Sessions of the fleet start above this generation: the greatest one used here before, or
+    /// given by an operator, if any.
     pub(super) floor: Option<Generation>,
-    /// Whether sessions may run here that the fleet has never heard of.
+    /// Whether sessions may run here that are unknown to the fleet.
     pub(super) runs: bool,
 }
 
-/// Looks what a node brings along.
+/// Reads what a node has from before its fleet.
 ///
 /// # Errors
-/// When nobody knows what was used here, at the first time that the node joins.
+/// When the generations used here are unknown, at the first join of the node.
 pub(super) fn look(
     state_dir: &Path,
     lock: &StateLock,
@@ -36,11 +36,11 @@ pub(super) fn look(
     })?;
     let left = match left_alone(state_dir, lock) {
         Ok(left) => left,
-        // An operator says what it was, or the fleet's floor was raised when the node joined.
+        // An operator gave the floor, or the fleet's floor was raised when the node joined.
         Err(error) if accept_above.is_some() || joined.is_some() => {
             tracing::warn!(
                 %error,
-                "which generations this node has used while it was alone cannot be read"
+                "cannot read the generations that this node used before it joined its fleet"
             );
             LeftAlone::default()
         }
@@ -52,10 +52,10 @@ pub(super) fn look(
         tracing::warn!(
             sessions = sessions.join(", "),
             above = left.through,
-            "this node was alone, and its fleet knows nothing of these sessions: what its shim still \
-             has of them is frozen, and all that runs of them here is ended once it has joined, or \
-             has tried to for a quarter of an hour; start them anew then, not before, which gives \
-             them greater generations. Until then they go on where its configuration names no etcd"
+            "this node was alone, and its fleet does not know these sessions: their containers are \
+             frozen, and are ended once the node has joined, or has failed to join for 15 minutes. \
+             Start the sessions again after that, not before, to give them greater generations. \
+             Until then they continue if the configuration names no etcd"
         );
     }
     Ok(FromAlone {

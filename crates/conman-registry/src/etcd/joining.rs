@@ -1,5 +1,5 @@
-//! What comes before the protocol begins: etcd answers and holds a registry that is understood,
-//! nobody else acts by this node's name, and the fence tells what it holds.
+//! Steps before the protocol starts: etcd answers and holds a registry of a known format, no other
+//! installation uses this node's name, and the fence reports what it holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,18 +21,18 @@ use super::wire::{self, TxnRequest};
 use crate::Standing;
 use crate::fence_link::{FenceLink, FenceLinkError, FenceOrder};
 
-/// Between two tries of what did not work.
+/// Pause between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// What the protocol begins with.
+/// What the protocol starts with.
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) slots: Vec<SlotView>,
-    /// The revision that wrote `holder/NAME`, 0 without one; the rejoin replaces just this.
+    /// The revision that wrote `holder/NAME`, 0 without one; the rejoin replaces exactly this one.
     pub(super) holder: i64,
 }
 
-/// Tries until it works, and tells why it does not.
+/// Tries until it succeeds, and publishes why it does not.
 pub(super) async fn join(
     shared: &Shared,
     link: &Arc<dyn FenceLink>,
@@ -70,7 +70,7 @@ async fn attempt(
     if let Some(floor) = floor {
         raise_floor(shared, floor).await?;
     }
-    // Not before the floor is raised: whoever knows this etcd takes it without one.
+    // Not before the floor is raised: a daemon that knows this etcd joins without raising it.
     keep_seen(shared).await?;
     forgetting::recall(shared).await?;
     let holder = alone(shared, me).await?;
@@ -81,15 +81,15 @@ async fn attempt(
     })
 }
 
-/// What ran while the node was alone stands still from now on: the rest of the fleet may start those
-/// sessions however long it takes to join.
+/// Freezes what ran before the node joined: the rest of the fleet may start those sessions, however
+/// long joining takes.
 async fn hold(link: &dyn FenceLink) -> Result<(), FenceLinkError> {
     link.connect().await?;
     link.order(FenceOrder::FreezeAll).await
 }
 
-/// A node that owns anything must know this etcd again, or one that was restored meanwhile. One that
-/// knew it before is not kept from what it owns by a disk without room.
+/// A node that owns anything must recognize this etcd later, or notice that it was restored. A full
+/// disk does not prevent a node that knows this etcd from using its sessions.
 async fn keep_seen(shared: &Shared) -> Result<(), String> {
     let client = Arc::clone(&shared.store.client);
     let kept = spawn_blocking(move || {
@@ -99,8 +99,8 @@ async fn keep_seen(shared: &Shared) -> Result<(), String> {
             return Ok(());
         };
         let reason = format!(
-            "what was seen of etcd cannot be written to {}: {error}; see that `state_dir` has room \
-             and can be written to",
+            "cannot write the state of etcd to {}: {error}; make sure that `state_dir` has free \
+             space and is writable",
             seen.file().display()
         );
         if !seen.is_known() {
@@ -112,7 +112,7 @@ async fn keep_seen(shared: &Shared) -> Result<(), String> {
     kept.await.map_err(|error| error.to_string())?
 }
 
-/// No session starts at or below what was used, here or as an operator says.
+/// Sessions start above every generation used here or given by an operator.
 async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
     let read = shared
         .store
@@ -139,13 +139,13 @@ async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
         Answer::Committed => Ok(()),
         _ => Err(written
             .trouble
-            .unwrap_or_else(|| "another node raises the floor of generations as well".to_owned())),
+            .unwrap_or_else(|| "another node raises the generation floor too".to_owned())),
     }
 }
 
-/// Returns once nobody else can act by this node's name any more: because the name is free, or was
-/// held by an earlier daemon of this installation since this boot, or by another one that was
-/// silent for so long that its fence has ended everything it ran, as for any other node.
+/// Returns once no other installation can act under this node's name: the name is free, or it was
+/// held by an earlier daemon of this installation since this boot, or by another installation that
+/// was silent for so long that its fence has ended its sessions, as for any other node.
 async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
     let mut observer = Observer::new(shared.me.clone());
     let mut first: Option<Heartbeat> = None;
@@ -174,8 +174,8 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
             ));
         }
         first = first.or(heartbeat);
-        // A record without a heartbeat is nothing that conman writes; a node that renewed would
-        // bring one about.
+        // A record without a heartbeat is not written by conman; a node that renews would create
+        // one.
         if let Verdict::Fence(fencing) = observer.answered(boot_time(), &answer, &shared.timing) {
             let fenced = shared
                 .store
@@ -184,7 +184,7 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
             if fenced.answer == Answer::Committed {
                 tracing::warn!(
                     other,
-                    "another installation held this node's name and is silent; taking it over"
+                    "took over this node's name from another installation, which is silent"
                 );
                 return Ok(revision);
             }
@@ -204,7 +204,7 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
     }
 }
 
-/// Who holds this node's name, and its record and heartbeat, of one moment.
+/// The holder of this node's name, and the node's record and heartbeat, in one snapshot.
 async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadError> {
     let keys = &shared.store.keys;
     let protocol = [

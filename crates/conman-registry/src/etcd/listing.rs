@@ -1,5 +1,5 @@
-//! Reads of many records. They are fetched on the fleet's thread like everything else and parsed on
-//! others: a page takes longer to parse than a renewal may be late.
+//! Reads of many records. They are fetched on the fleet's thread and parsed on others: parsing a
+//! page takes longer than a renewal may be late.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::store::{Entry, ReadError};
 use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 use crate::{FleetSession, RegistryError, SessionPage, SessionRecord};
 
-/// A page that has taken so long, or is so large, is given as it is.
+/// A page is returned early once it has taken this long or is this large.
 const ENOUGH_TIME: Duration = Duration::from_secs(5);
 const ENOUGH_BYTES: usize = MAX_BULK_BYTES;
 
-/// What there is of this node's.
+/// This node's sessions.
 pub(super) struct Listed {
     pub(super) records: Vec<SessionRecord>,
-    /// What it owns without a record that it could go by: what runs of it must not go on unknown.
+    /// Owned sessions without a usable record: their containers must be ended.
     pub(super) untold: Vec<Slot>,
 }
 
-/// All that this node tells of, and what is ours of it from now on. Others' records are not read:
-/// there may be a hundred times as many.
+/// Reads all records of this node and caches those that it owns. Records of other nodes are not
+/// read: there may be a hundred times as many.
 pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> {
     let (parent, since) = (shared.store.keys.owned(), shared.since());
     let entries = shared.store.all_below(&parent).await.map_err(failed)?;
@@ -70,8 +70,8 @@ pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> 
 /// Generations by session.
 type Owned = BTreeMap<String, u64>;
 
-/// Where the records of the sessions are that this node owns or has owned last, and of those of which
-/// it cannot be read who does; and which of them it owns.
+/// The record keys of the sessions that this node owns or owned last, and of those whose ownership
+/// cannot be read; and the sessions that it owns.
 fn told_by_me(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
     let keys = &shared.store.keys;
     let (parent, kind) = (keys.owned(), Key::Session("".into()));
@@ -93,7 +93,7 @@ fn told_by_me(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
     (names, mine)
 }
 
-/// What is known of a session since it was claimed or read, whatever stands there by now.
+/// The cached record of a session, whatever etcd has.
 fn remembered(shared: &Shared, session: &str, generation: u64) -> Option<SessionRecord> {
     let record = shared.mine(&session.parse().ok()?)?.told.record;
     (record.generation.get() == generation).then_some(record)
@@ -108,15 +108,14 @@ fn tell_untold(shared: &Shared, slot: &Slot, why: Option<&str>) {
     } = slot;
     match why {
         Some(why) => tracing::error!(
-            %session, generation, why,
-            "this node owns a session whose record cannot be read: whatever runs of it here is ended, \
-             and everything else is served. {key} stays as it is: see `etcdctl get {key}`; PUT the \
-             session anew, or `etcdctl del {key}`"
+            "this node owns a session whose record cannot be read: its containers here are ended; \
+             other sessions are not affected. {key} is not changed: see `etcdctl get {key}`; then \
+             PUT the session again, or run `etcdctl del {key}`"
         ),
         None => tracing::error!(
             %session, generation,
-            "this node owns a session of which {key} in etcd tells nothing of this node's: whatever \
-             runs of it here is ended, and everything else is served. PUT the session anew"
+            "this node owns a session, but {key} in etcd is missing or names another node: its \
+             containers here are ended; other sessions are not affected. PUT the session again"
         ),
     }
 }
@@ -186,7 +185,7 @@ pub(super) async fn page(
             continue;
         }
         if more {
-            // A page ends with what a session may be called; what is behind begins the next one.
+            // A page ends with a valid session name; the rest starts the next page.
             let end = entries.iter().rposition(|(key, _, _)| {
                 let name = Keys::name_in(&parent, key);
                 page.next = name.and_then(|name| name.parse().ok());
@@ -224,7 +223,7 @@ fn failed(error: ReadError) -> RegistryError {
     unavailable(&error.to_string())
 }
 
-/// On a thread of the runtime where nothing waits for it but its caller.
+/// Parses on a thread of the runtime that only this caller waits for.
 async fn elsewhere<T: Send + 'static>(
     parse: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RegistryError> {
@@ -234,20 +233,20 @@ async fn elsewhere<T: Send + 'static>(
     })
 }
 
-/// What a record tells, or why it tells nothing, which is logged once.
+/// Parses a record, or returns why it cannot be used, which is logged once.
 fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<Told, String> {
     let parsed: Result<Told, _> = codec::parse(key, bytes);
     let name = Keys::name_in(&shared.store.keys.all_told(), key);
     let why = match parsed {
         Ok(told) if name.as_deref() == Some(told.record.id.as_str()) => return Ok(told),
-        Ok(told) => format!("it tells of session {}", told.record.id),
+        Ok(told) => format!("it describes session {}", told.record.id),
         Err(error) => error.to_string(),
     };
     let key = String::from_utf8_lossy(key).into_owned();
     let unreadable = format!(
-        "the record at {key} in etcd cannot be read, and its session is left out: {why}. See it by \
-         `etcdctl get {key}`; PUT the session anew, or `etcdctl del {key}`: who owns it stands \
-         elsewhere"
+        "the record at {key} in etcd cannot be read, and its session is omitted: {why}. See \
+         `etcdctl get {key}`; PUT the session again, or run `etcdctl del {key}`: its ownership is \
+         stored under another key"
     );
     if shared.is_news(&key) {
         tracing::error!("{unreadable}");

@@ -1,7 +1,8 @@
-//! What this node knows of the others, and tells them: hints, but for whom it watches.
+//! What this node knows about the others, and what it publishes to them: hints, except for the
+//! choice of nodes that it watches.
 //!
-//! Everything is read again each renewal interval, whatever the watches say; they only cause an
-//! earlier look. So nothing depends on a watch that lags, breaks or is compacted away.
+//! Everything is read again each renewal interval, whatever the watches deliver; they only cause an
+//! earlier read. So nothing depends on a watch that lags, breaks or is compacted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,45 +28,45 @@ mod tell;
 use look::{OneRead, Read, look};
 use tell::tell;
 
-/// Announcements that follow each other, and looks at the others, are at least this far apart.
+/// Minimum interval between announcements, and between reads of the other nodes.
 const HURRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Calls to etcd are bounded far below this, whichever endpoints it takes.
+/// Far above the timeout of a call to etcd, with all endpoints.
 const CALL_BOUND: Duration = Duration::from_secs(30);
 
-/// A node that has been seen to be gone for so long is forgotten: a day, in which somebody may want
-/// to see what became of it.
+/// A lost node is forgotten after this time: a day, in which an operator may want to see what
+/// happened to it.
 pub const FORGET_AFTER: Duration = Duration::from_hours(24);
 
-/// Between two tries to forget at most, each of which reads who owns what.
+/// Minimum interval between attempts to forget, each of which reads the owners of all sessions.
 const FORGET_INTERVAL: Duration = Duration::from_hours(1);
 
-/// Between two warnings of the same thing in the registry.
+/// Interval between repeated warnings.
 const SAY_AGAIN_MS: u64 = 600_000;
 
 #[derive(Debug, Clone)]
 struct Known {
     record: NodeRecord,
-    /// Something of it cannot be read, and reading it again beside others would hide them: nobody
-    /// observes it.
+    /// A part of it cannot be read, and including it in a read with other nodes would hide them: it
+    /// is not observed.
     odd: bool,
     heartbeat: Option<Heartbeat>,
     heartbeat_at: BootTime,
     gone: Option<Gone>,
-    /// How long it is not heard of before it is declared dead; 0 where it does not say.
+    /// How long it is not heard from before it is declared dead; 0 where it does not say.
     patience_ms: u64,
     text: Option<PeerText>,
     text_revision: i64,
     text_at: BootTime,
-    /// When the look began that found it so.
+    /// Start of the read that returned this state.
     seen_at: BootTime,
 }
 
-/// For how long it is seen to be fenced.
+/// Since when it has been seen to be fenced.
 #[derive(Debug, Clone, Copy)]
 struct Gone {
     since: BootTime,
-    /// As long as other daemons saw it before.
+    /// How long other daemons observed it before.
     before_ms: u64,
 }
 
@@ -78,13 +79,13 @@ impl Gone {
 #[derive(Debug, Default)]
 pub(super) struct Membership {
     known: Mutex<HashMap<String, Known>>,
-    /// What this node says of itself, once it has.
+    /// This node's announcement, once it has one.
     announcement: Mutex<Option<Announcement>>,
 }
 
 impl Membership {
-    /// The nodes as they are known, and `me` as it is: that it has joined and what it says of itself
-    /// need not have gone to etcd and come back.
+    /// The known nodes, and `me` as it is: this node's incarnation and announcement are shown at
+    /// once, without a round trip to etcd.
     pub(super) fn peers(&self, me: (&str, u64), timing: &Timing) -> Arc<[Peer]> {
         let now = boot_time();
         let fence_ms = timing.fence_ms;
@@ -117,7 +118,7 @@ impl Membership {
                     seen_ago_ms: 0,
                 },
             };
-            // What else is there is an earlier life's.
+            // Anything else stored is from an earlier life.
             own.announcement = told;
             own.is_late = false;
             own.announced_ago_ms = 0;
@@ -127,8 +128,8 @@ impl Membership {
         peers.into()
     }
 
-    /// Whether it says something new that the others should hear of at once. How loaded the node is
-    /// changes all the time, and is told and looked at once in each renewal interval.
+    /// Returns whether the other nodes should receive it at once. The node's load changes all the
+    /// time, and is published and read once in each renewal interval.
     pub(super) fn announce(&self, announcement: Announcement) -> bool {
         let mut now = self
             .announcement
@@ -144,7 +145,7 @@ impl Membership {
         now.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a change below `peer/` is worth a look before the next one is due.
+    /// Whether a change below `peer/` is worth a read before the next one is due.
     pub(super) fn is_news(&self, parent: &[u8], key: &[u8], value: &[u8]) -> bool {
         let Some(name) = Keys::name_in(parent, key) else {
             return false;
@@ -157,17 +158,17 @@ impl Membership {
         before.is_none_or(|before| is_news(&before.announcement, &text.announcement))
     }
 
-    /// Whether something is told of a node.
+    /// Whether an announcement of a node is stored.
     fn is_told_of(&self, name: &str) -> bool {
         self.known().get(name).is_some_and(|one| one.text.is_some())
     }
 
-    /// A panic while the lock is held cannot leave half a change.
+    /// A panic while the lock is held cannot leave a partial change.
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a look has found that began at `began` and has ended.
+    /// Applies the result of a read that began at `began` and has ended.
     fn take(&self, began: BootTime, now: BootTime, read: Read) {
         let mut known = self.known();
         known.retain(|name, _| read.contains_key(name));
@@ -197,7 +198,7 @@ impl Membership {
                 one.heartbeat = heartbeat;
                 one.heartbeat_at = now;
             }
-            // Of another incarnation it is another death.
+            // With another incarnation it is another death.
             if one.record != record || record.state == NodeState::Live {
                 one.gone = None;
             }
@@ -223,7 +224,7 @@ impl Membership {
         }
     }
 
-    /// The longest that any node which is not declared dead asks the others to wait.
+    /// The longest takeover delay of all nodes that are not declared dead.
     pub(super) fn longest_patience_ms(&self) -> u64 {
         let known = self.known();
         let live = known
@@ -232,7 +233,7 @@ impl Membership {
         live.map(|one| one.patience_ms).max().unwrap_or(0)
     }
 
-    /// Whether this node's is the least name of those that are heard of.
+    /// Whether this node has the least name of those that are heard from.
     pub(super) fn is_first(&self, me: &str, fence_ms: u64) -> bool {
         let now = boot_time();
         let known = self.known();
@@ -242,7 +243,7 @@ impl Membership {
         known.contains_key(me) && awake.all(|(name, _)| me <= name.as_str())
     }
 
-    /// Those that have been gone for long.
+    /// The nodes that have been lost for long.
     fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
         let known = self.known();
         let long_gone = known.iter().filter(|(_, one)| {
@@ -252,7 +253,7 @@ impl Membership {
         long_gone.map(|(name, _)| name.clone()).collect()
     }
 
-    /// For how long the nodes that are listed and gone have been seen to be.
+    /// For how long the listed lost nodes have been observed to be lost.
     pub(super) fn ages(&self, now: BootTime) -> BTreeMap<String, Age> {
         let known = self.known();
         let ages = known.iter().filter_map(|(name, one)| {
@@ -265,7 +266,7 @@ impl Membership {
         ages.collect()
     }
 
-    /// Takes over what others saw, which was read before `now`.
+    /// Takes over other nodes' observations, which were read before `now`.
     pub(super) fn learn(&self, ages: &BTreeMap<String, Age>, now: BootTime) {
         let mut known = self.known();
         for (name, age) in ages {
@@ -304,7 +305,7 @@ impl Membership {
     }
 }
 
-/// Whether they differ in more than how loaded the node is.
+/// Whether they differ in more than the node's load.
 fn is_news(before: &Announcement, after: &Announcement) -> bool {
     let settled = |one: &Announcement| Announcement {
         load: NodeLoad::default(),
@@ -326,15 +327,15 @@ fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
     }
 }
 
-/// As such a node takes itself for late: half of its fence's time has passed. It is looked at once in
-/// each renewal interval.
+/// Like a node that considers itself late: half of its fence timeout has passed. Nodes are read
+/// once in each renewal interval.
 fn is_late(known: &Known, now: BootTime, timing: &Timing) -> bool {
     let age_ms = now.since(known.heartbeat_at);
     standing(known, now, timing.fence_ms) == PeerStanding::Live
         && age_ms > timing.fence_ms / 2 + timing.renew_ms
 }
 
-/// Looks at the others and tells them of this node, until the runtime ends.
+/// Reads the other nodes and publishes this one, until the runtime ends.
 pub(super) async fn run(
     shared: Arc<Shared>,
     membership: Arc<Membership>,
@@ -360,18 +361,18 @@ pub(super) async fn run(
                 }
                 membership.take(began, now, read);
                 let fence_ms = shared.timing.fence_ms;
-                // Each time: the recorder may be installed after this has begun.
+                // Each time: the recorder may be installed after this task has started.
                 figures::describe();
                 let me = (&*shared.me, *shared.incarnation.borrow());
                 figures::peers(&membership.peers(me, &shared.timing));
                 let gone = membership.long_gone(now, forget_after);
-                // One does it for all: it reads every session's owner.
+                // One node does it for all: it reads every session's owner.
                 if !gone.is_empty()
                     && membership.is_first(&shared.me, fence_ms)
                     && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
                 {
                     forgot_at = Some(now);
-                    // Beside: it takes its time.
+                    // In a separate task: it takes long.
                     tokio::spawn(forgetting::forget_all(Arc::clone(&shared), gone));
                 }
                 let mine = membership.observed(&shared.me, now, fence_ms);
@@ -383,7 +384,7 @@ pub(super) async fn run(
             }
             Err(error) => {
                 if said.say("", boot_time().0).is_some() {
-                    tracing::warn!(%error, "the other nodes cannot be looked at");
+                    tracing::warn!(%error, "cannot read the other nodes");
                 }
             }
         }
@@ -391,7 +392,7 @@ pub(super) async fn run(
         pulse.wait(CALL_BOUND, telling).await;
         let pause = async {
             sleep(HURRY_PAUSE).await;
-            // What asks for hurry while nobody waits is remembered.
+            // A notification without a waiter is stored.
             let _ = timeout(interval, shared.hurry.notified()).await;
         };
         pulse.wait(HURRY_PAUSE + interval, pause).await;
@@ -423,7 +424,7 @@ mod tests {
         assert!(look(1, NodeState::Live, 0).is_empty());
         assert!(look(1, NodeState::Fenced, 2 * day).is_empty());
         assert!(look(1, NodeState::Fenced, day - 1).is_empty());
-        // It was here, seen or not.
+        // It was back, observed or not.
         assert!(look(2, NodeState::Fenced, day).is_empty());
         assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
         assert!(look(3, NodeState::Live, 0).is_empty());
@@ -447,7 +448,7 @@ mod tests {
             };
             membership.learn(&[("a".to_owned(), age)].into(), now);
         };
-        // The machine was booted just now.
+        // The machine has just booted.
         let now = BootTime(5);
         learn(3, day, now);
         assert!(look(3, NodeState::Fenced, now).is_empty());
@@ -571,7 +572,7 @@ mod tests {
         );
         assert_eq!(peers[0].announcement, Some(told("one")));
 
-        // What has come back from etcd is older.
+        // The value read back from etcd is older.
         let record = NodeRecord {
             incarnation: 8,
             state: NodeState::Live,

@@ -1,4 +1,4 @@
-//! Changes of a session's record that decide nothing about who owns it, and the end of a record.
+//! Changes of a session's record that do not affect its ownership, and the deletion of a record.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::wire::{self, TxnRequest};
 use crate::RegistryError;
 use crate::rules::{self, Change, Effect};
 
-/// How long a change is tried while etcd does not answer or others change the same record.
+/// How long a change is tried while etcd does not answer or the record is changed concurrently.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -44,7 +44,7 @@ pub(super) async fn change(
         let record = match rules::apply(id, generation, record, change)? {
             Effect::Put(record) => *record,
             Effect::Keep | Effect::Remove => {
-                // Perhaps by a write whose answer was lost, and which what is known has missed.
+                // Possibly by a write whose answer was lost, and which the cache has missed.
                 mine.into_iter().for_each(|mine| shared.note_changed(mine));
                 return Ok(());
             }
@@ -88,7 +88,7 @@ pub(super) async fn change(
     }
 }
 
-/// What is told of a session, whoever owns it.
+/// The record of a session, whichever node owns it.
 pub(super) async fn read(shared: &Shared, id: &SessionId) -> Result<Option<Mine>, ReadError> {
     let key = shared.store.keys.told(id.as_str());
     let (entries, _) = shared.store.get(&[key]).await?;
@@ -102,8 +102,8 @@ pub(super) async fn read(shared: &Shared, id: &SessionId) -> Result<Option<Mine>
     }))
 }
 
-/// Deletes the record of a session that has ended, whoever owned it, and keeps its generation used
-/// up.
+/// Deletes the record of a session that has ended, whichever node owned it, and keeps its
+/// generation used up.
 pub(super) async fn forget(
     shared: &Shared,
     id: &SessionId,
@@ -140,7 +140,7 @@ pub(super) async fn forget(
             }
         };
         if told.is_none() && sent {
-            // What was sent before has been done, only nobody said so.
+            // An earlier attempt succeeded, but its answer was lost.
             return Ok(());
         }
         let record = told.as_ref().map(|told: &Told| &told.record);

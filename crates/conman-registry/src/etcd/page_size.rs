@@ -1,20 +1,19 @@
-//! How many records are asked for at a time. Most are small, and some as large as etcd takes: what was
-//! too much, or did not come in time, is asked for again in parts, and the next ones like it.
+//! Number of records per read. Most records are small, and some as large as etcd allows: a read
+//! that was too large or too slow is repeated in parts, and so are the next ones like it.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use super::client::MAX_BULK_BYTES;
 
-/// Of records of the size that specs have.
+/// For records of the usual size of specs.
 const MOST: i64 = 512;
 
-/// Few enough for a first try with large ones.
+/// Few enough for a first try with large records.
 const FIRST: i64 = 64;
 
-/// The part of the time that an answer is waited for: one that comes within it bears twice as much.
-/// What an election or an endpoint that hung has made small grows again by that, however far away
-/// etcd is.
+/// Divisor of the timeout: an answer within that part of it doubles the size. So the size grows
+/// again after an election or a hanging endpoint has reduced it, however far away etcd is.
 const SOON: u32 = 4;
 
 #[derive(Debug)]
@@ -24,7 +23,7 @@ pub(super) struct PageSize {
 }
 
 impl PageSize {
-    /// `patience` is how long an answer is waited for.
+    /// `patience` is the timeout of a read.
     pub(super) fn new(patience: Duration) -> Self {
         Self {
             records: AtomicI64::new(FIRST),
@@ -36,13 +35,13 @@ impl PageSize {
         self.records.load(Ordering::Relaxed)
     }
 
-    /// So many were too many.
+    /// A read of so many records was too large or too slow.
     pub(super) fn was_too_much(&self, records: i64) {
         let half = (records / 2).max(1);
         self.records.fetch_min(half, Ordering::Relaxed);
     }
 
-    /// So many have come.
+    /// So many records were received.
     pub(super) fn came(&self, records: usize, bytes: usize, took: Duration) {
         if took <= self.soon && bytes <= MAX_BULK_BYTES / 4 {
             let twice = i64::try_from(records).unwrap_or(MOST).saturating_mul(2);
@@ -68,7 +67,7 @@ mod tests {
             size.came(records, 1_000, Duration::ZERO);
             assert_eq!(size.get(), expected);
         }
-        // What was asked for before that was known makes it no larger.
+        // A request from before that was known does not make it larger.
         size.was_too_much(8);
         size.was_too_much(64);
         assert_eq!(size.get(), 4);

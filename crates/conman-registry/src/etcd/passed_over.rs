@@ -1,5 +1,5 @@
-//! Endpoints that fail while others serve: nothing else suffers by them, so that nobody would hear of
-//! a wrong certificate or a member that is gone before the last one is.
+//! Logs endpoints that fail while another one serves. Otherwise a wrong certificate or a dead
+//! member would go unnoticed until the last endpoint fails.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use conman_core::Sparing;
 
 use super::shared::boot_time;
 
-/// Between two warnings of the same.
+/// Interval between repeated warnings.
 const SAY_AGAIN_MS: u64 = 600_000;
 
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct PassedOver(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Why, by the endpoint's place; only of those that have failed since anything was told.
+    /// The reason by endpoint index; only of those that have failed since the last report.
     reasons: BTreeMap<usize, String>,
     said: Sparing,
 }
@@ -35,7 +35,7 @@ impl PassedOver {
         self.with(|state| state.reasons.insert(endpoint, reason));
     }
 
-    /// This one serves: what is wrong with the others is told.
+    /// This endpoint serves: reports the failures of the others.
     pub(super) fn serves(&self, endpoint: usize) {
         self.with(|state| {
             state.reasons.remove(&endpoint);
@@ -47,7 +47,7 @@ impl PassedOver {
         });
     }
 
-    /// A panic while the lock is held cannot leave half a change.
+    /// A panic while the lock is held cannot leave a partial change.
     fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,11 +1,11 @@
-//! The records of which this node is the owner, as they were last read or written. Whoever asks for
-//! one is answered from here, and a release is written over what is known here: nothing that an
-//! answer tells late may undo what is known by then.
+//! A cache of the records that this node owns, as they were last read or written. Reads are
+//! answered from it, and a release overwrites what is cached here, so a late answer must never
+//! replace a newer record.
 //!
-//! Answers overtake each other, and what is known may be taken out while a write is under way. So of
-//! what is taken out two things are remembered: when that was, as a read that was sent before may tell
-//! of what has ended since; and the latest revision that anybody has heard of, as a read that was sent
-//! after it may have missed a write that was under way.
+//! Answers may arrive out of order, and a record may be evicted while a write is under way. So two
+//! things are remembered of an evicted record: when it was evicted, because a read sent before may
+//! return a record that has ended since; and the latest known revision, because a read sent after
+//! the eviction may have missed a write that was under way.
 
 use std::collections::HashMap;
 
@@ -13,19 +13,19 @@ use conman_proto::{Generation, SessionId};
 
 use super::codec::Told;
 
-/// Sessions of which it is remembered when they were taken out: more than end while one read is
-/// under way. Beyond, all count as just taken out.
+/// Sessions whose eviction is remembered: more than end during one read. Beyond this limit all
+/// count as just evicted.
 const MAX_TAKEN_OUT: usize = 10_000;
 
-/// A record of which this node is the owner, as it was last read or written.
+/// A record that this node owns, as it was last read or written.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Mine {
     pub(super) told: Told,
-    /// Which revision wrote it; not known after an answer that was lost.
+    /// The revision that wrote it; `None` after a lost answer.
     pub(super) mod_revision: Option<i64>,
 }
 
-/// Generations follow each other, and so do the revisions that write one; what is of no known
+/// Order of records: by generation, then by the revision that wrote it. A record without a known
 /// revision is a claim, the first of its generation.
 type Age = (Generation, Option<i64>);
 
@@ -35,15 +35,15 @@ impl Mine {
     }
 }
 
-/// How much had been taken out before a read was sent.
+/// Number of evictions before a read was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Since(u64);
 
-/// What is remembered of a session that is not known.
+/// What is remembered of an evicted session.
 #[derive(Debug, Clone, Copy)]
 struct Gone {
     since: Since,
-    /// Nothing older is the record any more.
+    /// Older records are out of date.
     latest: Option<Age>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Records {
     known: HashMap<SessionId, Mine>,
     now: Since,
     gone: HashMap<SessionId, Gone>,
-    /// Since when all others may be gone.
+    /// Since when all other records may have been evicted.
     all_gone: Since,
 }
 
@@ -61,12 +61,12 @@ impl Records {
         self.known.get(id)
     }
 
-    /// To be asked for before a read whose answer is noted by [`Self::note_read`].
+    /// Call it before a read whose answer is passed to [`Self::note_read`].
     pub(super) fn since(&self) -> Since {
         self.now
     }
 
-    /// What this node has just become the owner of.
+    /// Caches a record that this node has just become the owner of.
     pub(super) fn note(&mut self, mine: Mine) {
         let id = &mine.told.record.id;
         let known = self.known.get(id).map(Mine::age);
@@ -75,8 +75,8 @@ impl Records {
         }
     }
 
-    /// What was known when it was changed, unless it has ended meanwhile or been changed again: both
-    /// may be known earlier than what was sent before them.
+    /// Caches a changed record, unless it was evicted or changed again meanwhile: answers may
+    /// arrive in another order than the requests were sent.
     pub(super) fn note_changed(&mut self, mine: Mine) {
         let id = &mine.told.record.id;
         match self.known.get_mut(id) {
@@ -87,9 +87,9 @@ impl Records {
         }
     }
 
-    /// What was not known before it was read: whether that, or what is known by now, is the record as
-    /// far as anybody has heard. What was taken out since may have ended, and is read again when it is
-    /// asked for, as is what is older than what was written meanwhile.
+    /// Caches a record that was read. Returns whether this record, or the cached one, is the newest
+    /// known. `false` if the record was evicted since the read was sent, because it may have ended,
+    /// or if a newer one was written meanwhile; it must then be read again.
     pub(super) fn note_read(&mut self, mine: Mine, since: Since) -> bool {
         let id = &mine.told.record.id;
         let gone = self.gone(id);
@@ -105,9 +105,10 @@ impl Records {
         true
     }
 
-    /// Unless it is of another generation by now.
+    /// Evicts a record unless it has another generation.
     pub(super) fn take_out(&mut self, id: &SessionId, generation: Generation) {
-        // What of it is on its way here, whether it was known or not, is not to be noted either.
+        // Answers that are on their way must not be cached either, whether the record was cached or
+        // not.
         self.now.0 += 1;
         let is = |mine: &Mine| mine.told.record.generation == generation;
         let known = self.known.get(id).map(Mine::age);
@@ -134,7 +135,7 @@ impl Records {
         self.gone.get(id).copied().unwrap_or(other)
     }
 
-    /// What is not known was written since it was.
+    /// An uncached record was written: remembers the revision.
     fn outdate(&mut self, id: &SessionId, age: Age) {
         let gone = self.gone(id);
         let latest = gone.latest.max(Some(age));
@@ -163,7 +164,7 @@ mod tests {
         Generation::new(number).expect("not zero")
     }
 
-    /// As a revision told of it.
+    /// A record written by this revision.
     fn mine(number: u64, mod_revision: impl Into<Option<i64>>) -> Mine {
         Mine {
             told: Told {
@@ -266,7 +267,7 @@ mod tests {
         records.note_read(mine(1, 6), records.since());
         assert_eq!(known(&records), Some((2, Some(9))));
 
-        // Nothing of it is this node's for certain any more.
+        // Nothing is certain to be this node's.
         let before = records.since();
         records.clear();
         records.note_read(mine(2, 10), before);
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(known(&records), Some((2, None)));
     }
 
-    /// A change is on its way when another one finds no answer and has the record taken out.
+    /// A change is under way when another one gets no answer and evicts the record.
     #[test]
     fn what_was_read_before_a_change_is_not_noted_once_that_was_answered() {
         let mut records = claimed();
@@ -303,7 +304,7 @@ mod tests {
         assert!(records.note_read(mine(1, 7), since));
         assert_eq!(known(&records), Some((1, Some(7))));
 
-        // By whoever had read it himself, before it was taken out.
+        // By a caller that had read it, before it was evicted.
         let mut records = Records::default();
         let before = records.since();
         records.take_out(&alice(), generation(1));
@@ -312,7 +313,7 @@ mod tests {
         assert!(!records.note_read(mine(1, 5), since));
         assert!(records.note_read(mine(1, 7), since));
 
-        // The other way round.
+        // The other order.
         let mut records = claimed();
         records.take_out(&alice(), generation(1));
         assert!(records.note_read(mine(1, 5), records.since()));
@@ -330,7 +331,7 @@ mod tests {
         records.take_out(&alice(), generation(1));
         assert!(!records.note_read(mine(1, 6), records.since()), "it stays");
         assert!(records.note_read(mine(1, 7), records.since()));
-        // Whatever it was, it is another one's time.
+        // Whatever it was, the node has rejoined since.
         records.clear();
         assert!(records.note_read(mine(1, 6), records.since()));
     }

@@ -1,13 +1,13 @@
-//! Who watches whom, so that everybody is watched by a few and nobody by all: rendezvous hashing,
-//! on which all nodes agree that know of the same others. Those who do not agree watch too much or
-//! too little for a moment, which costs reads or time, and never safety.
+//! Assigns a few observers to each node, instead of all nodes: rendezvous hashing, whose result is
+//! the same on all nodes that know the same others. Nodes that differ watch too much or too little
+//! for a moment, which costs reads or time, but never safety.
 
 use sha2::{Digest, Sha256};
 
-/// How many watch a node: one may be slow, another die at the same time.
+/// Number of observers of a node: one may be slow, another may die at the same time.
 const OBSERVERS: usize = 3;
 
-/// Whether `me` watches `node`, when these are awake.
+/// Whether `me` watches `node`, when these nodes are awake.
 pub(super) fn observes(me: &str, node: &str, awake: &[&str]) -> bool {
     if me == node {
         return false;
@@ -24,7 +24,7 @@ pub(super) fn observes(me: &str, node: &str, awake: &[&str]) -> bool {
 fn score(observer: &str, node: &str) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(observer.as_bytes());
-    // No name holds it, so that no two pairs are one text.
+    // No name contains this byte, so that two pairs never have the same text.
     hash.update([0]);
     hash.update(node.as_bytes());
     hash.finalize().into()

@@ -1,13 +1,13 @@
-//! Whether what is kept under the prefix is a registry that this conman understands.
+//! Checks that the keys under the prefix are a registry of a known format.
 
 use super::codec::{self, SchemaText};
 use super::store::{ReadError, Store};
 use super::wire::{self, TxnRequest};
 
-/// The format that is written and the greatest that is read.
+/// The format that is written, and the greatest that can be read.
 const FORMAT: u32 = 1;
 
-/// Why the registry is not used. Each try finds out anew.
+/// Why the registry is not used. Each attempt checks again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SchemaError {
     #[error(transparent)]
@@ -18,15 +18,15 @@ pub(super) enum SchemaError {
     )]
     TooNew { prefix: String, found: u32 },
     #[error(
-        "{prefix} holds keys of something else ({key}); give conman a prefix of its own in \
+        "{prefix} holds keys of something else ({key}); give conman a separate prefix in \
          `registry.prefix`"
     )]
     Foreign { prefix: String, key: String },
-    #[error("the format cannot be written down: {reason}")]
+    #[error("cannot write the registry's format: {reason}")]
     NotWritten { reason: String },
 }
 
-/// Checks the format, and writes it down where there is nothing yet.
+/// Checks the format, and writes it where nothing is stored yet.
 pub(super) async fn check(store: &Store) -> Result<(), SchemaError> {
     let prefix = || String::from_utf8_lossy(&store.keys.all()).into_owned();
     let key = store.keys.schema();
@@ -48,7 +48,7 @@ pub(super) async fn check(store: &Store) -> Result<(), SchemaError> {
     let all = store.keys.all();
     let (others, _, _) = store.page(&all, &all, 1, 0).await?;
     if let Some((other, _, _)) = others.into_iter().next() {
-        // Unless somebody has just begun.
+        // Unless another node has just created the registry.
         if other != key && !is_begun(store).await? {
             return Err(SchemaError::Foreign {
                 prefix: prefix(),
@@ -64,10 +64,10 @@ pub(super) async fn check(store: &Store) -> Result<(), SchemaError> {
     };
     let written = store.transact(request).await;
     match written.trouble {
-        // A conflict: another node was first, and the next look tells what it wrote.
+        // A conflict: another node was first; the next check reads what it wrote.
         None if is_begun(store).await? => Ok(()),
         trouble => Err(SchemaError::NotWritten {
-            reason: trouble.unwrap_or_else(|| "it is gone again".to_owned()),
+            reason: trouble.unwrap_or_else(|| "it was deleted again".to_owned()),
         }),
     }
 }

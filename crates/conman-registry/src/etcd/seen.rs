@@ -1,10 +1,10 @@
-//! Whether etcd is still the one of before: its cluster, and that no revision ever falls.
+//! Checks that etcd is still the same store: the same cluster, and revisions that never fall.
 //!
-//! A store that was restored from a snapshot has forgotten who owns what, and generations with it.
-//! Nodes that have seen a greater revision refuse it until somebody tells them a generation above
-//! all that were used. What was seen outlives the daemon in a file. As others' writes may bring such
-//! a store past that revision before a node asks it again, the heartbeats' own revisions are watched
-//! too: every node rewrites its heartbeat, and a restored one is older than what was read before.
+//! A store restored from a snapshot has lost ownership and generations. A node that has seen a
+//! greater revision refuses it until an operator gives a generation above all used ones. The
+//! observed state survives the daemon in a file. Other nodes' writes may raise a restored store
+//! above that revision before a node reads it again, so the heartbeats' revisions are checked too:
+//! every node rewrites its heartbeat, and a restored one is older than what was read before.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,11 +19,11 @@ use crate::files;
 
 const FILE: &str = "etcd-seen.json";
 
-/// Beside it once the node was told to be alone, until it joins a fleet again. What was seen is not
-/// forgotten: the fleet that it joins then must not be an older one.
+/// File that marks a node that has left its fleet, until it joins one again. The observed state is
+/// kept: the fleet that the node joins then must not be an older one.
 const LEFT: &str = "etcd-left";
 
-/// Longest file that is read: it holds two numbers and a flag.
+/// Maximum size of the file that is read: it holds two numbers and a flag.
 const MAX_FILE_BYTES: u64 = 4_096;
 
 /// What was known when a call was sent; its answer must not be older.
@@ -44,26 +44,26 @@ struct Kept {
     /// 0 before the first answer.
     cluster_id: u64,
     revision: i64,
-    /// An older store was met under the same cluster's name: its revision may grow past ours.
+    /// An older store of the same cluster was seen: its revision may grow past ours.
     #[serde(default)]
     went_back: bool,
 }
 
-/// Whether the node whose state is in this directory has been of a fleet, so that other nodes may
-/// have taken over what ran here.
+/// Whether the node with this state directory has been in a fleet, so that other nodes may have
+/// taken over its sessions.
 pub fn was_in_fleet(state_dir: &Path) -> io::Result<bool> {
     state_dir.join(FILE).try_exists()
 }
 
-/// What says that the node whose state is in this directory is of a fleet, and was not told to be
-/// alone since.
+/// The file that shows that the node with this state directory is in a fleet and has not left it
+/// since.
 pub(crate) fn in_fleet(state_dir: &Path) -> io::Result<Option<PathBuf>> {
     let file = state_dir.join(FILE);
     let is = file.try_exists()? && !state_dir.join(LEFT).try_exists()?;
     Ok(is.then_some(file))
 }
 
-/// The node is alone from now on, durably.
+/// Marks the node as no longer in a fleet, durably.
 pub(crate) fn leave_fleet(state_dir: &Path) -> io::Result<()> {
     let mark = state_dir.join(LEFT);
     files::remove_if_present(&mark)?;
@@ -75,7 +75,7 @@ pub(crate) fn leave_fleet(state_dir: &Path) -> io::Result<()> {
 pub(super) struct Seen {
     file: PathBuf,
     state: Mutex<State>,
-    /// One writes at a time.
+    /// Serializes writes of the file.
     keeping: Mutex<()>,
 }
 
@@ -85,15 +85,15 @@ struct State {
     refused: Option<String>,
     now: Kept,
     written: Kept,
-    /// Nothing is written: whoever knew this store by that would take it, though no session may start
-    /// by it yet.
+    /// Do not write the file yet: a later daemon would trust this store by it, although the floor
+    /// is not raised yet.
     held_back: bool,
-    /// Which revision wrote each node's heartbeat, as far as this daemon has read or written it.
+    /// The revision that wrote each node's heartbeat, as far as this daemon has read or written it.
     heartbeats: BTreeMap<NodeName, i64>,
 }
 
 impl Seen {
-    /// What an earlier daemon saw; nothing of it with `forget`, by which an operator accepts the
+    /// Loads what an earlier daemon observed. With `forget` it is dropped: an operator accepts the
     /// store as it is.
     pub(super) fn open(state_dir: &Path, forget: bool) -> io::Result<Self> {
         let file = state_dir.join(FILE);
@@ -121,7 +121,7 @@ impl Seen {
         })
     }
 
-    /// Where it is written down what was seen.
+    /// Path of the file with the observed state.
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
@@ -132,7 +132,7 @@ impl Seen {
         }
     }
 
-    /// Takes an answer's word for where the store is, or says why it is not to be trusted.
+    /// Accepts an answer's revision and cluster, or returns why it is not trusted.
     pub(super) fn check(
         &self,
         before: &Before,
@@ -155,7 +155,7 @@ impl Seen {
         if now.went_back {
             let reason = match falls {
                 true => gone_back("revision", before.revision, revision),
-                // It has grown past that since.
+                // It has grown past that revision since.
                 false => format!(
                     "etcd has gone back earlier, as after the restoration of a snapshot, and may \
                      not know who owns what; {REMEDY}"
@@ -170,14 +170,14 @@ impl Seen {
         Ok(())
     }
 
-    /// Which revision wrote a node's heartbeat, as far as is known; an answer to a request that is
-    /// sent from now on must not know an earlier one.
+    /// The revision that wrote a node's heartbeat, as far as known; an answer to a request sent
+    /// after this call must not have an earlier one.
     pub(super) fn heartbeat(&self, node: &NodeName) -> i64 {
         self.state().heartbeats.get(node).copied().unwrap_or(0)
     }
 
-    /// Takes an answer's word for which revision wrote a node's heartbeat, or says why the store is
-    /// not to be trusted. `before` is what was known when the request was sent.
+    /// Accepts an answer's heartbeat revision, or returns why the store is not trusted. `before` is
+    /// what was known when the request was sent.
     pub(super) fn check_heartbeat(
         &self,
         node: &NodeName,
@@ -201,25 +201,25 @@ impl Seen {
         Ok(())
     }
 
-    /// Why the store that answers is not the one of before, if it is not.
+    /// Why the current store is not the same as before, if so.
     pub(super) fn went_back(&self) -> Option<String> {
         self.state().refused.clone()
     }
 
-    /// The generations are above all that were used: this store may be written down.
+    /// The floor is above all used generations: this store may be saved.
     pub(super) fn may_be_kept(&self) {
         self.state().held_back = false;
     }
 
-    /// Whether what is written down, though older, tells this store from one that is restored later
-    /// to what was before it.
+    /// Whether the saved state, though older, distinguishes this store from one that is restored
+    /// later.
     pub(super) fn is_known(&self) -> bool {
         let State { now, written, .. } = *self.state();
         written.cluster_id != 0
             && (written.cluster_id, written.went_back) == (now.cluster_id, now.went_back)
     }
 
-    /// Writes down what was seen since, durably. Blocks on the disk.
+    /// Saves the observed state, durably. Blocks on the disk.
     pub(super) fn keep(&self) -> io::Result<()> {
         let _turn = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, written, held_back) = {
@@ -229,7 +229,7 @@ impl Seen {
         if now == written || held_back {
             return Ok(());
         }
-        // It is of a fleet again.
+        // It is in a fleet again.
         files::remove_if_present(&self.file.with_file_name(LEFT))?;
         let text = serde_json::to_vec(&now).map_err(io::Error::other)?;
         let new = files::with_suffix(&self.file, ".new");
@@ -243,7 +243,7 @@ impl Seen {
         Ok(())
     }
 
-    /// A panic while the lock is held cannot leave half a change.
+    /// A panic while the lock is held cannot leave a partial change.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! What the driver, the tasks beside it and the registry's callers share.
+//! State shared by the driver, the other tasks and the registry's callers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,11 +17,11 @@ use super::store::Store;
 use super::wire::{self, Compare};
 use crate::{Located, RegistryError, SessionRecord, Standing};
 
-/// Sessions of other nodes whose place is remembered. Beyond, all are forgotten and looked up
-/// again, one round trip each.
+/// Number of other nodes' sessions whose location is cached. When it is reached, all are dropped
+/// and looked up again, one round trip each.
 const MAX_LOCATIONS: usize = 100_000;
 
-/// Records that the log tells of as unreadable: what is beyond says nothing new.
+/// Maximum number of unreadable records that are logged.
 const MAX_UNREADABLE: usize = 100;
 
 #[derive(Debug)]
@@ -30,16 +30,16 @@ pub(super) struct Shared {
     pub(super) timing: Timing,
     pub(super) store: Store,
     pub(super) standing: watch::Sender<Standing>,
-    /// Of the latest rejoin; 0 while this node is not live.
+    /// Incarnation of the latest rejoin; 0 while this node is not live.
     pub(super) incarnation: watch::Sender<u64>,
     pub(super) orders: Arc<Orders>,
-    /// Something has changed that the others should hear of, or that we should hear of them.
+    /// Notified when this node should publish or read announcements early.
     pub(super) hurry: Notify,
     records: Mutex<Records>,
     locations: Mutex<HashMap<SessionId, Located>>,
-    /// Keys of records that cannot be read, and that the log has.
+    /// Keys of unreadable records that have been logged.
     unreadable: Mutex<HashSet<String>>,
-    /// Why the latest renewal failed; `None` once one was taken.
+    /// Why the latest renewal failed; `None` after a success.
     trouble: Mutex<Option<String>>,
 }
 
@@ -72,14 +72,14 @@ impl Shared {
                         let reason = self.why_late();
                         tracing::error!(
                             reason,
-                            "ownership has lapsed: all is frozen until it is renewed"
+                            "ownership has lapsed; all sessions are frozen until it is renewed"
                         );
                     }
                     Standing::Late => {
                         let reason = self.why_late();
-                        tracing::warn!(reason, "the renewal of ownership is late");
+                        tracing::warn!(reason, "renewal of ownership is late");
                     }
-                    Standing::Alone | Standing::Live => tracing::info!("ownership is renewed"),
+                    Standing::Alone | Standing::Live => tracing::info!("renewed ownership"),
                     Standing::Joining { reason } => tracing::info!(reason, "joining the fleet"),
                 }
             }
@@ -88,7 +88,7 @@ impl Shared {
         });
     }
 
-    /// How the latest renewal ended.
+    /// Records how the latest renewal ended.
     pub(super) fn note_trouble(&self, trouble: Option<String>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
@@ -96,11 +96,11 @@ impl Shared {
     pub(super) fn why_late(&self) -> String {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         trouble.clone().unwrap_or_else(|| {
-            "no renewal has failed, so that this machine was too slow or stood still".to_owned()
+            "no renewal has failed; this machine was too slow or was suspended".to_owned()
         })
     }
 
-    /// Why nothing can be recorded just now.
+    /// The error while nothing can be recorded.
     pub(super) fn unavailable(&self) -> RegistryError {
         let reason = match &*self.standing.borrow() {
             Standing::Joining { reason } => {
@@ -134,7 +134,7 @@ impl Shared {
         self.records().note_changed(mine);
     }
 
-    /// The record as far as anybody has heard of it; `None` where what was read is out of date.
+    /// Returns the newest known record; `None` where the record that was read is out of date.
     pub(super) fn note_read(&self, mine: Mine, since: Since) -> Option<Mine> {
         let mut records = self.records();
         let id = mine.told.record.id.clone();
@@ -142,12 +142,12 @@ impl Shared {
         is_present.then(|| records.of(&id).cloned()).flatten()
     }
 
-    /// Unless it is of another generation by now.
+    /// Evicts the record unless it has another generation.
     pub(super) fn not_mine(&self, id: &SessionId, generation: Generation) {
         self.records().take_out(id, generation);
     }
 
-    /// After ownership may have been lost, nothing is known.
+    /// Evicts all records after ownership may have been lost.
     pub(super) fn nothing_mine(&self) {
         self.records().clear();
     }
@@ -181,14 +181,14 @@ impl Shared {
         }
     }
 
-    /// Whether that record was not told of yet, and shall be.
+    /// Whether this unreadable record has not been logged and should be.
     pub(super) fn is_news(&self, key: &str) -> bool {
         let told = self.unreadable.lock();
         let mut told = told.unwrap_or_else(PoisonError::into_inner);
         told.len() < MAX_UNREADABLE && told.insert(key.to_owned())
     }
 
-    /// That the session is this node's by just that claim.
+    /// Compares that this node owns the session by exactly this claim.
     pub(super) fn is_mine(&self, told: &Told) -> Compare {
         let ownership = Ownership {
             owner: self.me.clone(),
@@ -208,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    /// A panic while the lock is held cannot leave a partial change: each is one map operation.
     fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +224,7 @@ pub(super) fn name(id: &SessionId) -> SessionName {
     id.as_str().into()
 }
 
-/// CLOCK_BOOTTIME, which goes on while the machine sleeps.
+/// CLOCK_BOOTTIME, which includes time in suspend.
 pub(super) fn boot_time() -> BootTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A key that every node of the fleet has: made at random by whoever asks for it first.
+//! A key that all nodes of the fleet share: random, created by the first node that needs it.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::store::Store;
 use super::wire::{self, TxnRequest};
 use crate::RegistryError;
 
-/// Writes until there is one: each comes to nothing only where somebody else's was quicker, or etcd
-/// does not take it.
+/// Number of write attempts: an attempt fails only when another node wrote first, or etcd refuses
+/// it.
 const MAX_WRITES: u32 = 4;
-/// A start ends when there is no key: this is longer than an etcd that has just let the node join
-/// takes to elect another leader or to be started anew.
+/// The start fails without a key. This is longer than etcd needs to elect a leader or to be
+/// restarted, just after the node has joined.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two reads that failed.
+/// Pause between two failed reads.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Serialize, Deserialize)]
@@ -58,13 +58,13 @@ pub(super) async fn of(store: &Store) -> Result<[u8; 32], RegistryError> {
             success: vec![wire::put(key.clone(), codec::text(&text))],
         };
         writes += 1;
-        // Whether it was written, and whose it is, the next look tells.
+        // The next read shows whether it was written, and by which node.
         trouble = store.transact(request).await.trouble;
     }
-    let trouble = trouble.unwrap_or_else(|| "it is gone again".to_owned());
+    let trouble = trouble.unwrap_or_else(|| "it was deleted again".to_owned());
     Err(unavailable(&format!(
-        "the fleet's key cannot be written: {trouble}; see that etcd answers and lets this node \
-         write below `registry.prefix`, then start conman again"
+        "cannot write the fleet's key: {trouble}; make sure that etcd answers and that this node \
+         may write below `registry.prefix`, then start conman again"
     )))
 }
 

@@ -1,5 +1,5 @@
-//! Carries the protocol's requests out against etcd, together with what is told beside them, and
-//! says of each how it ended.
+//! Executes the protocol's requests against etcd, together with the writes that accompany them, and
+//! reports the result of each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,49 +16,49 @@ use super::wire::{
     TxnRequest, TxnResponse,
 };
 
-/// Small values in one answer: far below what a line takes in a moment.
+/// Small values in one answer: far below what a connection transfers in a moment.
 const PAGE: i64 = 512;
 
-/// Reads in one transaction: etcd takes 128 operations by default.
+/// Reads in one transaction: etcd's default limit is 128 operations.
 const MAX_READS: i64 = 64;
 
-/// A read of one moment that is compacted away is begun so often: whoever compacts etcd all the time
-/// is told of.
+/// A read of several pages of one revision is restarted so often when the revision is compacted;
+/// then it fails.
 const MAX_COMPACTED: u32 = 3;
 
-/// No further try begins after this long; the next caller's goes on from what was found to be too
-/// much.
+/// No further attempt starts after this time; the next caller's attempts continue with the reduced
+/// page size.
 const TRIES_BOUND: Duration = Duration::from_secs(6);
 
-/// Sessions released by one transaction. etcd takes 128 operations by default, and each release
+/// Sessions released by one transaction. etcd's default limit is 128 operations, and each release
 /// writes two keys.
 pub(super) const MAX_RELEASES: usize = 60;
 
-/// Why something could not be read.
+/// Why a value could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error(transparent)]
     Call(#[from] CallError),
     #[error(transparent)]
     Value(#[from] BadValue),
-    #[error("etcd's answer to a transaction is not one to this request")]
+    #[error("etcd's answer to a transaction does not match the request")]
     Unexpected,
 }
 
-/// What goes with a transaction of the protocol and decides nothing.
+/// Accompanies a transaction of the protocol; does not affect its decision.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Beside {
     pub(super) compare: Vec<Compare>,
     pub(super) write: Vec<RequestOp>,
 }
 
-/// How a request ended, why if it failed, and the revision if it committed.
+/// The result of a request: why it failed, if it did, and the revision if it committed.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) answer: Answer,
     pub(super) trouble: Option<String>,
     pub(super) revision: i64,
-    /// etcd has looked at it and does not take it: sent again as it is, it would be refused again.
+    /// etcd has rejected it: the same request would be rejected again.
     pub(super) refused: bool,
 }
 
@@ -82,7 +82,7 @@ impl Answered {
     }
 }
 
-/// A key's value and the revision that wrote it.
+/// A key, its value, and the revision that wrote it.
 pub(super) type Entry = (Vec<u8>, Vec<u8>, i64);
 
 #[derive(Debug, Clone)]
@@ -110,7 +110,7 @@ impl Store {
         }
     }
 
-    /// All of them or none.
+    /// Commits all of them or none.
     pub(super) async fn commit(&self, parts: &[(Transaction, Beside)]) -> Answered {
         let mut request = TxnRequest::default();
         let mut heartbeats = Vec::new();
@@ -136,15 +136,15 @@ impl Store {
         if answered.answer == Answer::Committed {
             let seen = self.client.seen();
             for node in heartbeats {
-                // A write is later than whatever was known of the key it writes: the answer itself
-                // was found to be no older.
+                // A write is newer than whatever was known of its key: the answer itself was
+                // checked to be no older.
                 let _ = seen.check_heartbeat(&node, 0, answered.revision);
             }
         }
         answered
     }
 
-    /// A transaction without answers of its own.
+    /// Sends a transaction whose operations need no answers.
     pub(super) async fn transact(&self, request: TxnRequest) -> Answered {
         match self.client.txn(request).await {
             Ok(answer) => {
@@ -196,7 +196,7 @@ impl Store {
         Ok((Answer::Values(values), revision))
     }
 
-    /// These keys at one moment, and its revision.
+    /// These keys in one snapshot, and its revision.
     pub(super) async fn get(
         &self,
         names: &[Vec<u8>],
@@ -212,7 +212,7 @@ impl Store {
         Ok((ranges.into_iter().map(first).collect(), revision))
     }
 
-    /// All keys below these, which must be few, at one moment.
+    /// All keys below these, which must be few, in one snapshot.
     pub(super) async fn get_below(
         &self,
         parents: &[Vec<u8>],
@@ -243,12 +243,13 @@ impl Store {
                 let key = Key::Session(session.into());
                 match codec::decode(&key, &name, &bytes) {
                     Ok(value) => values.push((key, Some(value))),
-                    // All the others go on. Whatever runs of this one is ended here as lost, and
-                    // nobody claims it, as who would has to read it first.
+                    // The other sessions are not affected. This session's containers here are ended
+                    // as lost, and no node can claim it, because a claim has to read the value
+                    // first.
                     Err(error) => tracing::error!(
                         %error,
-                        "a session's ownership cannot be read: nobody serves it until the key is \
-                         deleted, and then as a new session"
+                        "cannot read the ownership of a session: no node serves it until the key \
+                         is deleted, and then as a new session"
                     ),
                 }
             }
@@ -256,7 +257,7 @@ impl Store {
         Ok((Answer::Values(values), 0))
     }
 
-    /// Some of the first of the records at these keys, and of how many keys that is all there is.
+    /// Reads some of the first records at these keys. Also returns how many keys that covers.
     pub(super) async fn records_at(
         &self,
         names: &[Vec<u8>],
@@ -282,8 +283,8 @@ impl Store {
         }
     }
 
-    /// Some of the first records below `parent` from `from` on, at most so many, and whether there
-    /// are more.
+    /// Reads some of the first records below `parent` from `from` on, at most `limit`, and whether
+    /// there are more.
     pub(super) async fn records_below(
         &self,
         from: &[u8],
@@ -319,7 +320,7 @@ impl Store {
         }
     }
 
-    /// Every key below one, page by page of one moment; of a later one, if that is compacted away
+    /// Every key below one, read in pages of one revision, or of a later one if that is compacted
     /// meanwhile.
     pub(super) async fn all_below(&self, parent: &[u8]) -> Result<Vec<Entry>, ReadError> {
         let mut tries = 1;
@@ -352,8 +353,8 @@ impl Store {
         }
     }
 
-    /// The keys below `parent` from `from` on, at most `limit`; whether there are more, and as of
-    /// which revision. 0 asks for the present.
+    /// The keys below `parent` from `from` on, at most `limit`; whether there are more, and the
+    /// revision. 0 requests the current revision.
     pub(super) async fn page(
         &self,
         from: &[u8],
@@ -378,7 +379,7 @@ impl Store {
     }
 }
 
-/// Asks for ever fewer records until they come.
+/// Reduces the number of records until a read succeeds.
 struct Tries<'a> {
     size: &'a PageSize,
     records: i64,
@@ -392,7 +393,7 @@ impl Tries<'_> {
         self.size.came(entries.len(), bytes, self.began.elapsed());
     }
 
-    /// Whether there is to be another try.
+    /// Fails when no further attempt is to be made.
     fn failed(&mut self, error: CallError) -> Result<(), CallError> {
         if !error.is_about_size() || self.records == 1 {
             return Err(error);

@@ -1,8 +1,7 @@
-//! The messages of etcd's version 3 API that conman uses, by the numbers of its published
-//! `rpc.proto` and `kv.proto`. Written down rather than generated, so that building conman takes no
-//! protocol compiler.
+//! The messages of etcd's version 3 API that conman uses, with the field numbers of the published
+//! `rpc.proto` and `kv.proto`. Written by hand, so that building conman needs no protocol compiler.
 
-/// What every answer begins with.
+/// The header of every answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ResponseHeader {
     #[prost(uint64, tag = "1")]
@@ -21,7 +20,7 @@ pub(super) struct KeyValue {
     pub(super) value: Vec<u8>,
 }
 
-/// Linearizable, as nothing asks for less.
+/// Always linearizable.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -60,7 +59,7 @@ pub(super) struct DeleteRangeRequest {
     pub(super) key: Vec<u8>,
 }
 
-/// Of a put or a deletion nothing is of interest but that it was done.
+/// The answer to a put or a deletion; its content is not used.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Done {}
 
@@ -96,7 +95,7 @@ pub(super) enum Outcome {
     Delete(Done),
 }
 
-/// `Compare.CompareTarget`; the comparison is for equality, whose number is 0.
+/// `Compare.CompareTarget`; the comparison is always for equality, whose number is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum Target {
@@ -227,7 +226,7 @@ pub(super) fn get(key: Vec<u8>) -> RequestOp {
     Operation::Range(range).into()
 }
 
-/// The key holds just this; `None`: it does not exist.
+/// The key has exactly this value; `None`: it does not exist.
 pub(super) fn is(key: Vec<u8>, value: Option<Vec<u8>>) -> Compare {
     let (target, expected) = match value {
         Some(value) => (Target::Value, Expected::Value(value)),
@@ -249,7 +248,7 @@ pub(super) fn unchanged_since(key: Vec<u8>, revision: i64) -> Compare {
     }
 }
 
-/// The end of the range of all keys that begin with this: etcd's own rule.
+/// The end of the range of all keys with this prefix, by etcd's rule.
 pub(super) fn behind(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -258,7 +257,7 @@ pub(super) fn behind(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // All keys there are.
+    // All keys.
     vec![0]
 }
 

@@ -1,4 +1,4 @@
-//! For how long nodes have been gone.
+//! For how long nodes have been lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{Member, World, answered, forget_node, join, live, peer, standing, un
 use crate::PeerStanding;
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Longer than a suite takes, and less than what is kept of what is seen.
+/// Longer than the suite takes, and shorter than the step at which ages are stored.
 const MINUTES: Duration = Duration::from_secs(300);
 
 pub(super) async fn what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_back(
@@ -21,8 +21,8 @@ pub(super) async fn what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_bac
         is_gone_for(&c, first, None, Duration::ZERO).await,
         "just now"
     );
-    let nobody = count(&b, "nobody", Some(seen(1, HOUR))).await;
-    assert_eq!(nobody, None, "nobody is gone");
+    let unknown = count(&b, "unknown", Some(seen(1, HOUR))).await;
+    assert_eq!(unknown, None, "no such node");
     until("it is not gone", async || {
         count(&b, "c", Some(seen(1, HOUR))).await.is_none()
     })
@@ -43,13 +43,13 @@ pub(super) async fn what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_bac
     ] {
         assert!(is_gone_for(&b, first, Some(less), HOUR).await, "{less:?}");
     }
-    // No record is of it.
+    // No records of its sessions exist.
     counted(&b, BTreeMap::new()).await;
     assert!(is_gone_for(&c, first, None, HOUR).await, "it is listed");
 
     forget_node(&b, "a").await.expect("it owns nothing");
     for member in [&b, &c] {
-        until("nobody lists it", async || peer(member, "a").is_none()).await;
+        until("no node lists it", async || peer(member, "a").is_none()).await;
     }
     assert!(
         is_gone_for(&c, first, None, HOUR).await,
@@ -83,7 +83,7 @@ pub(super) async fn what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_bac
     }
 }
 
-/// `a` is declared dead. The incarnation that it had.
+/// Waits until `a` is declared dead. Returns the incarnation that it had.
 async fn dies(world: &dyn World, seen_by: &Member) -> u64 {
     world.cut("a").await;
     until("it is missed", async || {
@@ -105,7 +105,7 @@ fn seen(incarnation: u64, gone_for: Duration) -> Age {
     }
 }
 
-/// Whether `a` counts as gone for so long, and what this suite itself takes.
+/// Whether `a` counts as lost for `wanted` plus at most the suite's run time.
 async fn is_gone_for(
     member: &Member,
     incarnation: u64,

@@ -10,7 +10,7 @@ use super::{
 use crate::conformance::{id, spec};
 use crate::{Announcement, ForgetError, PeerStanding, RegistryError, Standing};
 
-/// What `a` says while nobody hears it.
+/// What `a` announces while it is cut off.
 fn unheard() -> Announcement {
     Announcement {
         version: "unheard".to_owned(),
@@ -33,8 +33,8 @@ pub(super) async fn only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_co
     for name in ["a", "b", "c"] {
         refuses_as_alive(&b, name).await;
     }
-    let unknown = forget_node(&b, "nobody").await.expect_err("nobody");
-    assert!(matches!(&unknown, ForgetError::Unknown { node } if node == "nobody"));
+    let unknown = forget_node(&b, "unknown").await.expect_err("no such node");
+    assert!(matches!(&unknown, ForgetError::Unknown { node } if node == "unknown"));
     for member in [&a, &b, &c] {
         all_are_seen(member).await;
     }
@@ -47,7 +47,7 @@ pub(super) async fn only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_co
     .await;
     let answer = b.forget_node("a").await;
     if standing(&b, "a") == Some(PeerStanding::Silent) {
-        // It may be declared dead while that is asked.
+        // It may be declared dead during the call.
         let refused = answer.expect_err("it may be alive");
         assert!(!matches!(refused, ForgetError::Unknown { .. }), "{refused}");
     }
@@ -81,7 +81,7 @@ async fn refuses_as_alive(member: &Member, name: &str) {
     );
 }
 
-/// What it knew it tells; what it would have to ask fails, and may be asked again.
+/// It returns what it has cached; calls that need the registry fail with a retryable error.
 async fn is_cut_off(a: &Member, kept: Generation) {
     stands(a, &Standing::Fenced).await;
     assert!(peer(a, "a").is_some(), "it lists itself still");
@@ -94,14 +94,14 @@ async fn is_cut_off(a: &Member, kept: Generation) {
         assert!(error.is_retryable(), "{what}: {error}");
     };
     let asked = a.locate(&id("kept"), true).await;
-    fails("locate", &asked.expect_err("nobody tells"));
+    fails("locate", &asked.expect_err("no answer"));
     let asked = a.locate(&id("never"), false).await;
-    fails("locate", &asked.expect_err("nobody tells"));
+    fails("locate", &asked.expect_err("no answer"));
     let asked = a.sessions(None, 10).await;
-    fails("sessions", &asked.expect_err("nobody tells"));
+    fails("sessions", &asked.expect_err("no answer"));
     let claimed = a.registry.claim(&id("new"), &spec("suite")).await;
     fails("claim", &claimed.expect_err("it may own nothing"));
-    let forgotten = a.forget_node("b").await.expect_err("nobody knows");
+    let forgotten = a.forget_node("b").await.expect_err("no answer");
     match &forgotten {
         ForgetError::Registry(error) => fails("forget_node", error),
         other => panic!("{other}"),
@@ -141,7 +141,7 @@ async fn is_forgotten_once_it_owns_nothing(b: &Member, c: &Member, kept: Generat
         "{again}"
     );
     for member in [b, c] {
-        until("nobody lists it", async || peer(member, "a").is_none()).await;
+        until("no node lists it", async || peer(member, "a").is_none()).await;
         let page = answered("a page", async || member.sessions(None, 10).await);
         let page = page.await.expect("told of");
         let nodes: Vec<(&str, &str)> = page
@@ -150,7 +150,7 @@ async fn is_forgotten_once_it_owns_nothing(b: &Member, c: &Member, kept: Generat
             .map(|one| (one.record.id.as_str(), one.node.as_str()))
             .collect();
         let wanted = [("ended", "a"), ("kept", "b"), ("other", "c")];
-        assert_eq!(nodes, wanted, "what has ended there is told of");
+        assert_eq!(nodes, wanted, "ended sessions are listed");
     }
 }
 

@@ -1,11 +1,11 @@
-//! Who the nodes are and what they say of themselves.
+//! The list of nodes and their announcements.
 
 use std::time::Duration;
 
 use super::{Member, PATIENCE, World, join, live, peer, sorted, until};
 use crate::{Announcement, NodeLoad, PeerStanding, Standing};
 
-/// Also not by the order in which they join.
+/// Not ordered by name, so that joining order and name order differ.
 const NAMES: [&str; 4] = ["m", "b-1", "z", "b"];
 
 pub(super) async fn a_node_knows_who_it_is_and_all_list_all_by_name(world: &dyn World) {
@@ -36,7 +36,7 @@ pub(super) async fn a_node_knows_who_it_is_and_all_list_all_by_name(world: &dyn 
         assert_eq!(names, sorted(&NAMES), "each once, ordered by name");
         for one in &*member.peers() {
             assert!(one.incarnation > 0, "{} has joined", one.name);
-            assert_eq!(one.announcement, None, "nobody has announced anything");
+            assert_eq!(one.announcement, None, "no node has announced anything");
         }
         until("all know the same incarnations", async || {
             seen(member) == seen(&members[0])
@@ -93,7 +93,7 @@ pub(super) async fn what_a_node_announces_reaches_everybody_and_those_who_join_l
     live(&c).await;
     hears(&c, "a", &loaded).await;
 
-    // Said before it has joined, it is told once it has.
+    // An announcement made before joining is published after it.
     let d = world.begin("d").await;
     d.announce(loaded.clone());
     for member in [&a, &b, &c] {
@@ -102,7 +102,7 @@ pub(super) async fn what_a_node_announces_reaches_everybody_and_those_who_join_l
 }
 
 pub(super) async fn hears(member: &Member, of: &str, wanted: &Announcement) {
-    until("it hears of another one's announcement", async || {
+    until("it receives another node's announcement", async || {
         let heard = peer(member, of).and_then(|peer| peer.announcement);
         heard.as_ref() == Some(wanted)
     })

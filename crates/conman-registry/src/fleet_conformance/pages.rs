@@ -1,4 +1,4 @@
-//! What is told of all sessions.
+//! Pages of all sessions.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::{Member, World, answered, claim, forget, join, locate, read, release}
 use crate::conformance::id;
 use crate::{MAX_SESSION_PAGE, MAX_UNREADABLE, RegistryError, SessionPage};
 
-/// Claims at once. All of a page's at once would keep a loaded machine's etcd busy for longer than a
-/// call is waited for, and again when they are tried again.
+/// Concurrent claims. All of a page's claims at once would keep the etcd of a loaded machine busy
+/// for longer than a call's timeout, and again on each retry.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn all_sessions_are_told_of_in_pages_by_id(world: &dyn World) {
@@ -46,7 +46,7 @@ pub(super) async fn all_sessions_are_told_of_in_pages_by_id(world: &dyn World) {
             assert_eq!(told, records, "{limit} at a time");
         }
     }
-    // Not only what is one may be gone on behind.
+    // A page may begin after an id that does not exist.
     let page_behind = page(&b, Some("a-a"), 2).await;
     assert_eq!(ids(&page_behind), ["a-b", "a0"]);
     assert_eq!(page(&b, Some("zz"), 2).await, SessionPage::default());
@@ -84,7 +84,7 @@ pub(super) async fn what_cannot_be_read_is_named_once_and_hides_nothing(world: &
     for name in ["s-1", "s-2", "s-3"] {
         generations.insert(name, claim(&a, &id(name)).await);
     }
-    // Of one nobody has heard.
+    // One of them was never claimed.
     let spoilt = ["s-0", "s-2", "s-4"];
     for name in spoilt {
         world.spoil(&id(name)).await;
@@ -101,7 +101,7 @@ pub(super) async fn what_cannot_be_read_is_named_once_and_hides_nothing(world: &
             assert!(what.contains(name), "{limit} at a time: {what}");
         }
     }
-    // Who owns it stands elsewhere.
+    // Its owner is stored under another key.
     let found = locate(&b, &id("s-2"), false).await;
     assert_eq!(found, read("a", generations["s-2"], false));
     let claimed = answered("a claim", async || {
@@ -112,7 +112,7 @@ pub(super) async fn what_cannot_be_read_is_named_once_and_hides_nothing(world: &
     assert!(matches!(&refused, RegistryError::Elsewhere { node, .. } if node == "a"));
     claim(&b, &id("s-0")).await;
     let page_anew = page(&b, None, 1).await;
-    assert_eq!(ids(&page_anew), ["s-0"], "a claim writes it anew");
+    assert_eq!(ids(&page_anew), ["s-0"], "a claim rewrites it");
 
     for number in 0..=MAX_UNREADABLE {
         world.spoil(&id(&format!("u-{number:02}"))).await;
@@ -131,7 +131,7 @@ async fn page_behind(member: &Member, after: Option<&SessionId>, limit: usize) -
     page.await.expect("told of")
 }
 
-/// All pages, each of which says rightly whether there is another one.
+/// All pages; checks that each says correctly whether there is another one.
 async fn walk(member: &Member, limit: usize) -> Vec<SessionPage> {
     let (mut pages, mut after) = (Vec::new(), None);
     loop {
@@ -139,7 +139,7 @@ async fn walk(member: &Member, limit: usize) -> Vec<SessionPage> {
         let count = page.sessions.len() + page.unreadable.len();
         assert!(count <= limit.max(1), "{count} of at most {limit}");
         assert!(count > 0, "a page without anything");
-        assert!(page.next.is_none() || page.next > after, "it goes on");
+        assert!(page.next.is_none() || page.next > after, "it advances");
         after.clone_from(&page.next);
         pages.push(page);
         if after.is_none() {

@@ -1,4 +1,4 @@
-//! Where sessions are, and what is remembered of that.
+//! Locations of sessions, and what is cached of them.
 
 use super::{World, claim, forget, join, locate, nobodys, read, release, remembered};
 use crate::conformance::id;
@@ -63,7 +63,7 @@ pub(super) async fn what_is_remembered_stays_until_it_is_denied_or_read_afresh(w
     c.forget_location(&id, before);
     let found = locate(&c, &id, false).await;
     let wanted = remembered("b", present, false);
-    assert_eq!(found, wanted, "what is known is later by now");
+    assert_eq!(found, wanted, "the cached location is later");
 
     assert_eq!(locate(&a, &id, true).await, read("b", present, false));
     let found = locate(&a, &id, false).await;
@@ -100,7 +100,7 @@ pub(super) async fn what_was_given_up_is_told_as_that_and_what_was_forgotten_as_
         "it has forgotten it"
     );
     let found = locate(&b, &id, false).await;
-    assert_eq!(found, remembered("a", generation, true), "nobody said so");
+    assert_eq!(found, remembered("a", generation, true), "still cached");
     assert_eq!(locate(&b, &id, true).await, nobodys());
     assert_eq!(locate(&b, &id, false).await, nobodys(), "no longer known");
 }

@@ -1,4 +1,4 @@
-//! For how long nodes have been gone.
+//! For how long nodes have been lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{ModelFleet, lock};
 use crate::PeerStanding;
 
 impl ModelFleet {
-    /// Has it be kept that a node was seen to be gone for so long, which it is.
+    /// Stores that a lost node was observed to be lost for so long.
     pub fn was_gone_for(&self, name: &str, gone_for: Duration) {
         if let Some(member) = lock(&self.members).get(name) {
             let age = Age {
@@ -20,7 +20,7 @@ impl ModelFleet {
         }
     }
 
-    /// As etcd's does, but for what nodes see by themselves, who look at nothing.
+    /// Like etcd's, except that nodes of the model observe nothing.
     pub(super) fn count(&self, seen: &BTreeMap<String, Option<Age>>) -> BTreeMap<String, Age> {
         let members = lock(&self.members);
         let mut kept = lock(&self.ages);

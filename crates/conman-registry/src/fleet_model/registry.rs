@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct Shared {
     world: Arc<ModelFleet>,
     me: String,
-    /// What was remembered of a session is over with a claim, and when it is forgotten.
+    /// An entry is dropped when its session is claimed or forgotten.
     locations: Locations,
 }
 
@@ -35,7 +35,7 @@ impl Shared {
 }
 
 impl ModelFleet {
-    /// Ends a session whose node is fenced, as whoever claims it may.
+    /// Ends a session whose node is fenced, as any node that claims it may.
     async fn end_lost(&self, id: &SessionId, generation: Generation) -> bool {
         let owner = lock(&self.owners).get(id).cloned();
         let is_fenced = owner.is_some_and(|owner| {
@@ -86,7 +86,7 @@ impl Registry for Shared {
                 if self.world.end_lost(&id, generation).await {
                     return self.claim(&id, spec).await;
                 }
-                // The other one may be between its claim and its name.
+                // The other claim may not have recorded its node yet.
                 let owner = loop {
                     let owner = lock(&self.world.owners).get(&id).cloned();
                     match owner {
@@ -126,7 +126,7 @@ impl Registry for Shared {
 
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         let mut unheard = self.world.unheard.subscribe();
-        // The sender is this world's own.
+        // This world owns the sender, so it cannot be closed.
         let _ = unheard
             .wait_for(|unheard| !unheard.contains(&self.me))
             .await;

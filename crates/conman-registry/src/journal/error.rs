@@ -37,8 +37,8 @@ pub enum JournalError {
         source: Arc<serde_json::Error>,
     },
     #[error(
-        "the journal {path} is not open at the moment: its disk refused a write; it is tried \
-        again by itself"
+        "the journal {path} is not open: its disk refused a write, which is retried \
+        automatically"
     )]
     Unavailable { path: PathBuf },
 }

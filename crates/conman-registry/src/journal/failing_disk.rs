@@ -44,7 +44,7 @@ async fn read_until(journal: &Journal, last: &str) -> Vec<Event> {
 
 #[tokio::test]
 async fn what_is_not_durable_is_not_shown_and_comes_exactly_once_when_the_disk_heals() {
-    // Failures at different points of a commit, some of them after it has become durable.
+    // Failures at different points of a commit, some of them after it became durable.
     for operations in 0..8 {
         let (_dir, faults, journal) = journal();
         journal.append(vec![event(0)]);
@@ -108,7 +108,7 @@ async fn events_without_room_are_counted_where_they_are_missing() {
     let (_dir, faults, journal) = journal();
     faults.fail_after(0, FOREVER);
     journal.append(vec![event(0)]);
-    // The writer has taken the first one, and tries.
+    // The writer has taken the first one and tries to write it.
     journal.flush().await;
     journal.append((1..=MAX_WAITING + 5).map(event).collect());
     journal.append((0..3).map(event).collect());

@@ -11,21 +11,21 @@ use tokio::sync::watch;
 
 use super::Shared;
 
-/// Events read at a time; the follower holds so many in memory at most.
+/// Events read at a time; a follower holds at most so many in memory.
 const PAGE: usize = 256;
 
-/// How long a follower waits after a failed read, unless an event becomes durable sooner.
+/// Delay after a failed read, unless an event becomes durable sooner.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// Where a follower stands. It only ever reads pages after its position, and waits when there is
-/// none, so that there is no seam between what was stored and what is live.
+/// State of a follower. It only reads pages after its position and waits when there are none, so
+/// there is no gap between stored and new events.
 struct Follower {
     shared: Arc<Shared>,
     durable: watch::Receiver<u64>,
     position: u64,
     read: VecDeque<Event>,
-    /// Whether a hole before the next event concerns the reader: one that begins at the beginning
-    /// takes what there is.
+    /// Whether a gap before the next event is reported: not to a reader that starts from the
+    /// beginning.
     holes_matter: bool,
 }
 
@@ -56,7 +56,8 @@ impl Follower {
                 self.holes_matter = true;
                 return Some(event);
             }
-            // Looked at before the read, so that what becomes durable after it is not missed.
+            // Marked as seen before the read, so that what becomes durable during the read is not
+            // missed.
             self.durable.borrow_and_update();
             match self.shared.read(self.position, PAGE).await {
                 Ok((events, extent)) => {
@@ -72,10 +73,10 @@ impl Follower {
                 Err(error) => {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "a follower of the journal could not read it"
+                        "cannot read the journal for a follower"
                     );
-                    // Cancelling either arm loses nothing: the position stands, and the next
-                    // round reads from it.
+                    // Cancelling either arm loses nothing: the position is unchanged, and the next
+                    // iteration reads from it.
                     tokio::select! {
                         changed = self.durable.changed() => changed.ok()?,
                         () = tokio::time::sleep(PAUSE_AFTER_FAILURE) => {}

@@ -1,4 +1,4 @@
-//! What is found of a journal, and what becomes of it.
+//! Opens a journal and repairs its files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
     let path = dir.join(JOURNAL_FILE);
     let positions_path = dir.join(POSITIONS_FILE);
 
-    // The journal's own lock comes first: whoever does not get it touches nothing.
+    // The journal file's lock comes first: without it nothing is changed.
     let opened = open_or_set_aside(&path)?;
     let found = HighWater::inspect(&positions_path).map_err(io("read", &positions_path))?;
     let mark = match (found, &opened) {
@@ -54,8 +54,8 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
         (Found::Through { through, .. }, Existing::None | Existing::SetAside) => through,
         (Found::Missing | Found::Damaged, Existing::Whole(_, extent)) => extent.last_seq,
         (Found::Missing, Existing::None) => 0,
-        // Neither file tells. Microseconds since 1970 exceed every position of a journal that
-        // was written more slowly than an event a microsecond.
+        // Neither file has a position. Microseconds since 1970 exceed every position of a journal
+        // that was written at less than one event a microsecond.
         (Found::Missing | Found::Damaged, Existing::None | Existing::SetAside) => {
             u64::try_from(Timestamp::now().as_microsecond()).unwrap_or(0)
         }
@@ -71,8 +71,8 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
     })
 }
 
-/// Opens the file again while the daemon runs. Where it is gone or damaged, the new one begins
-/// after `after`.
+/// Reopens the file while the daemon runs. If it is missing or damaged, the new one begins after
+/// `after`.
 pub(super) fn reopen(path: &Path, after: u64) -> Result<(Database, Extent), JournalError> {
     whole(open_or_set_aside(path)?, path, after)
 }

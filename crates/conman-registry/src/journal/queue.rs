@@ -8,18 +8,18 @@ use tokio::sync::oneshot;
 
 use super::NewEvent;
 
-/// Most events that wait to be written. A start makes about a dozen, so this is a burst of a
-/// thousand starts while the disk stands still; with messages at their bound it is 64 MiB.
+/// Maximum number of events that wait to be written. A start makes about a dozen events, so this is
+/// a burst of a thousand starts on a stalled disk; with messages of maximum size it is 64 MiB.
 pub(super) const MAX_WAITING: usize = 16_384;
 
-/// How long the writer waits for company after the first event. It writes on the same disk as
-/// the registry, and fewer syncs here mean shorter ones there; a reader of events does not notice.
+/// How long the writer waits for more events after the first one. It writes to the same disk as the
+/// registry, and fewer syncs here make the registry's shorter. A reader of events does not notice.
 const LINGER: Duration = Duration::from_millis(25);
 
-/// So many that wait are company enough.
+/// The writer stops waiting for more at this many events.
 const ENOUGH: usize = MAX_WAITING / 2;
 
-/// Unbounded in nothing, blocking in nothing but the writer's own wait.
+/// The queue of events. Bounded; only the writer blocks on it.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
@@ -29,7 +29,7 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: VecDeque<NewEvent>,
-    /// Events that found no room since the last take; all of them belong behind `waiting`.
+    /// Events that found no room since the last take; all of them come after `waiting`.
     lost: u64,
     flushes: Vec<oneshot::Sender<()>>,
     closed: bool,
@@ -57,14 +57,14 @@ impl Queue {
         }
         let wakes = was_idle || inner.waiting.len() >= ENOUGH;
         drop(inner);
-        // A writer that lingers need not wake for each of the dozen events of a start.
+        // A writer that waits for more need not wake for each of the dozen events of a start.
         if wakes {
             self.changed.notify_one();
         }
     }
 
-    /// Asks to be told when everything that was appended before was tried to be written. The
-    /// sender is dropped at once when the queue is closed.
+    /// Returns a channel that is notified after a write of everything appended before was
+    /// attempted. The sender is dropped at once when the queue is closed.
     pub(super) fn flush(&self) -> oneshot::Receiver<()> {
         let (done, wait) = oneshot::channel();
         let mut inner = self.lock();
@@ -76,7 +76,7 @@ impl Queue {
         wait
     }
 
-    /// Blocks until there is something to do. `None` once closed and empty.
+    /// Blocks until there is something to write. `None` once closed and empty.
     pub(super) fn take(&self) -> Option<Taken> {
         let mut inner = self.lock();
         while inner.is_idle() && !inner.closed {
@@ -101,8 +101,8 @@ impl Queue {
         })
     }
 
-    /// Waits before another attempt to write, and lets go of whoever waits for a flush: the
-    /// attempt was made. `false` when the queue was closed meanwhile.
+    /// Waits before the next write attempt, and completes the waiting flushes, because an attempt
+    /// was made. `false` when the queue was closed meanwhile.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let inner = self.lock();
         let waited = self.changed.wait_timeout_while(inner, pause, |inner| {
@@ -112,13 +112,13 @@ impl Queue {
         !waited.unwrap_or_else(PoisonError::into_inner).0.closed
     }
 
-    /// Takes no more. What waits is still written.
+    /// Refuses new events. Waiting ones are still written.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// No panic can happen while the lock is held, so a poisoned one is as good as any.
+    /// No panic can happen while the lock is held, so a poisoned one is consistent.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

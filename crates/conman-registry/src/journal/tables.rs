@@ -1,4 +1,4 @@
-//! What stands in `journal.redb`.
+//! Content of `journal.redb`.
 //!
 //! `event` (position to JSON), `by_session` (id and position), `dropped` (id to the greatest
 //! position of it that was dropped) and `meta` (`format`, `last_seq`, `dropped_through`,
@@ -21,12 +21,13 @@ const DROPPED: TableDefinition<'_, &str, u64> = TableDefinition::new("dropped");
 const FORMAT_KEY: &str = "format";
 const LAST_SEQ_KEY: &str = "last_seq";
 const DROPPED_THROUGH_KEY: &str = "dropped_through";
-/// Where the file begins; above 0 when it follows one that was lost.
+/// Where the file begins; above 0 when it replaces one that was lost.
 const BEGAN_AFTER_KEY: &str = "began_after";
 /// The format that this version writes.
 pub(super) const FORMAT: u32 = 1;
 
-/// Most old events that one commit drops, so that a lowered bound does not make one commit long.
+/// Maximum number of old events that one commit drops, so that a lowered limit does not make one
+/// commit long.
 const MAX_TRIM: u64 = 4096;
 
 /// A read that failed.
@@ -138,7 +139,7 @@ fn session_of(json: &[u8]) -> Option<SessionId> {
     serde_json::from_slice::<Head>(json).ok()?.session
 }
 
-/// The older half of the sessions of which no event is left.
+/// The older half of the sessions without events.
 fn oldest_absent(
     dropped: &impl ReadableTable<&'static str, u64>,
     by_session: &impl ReadableTable<(&'static str, u64), ()>,
@@ -159,7 +160,7 @@ fn oldest_absent(
     Ok(absent.into_iter().take(half).map(|(_, id)| id).collect())
 }
 
-/// Up to `limit` events after a position, oldest first, and the extent at that very moment.
+/// Up to `limit` events after a position, oldest first, and the extent in the same snapshot.
 pub(super) fn read_after(
     database: &Database,
     after: u64,
@@ -186,8 +187,8 @@ pub(super) fn read_session(
     let table = transaction.open_table(EVENTS)?;
     let by_session = transaction.open_table(BY_SESSION)?;
     let dropped = transaction.open_table(DROPPED)?;
-    // After the loss of a whole journal nobody knows which sessions it told of; until this one
-    // is full, each of them may have been among them.
+    // After the loss of a whole journal it is unknown which sessions it had events of. Until this
+    // one is full, any session may have lost events.
     let began_after = transaction
         .open_table(META)?
         .get(BEGAN_AFTER_KEY)?

@@ -7,7 +7,7 @@ use conman_proto::Event;
 
 use super::tables::Extent;
 
-/// How many events stay in memory. Followers live here and read the disk only when they lag.
+/// Number of events in memory. Followers read from here and use the disk only when they lag.
 const MAX_EVENTS: usize = 1024;
 
 /// Every durable event after `begins_after`, and how far the journal reaches.
@@ -40,7 +40,8 @@ impl Tail {
 
     /// Up to `limit` events after a position; `None` when some of them are only on disk.
     pub(super) fn after(&self, after: u64, limit: usize) -> Option<(Vec<Event>, Extent)> {
-        // A small bound of the journal may drop what is still here; the two must tell the same.
+        // A small limit of the journal may drop events that are still here; both must return the
+        // same.
         let after_dropped = after.max(self.extent.dropped_through);
         if after_dropped < self.begins_after {
             return None;

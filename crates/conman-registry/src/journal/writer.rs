@@ -1,4 +1,4 @@
-//! The one thread that writes the journal.
+//! The thread that writes the journal.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
@@ -16,17 +16,17 @@ use crate::high_water::HighWater;
 /// Positions reserved by one write of the positions file.
 const BLOCK: u64 = 1000;
 
-/// Pause after the first failed attempt to write; doubled up to the greatest.
+/// Pause after the first failed write; doubled up to `GREATEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const GREATEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Longest message kept of an event, in bytes.
+/// Maximum length of an event's message, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
-/// Longest phase name kept, in bytes.
+/// Maximum length of a phase name, in bytes.
 const MAX_PHASE_BYTES: usize = 64;
 
-/// Takes what waits, gives it positions, writes it in one durable transaction, and only then
-/// shows it. A write that fails is tried again until it succeeds or the journal is closed.
+/// Takes the waiting events, assigns positions, writes them in one durable transaction, and only
+/// then shows them. A failed write is retried until it succeeds or the journal is closed.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
@@ -58,7 +58,7 @@ impl Writer {
                 self.write(batch, &mut flushes);
             }
             for flush in flushes {
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 let _ = flush.send(());
             }
         }
@@ -86,7 +86,7 @@ impl Writer {
             match self.attempt(&batch) {
                 Ok(extent) => {
                     if pause > FIRST_PAUSE {
-                        tracing::info!(path = %self.path.display(), "the journal is written again");
+                        tracing::info!(path = %self.path.display(), "journal is writable again");
                     }
                     let mut tail = self
                         .shared
@@ -100,13 +100,13 @@ impl Writer {
                 }
                 Err(error) => {
                     self.shared.set_database(None);
-                    // The attempt was made; a flush waits for no more.
+                    // An attempt was made, which completes a flush.
                     flushes.clear();
                     if pause == FIRST_PAUSE {
                         tracing::warn!(
                             path = %self.path.display(),
                             error = &error as &dyn std::error::Error,
-                            "the journal cannot be written; trying again until it can"
+                            "cannot write the journal; retrying"
                         );
                     }
                     if !self.shared.queue.pause(pause) {
@@ -136,7 +136,7 @@ impl Writer {
                 let (database, extent) = opening::reopen(&self.path, before)?;
                 let database = Arc::new(database);
                 self.shared.set_database(Some(Arc::clone(&database)));
-                // The attempt that failed had become durable after all.
+                // The failed attempt had become durable.
                 if extent.last_seq >= self.last_seq {
                     return Ok(extent);
                 }
@@ -163,7 +163,7 @@ fn gap(lost: u64) -> NewEvent {
     }
 }
 
-/// Cuts a text to at most `bytes` bytes between two characters.
+/// Truncates a text to at most `bytes` bytes at a character boundary.
 fn cut(mut text: String, bytes: usize) -> String {
     text.truncate(text.floor_char_boundary(bytes));
     text

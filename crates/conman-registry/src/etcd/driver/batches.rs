@@ -1,15 +1,16 @@
-//! Releases that go together: as many as one transaction takes.
+//! Batches of releases: as many as fit into one transaction.
 
 use super::super::store::MAX_RELEASES;
 use super::Sent;
 
-/// etcd takes requests of 1.5 MiB by default: a third, as there is more in one than what is told.
+/// etcd's default request limit is 1.5 MiB; a third of it, because a request holds more than
+/// records.
 const MAX_BYTES: usize = 512 * 1024;
 
-/// The comparison and the write that decide: a few names and numbers.
+/// The comparison and the write of the ownership: a few names and numbers.
 const OWN_BYTES: usize = 1_024;
 
-/// In their order. What is too large by itself goes alone.
+/// Keeps the order. A release that is too large is sent alone.
 pub(super) fn of(releases: Vec<Sent>) -> Vec<Vec<Sent>> {
     split(releases, |one| {
         let told = one.beside.write.iter().map(prost::Message::encoded_len);

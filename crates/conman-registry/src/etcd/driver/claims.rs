@@ -1,4 +1,4 @@
-//! Claims under way: who asked, and what becomes of it.
+//! Claims under way: their callers and their results.
 
 use std::collections::HashMap;
 
@@ -13,26 +13,26 @@ use super::super::shared::{Shared, name};
 use super::Reply;
 use crate::{RecordState, RegistryError, SessionRecord};
 
-/// How often a claim that somebody else's spoiled is tried.
+/// How often a claim is tried that conflicts with another write.
 const MAX_TRIES: u32 = 3;
 
 #[derive(Debug)]
 struct Claim {
     id: SessionId,
     spec: ResolvedSpec,
-    /// The revision that wrote the record which it goes by.
+    /// The revision of the record that the claim is based on.
     read: Option<i64>,
     reply: Reply<SessionRecord>,
     created_at: Timestamp,
-    /// Of the transaction sent last.
+    /// Number of the transaction sent last.
     op: Option<u64>,
     told: Option<Told>,
     revision: Option<i64>,
     forwarded: Option<NodeName>,
-    /// Why etcd does not take it.
+    /// Why etcd refuses it.
     refused: Option<String>,
     tries: u32,
-    /// Who asked for the same meanwhile.
+    /// Callers of the same claim that came later.
     others: Vec<Reply<SessionRecord>>,
 }
 
@@ -42,7 +42,8 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// What the protocol is asked for, unless the answer is clear.
+    /// Registers a claim, unless its answer is already clear. Returns what to request from the
+    /// protocol.
     pub(super) fn ask(
         &mut self,
         id: SessionId,
@@ -78,12 +79,12 @@ impl Claims {
         Some(session)
     }
 
-    /// What the session's record must be unchanged since.
+    /// The revision since which the session's record must be unchanged.
     pub(super) fn read(&self, session: &SessionName) -> Option<i64> {
         self.under_way.get(session)?.read
     }
 
-    /// What is told beside a claim's transaction.
+    /// The record that is written with a claim's transaction.
     pub(super) fn told(
         &mut self,
         op: u64,
@@ -107,7 +108,7 @@ impl Claims {
         Some(told)
     }
 
-    /// What was told of a claim that is under way.
+    /// The record of a claim that is under way.
     pub(super) fn of(&self, slot: &Slot) -> Option<Told> {
         let told = self.under_way.get(&slot.session)?.told.clone()?;
         (told.record.generation.get() == slot.generation).then_some(told)
@@ -129,7 +130,7 @@ impl Claims {
         }
     }
 
-    /// The session is this node's. What was told of it comes back when nobody waits for it.
+    /// The session is now this node's. Returns its record when the caller is gone.
     pub(super) fn started(&mut self, slot: &Slot, shared: &Shared) -> Option<Told> {
         let claim = self.under_way.remove(&slot.session)?;
         let told = claim.told?;
@@ -157,7 +158,7 @@ impl Claims {
         }
     }
 
-    /// Answers those of which the protocol knows no more, or names them to be asked for again.
+    /// Answers the claims that the protocol has finished, or returns those to try again.
     pub(super) fn settle(&mut self, protocol: &NodeProtocol, shared: &Shared) -> Vec<SessionName> {
         let mut again = Vec::new();
         let over: Vec<SessionName> = self

@@ -1,4 +1,4 @@
-//! What the registry's callers ask the driver for.
+//! Commands from the registry's callers to the driver.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::{RegistryError, Release, SessionRecord};
 
 pub(in super::super) type Reply<T> = oneshot::Sender<Result<T, RegistryError>>;
 
-/// What the registry's callers ask for.
+/// A command from the registry's callers.
 #[derive(Debug)]
 pub(in super::super) enum Command {
     Claim {
         id: SessionId,
         spec: Box<ResolvedSpec>,
-        /// The revision that wrote the record which it goes by.
+        /// The revision of the record that the claim is based on.
         read: Option<i64>,
         reply: Reply<SessionRecord>,
     },
-    /// Whether a start may be sent, which it will be.
+    /// Whether a start may be sent; if so, it will be.
     MayStart {
         id: SessionId,
         generation: Generation,
@@ -31,7 +31,7 @@ pub(in super::super) enum Command {
     Release {
         releases: Vec<(Release, Reply<()>)>,
     },
-    /// Ends what this node holds and no record tells of.
+    /// Ends a session that this node owns without a record.
     EndUntold {
         slot: Slot,
         reply: Reply<()>,
@@ -87,8 +87,8 @@ impl Serving<'_> {
         }
     }
 
-    /// Held still, it is what was found to be without a record, and nobody else may claim it before
-    /// it is proven dead. Whatever else the protocol makes of it ends by itself.
+    /// If it is still held, no other node may claim it before it is proven dead. In any other state
+    /// the protocol ends it automatically.
     fn end_untold(&mut self, slot: Slot) {
         let generation = slot.generation;
         if self.protocol.stake(&slot.session) == Some(Stake::Held { generation }) {
@@ -105,7 +105,7 @@ impl Serving<'_> {
             generation: generation.get(),
         };
         if self.protocol.may_start(boot_time(), &slot) {
-            // Before whatever else happens to it.
+            // Before any other event of it.
             self.inbox.push_back(Event::StartSent(slot));
             return Ok(());
         }
@@ -123,8 +123,8 @@ impl Serving<'_> {
         }
     }
 
-    /// Its record has to be known before the protocol hears of the certificate, which is answered
-    /// by a transaction that writes it.
+    /// Its record must be known before the protocol receives the certificate, because the protocol
+    /// then writes the record in a transaction.
     fn release(&mut self, release: Release, reply: Reply<()>) {
         match self.shared.mine(&release.id) {
             Some(mine) if mine.told.record.generation == release.generation => {

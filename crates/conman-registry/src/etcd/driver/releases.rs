@@ -1,4 +1,4 @@
-//! Releases under way: what is told of the end, and who waits for it.
+//! Releases under way: their records and the waiting callers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use super::claims::Claims;
 use crate::rules::{self, Change, Effect};
 use crate::{Ending, RecordState, RegistryError, Release, SessionRecord};
 
-/// How long a caller waits for a release; it goes on without it, and may be asked for again.
+/// How long a caller waits for a release; the release continues without it, and may be requested
+/// again.
 const PATIENCE_MS: u64 = 5_000;
 
 #[derive(Debug)]
@@ -30,18 +31,18 @@ struct Pending {
     told: Told,
     waiting: Vec<Reply<()>>,
     since: BootTime,
-    /// Why etcd does not take it.
+    /// Why etcd refuses it.
     refused: Option<String>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Releases {
     pending: HashMap<Slot, Pending>,
-    /// Of those, the ones that etcd has recorded.
+    /// Those that etcd has recorded.
     recorded: HashSet<Slot>,
 }
 
-/// What etcd tells of a session that is to be released.
+/// What etcd has about a session that is to be released.
 pub(super) struct Looked {
     release: Release,
     reply: Reply<()>,
@@ -51,7 +52,7 @@ pub(super) struct Looked {
     found: Result<Option<Mine>, ReadError>,
 }
 
-/// Reads the record of a release that nothing is known of.
+/// Reads the record of a release that is not cached.
 pub(super) fn look(
     shared: Arc<Shared>,
     release: Release,
@@ -72,7 +73,7 @@ pub(super) fn look(
 }
 
 impl Releases {
-    /// The slot to certify, unless that is under way.
+    /// Registers a release. Returns the slot to certify, unless that is under way.
     pub(super) fn begin(&mut self, told: Told, release: Release, reply: Reply<()>) -> Option<Slot> {
         let slot = slot(&release);
         if let Some(pending) = self.pending.get_mut(&slot) {
@@ -90,7 +91,7 @@ impl Releases {
         Some(slot)
     }
 
-    /// A start that nobody waits for any more.
+    /// Releases a start whose caller is gone.
     pub(super) fn give_back(&mut self, told: Told) {
         let release = Release {
             id: told.record.id.clone(),
@@ -100,7 +101,7 @@ impl Releases {
         self.keep(told, release);
     }
 
-    /// One that nobody waits for, unless there is one.
+    /// Registers a release without a waiting caller, unless there is one.
     fn keep(&mut self, told: Told, release: Release) {
         self.pending
             .entry(slot(&release))
@@ -113,7 +114,8 @@ impl Releases {
             });
     }
 
-    /// What follows from a record: an answer, or its certificate to the protocol.
+    /// Handles a record that was read: answers the caller, or returns its certificate for the
+    /// protocol.
     pub(super) fn looked(
         &mut self,
         looked: Looked,
@@ -129,9 +131,9 @@ impl Releases {
         } = looked;
         let mine = match found {
             Ok(mine) => mine,
-            // It stays as it is: that the session is released stands elsewhere.
+            // The record stays as it is; the release is stored under another key.
             Err(ReadError::Value(error)) => {
-                tracing::warn!(%error, "how a session ended is not recorded");
+                tracing::warn!(%error, "cannot record how a session ended");
                 None
             }
             Err(error) => {
@@ -153,7 +155,7 @@ impl Releases {
         };
         match (judged, mine) {
             (Ok(Effect::Put(_)), Some(mine)) if first && protocol.is_live() => {
-                // Over what was written meanwhile nothing older is written: it is asked for again.
+                // A newer record must not be overwritten: the caller tries again.
                 let present = shared.note_read(mine, since);
                 let generation = release.generation;
                 let Some(mine) = present.filter(|now| now.told.record.generation == generation)
@@ -164,7 +166,7 @@ impl Releases {
                 let Some(slot) = self.begin(mine.told, release, reply) else {
                     return Vec::new();
                 };
-                // Ours by the registry; a protocol that does not know it has to look first.
+                // Owned by the registry; a protocol that does not know it has to read first.
                 vec![match protocol.stake(&slot.session) {
                     None => Event::StopAsked {
                         session: slot.session,
@@ -175,13 +177,13 @@ impl Releases {
             }
             (Ok(Effect::Put(_)), mine) => {
                 let _ = reply.send(Err(shared.unavailable()));
-                // Whenever the protocol gives it up, that is how it ended.
+                // Whenever the protocol gives it up, this is how it ended.
                 if let Some(mine) = mine {
                     self.keep(mine.told, release);
                 }
                 vec![Event::DeathCertificate(slot)]
             }
-            // Nothing to record; but the protocol may still hold the slot.
+            // Nothing to record, but the protocol may still hold the slot.
             (judged, _) => {
                 let _ = reply.send(judged.map(|_| ()));
                 vec![Event::DeathCertificate(slot)]
@@ -194,12 +196,12 @@ impl Releases {
         self.pending.contains_key(slot)
     }
 
-    /// What is told beside a release's transaction.
+    /// The record that is written with a release's transaction.
     pub(super) fn told(&self, slot: &Slot, claims: &Claims, shared: &Shared) -> Option<Told> {
         if let Some(pending) = self.pending.get(slot) {
             return Some(pending.told.clone());
         }
-        // A claim that turned out to be ours too late to be used.
+        // A claim that was found to be ours too late to be used.
         let known = claims.of(slot).or_else(|| {
             let id = slot.session.parse().ok()?;
             let told = shared.mine(&id)?.told;
@@ -209,12 +211,12 @@ impl Releases {
         Some(ended(known, ending))
     }
 
-    /// etcd does not take the release, and whoever waits is told why.
+    /// etcd refuses the release; the waiting callers get the reason.
     pub(super) fn refused(&mut self, transaction: &Transaction, reason: String) {
         for slot in released(transaction) {
             tracing::error!(
                 session = %slot.session, generation = slot.generation, reason,
-                "etcd does not take a release"
+                "etcd refuses a release"
             );
             if let Some(pending) = self.pending.get_mut(&slot) {
                 for reply in pending.waiting.drain(..) {
@@ -232,8 +234,8 @@ impl Releases {
         self.recorded.extend(released(transaction));
     }
 
-    /// Answers those that the protocol has done with. What it gave up without a recorded release
-    /// has to be looked at.
+    /// Answers the releases that the protocol has finished. One that it gave up without a recorded
+    /// release is read from etcd.
     pub(super) fn settle(
         &mut self,
         protocol: &NodeProtocol,
@@ -331,7 +333,7 @@ fn ended(told: Told, mut ending: Ending) -> Told {
     told
 }
 
-/// Of a session whose end nobody tells of.
+/// The ending of a session whose end was not reported.
 fn unheard(record: &SessionRecord) -> Ending {
     let started_at = match &record.state {
         RecordState::Running { started_at, .. } => Some(*started_at),
@@ -341,7 +343,7 @@ fn unheard(record: &SessionRecord) -> Ending {
         return abandoned();
     }
     Ending {
-        reason: "it has ended, and nobody has told how".to_owned(),
+        reason: "it has ended for an unknown reason".to_owned(),
         started_at,
         ..abandoned()
     }
@@ -351,7 +353,7 @@ fn abandoned() -> Ending {
     Ending {
         failed: true,
         cause: Some(EndCause::Failed),
-        reason: "its start was given up before anything of it was made".to_owned(),
+        reason: "its start was given up before anything was created".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),
         started_at: None,

@@ -1,4 +1,4 @@
-//! What the driver asks of etcd, and what becomes of it.
+//! The driver's requests to etcd, and the handling of their answers.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::super::wire;
 use super::{Done, Serving, batches};
 use crate::Standing;
 
-/// Before a release that etcd refuses is tried again.
+/// Delay before a refused release is tried again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// A transaction under way with others.
+/// A transaction that is sent, possibly together with others.
 pub(super) struct Sent {
     pub(super) op: u64,
     pub(super) transaction: Transaction,
@@ -25,7 +25,7 @@ pub(super) struct Sent {
 }
 
 impl Serving<'_> {
-    /// Adds what is told beside.
+    /// Queues a request, and adds the writes and comparisons that accompany it.
     pub(super) fn prepare(&mut self, op: u64, request: Request) {
         let transaction = match request {
             Request::Commit(transaction) => transaction,
@@ -99,7 +99,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Sends what has come together, releases in batches.
+    /// Sends the queued transactions, releases in batches.
     pub(super) fn flush(&mut self) {
         let mut releases = Vec::new();
         for one in std::mem::take(&mut self.outbox) {
@@ -122,7 +122,7 @@ impl Serving<'_> {
                 .map(|one| (one.transaction.clone(), one.beside.clone()))
                 .collect();
             let answered = store.commit(&parts).await;
-            // A single one has nobody to blame.
+            // A conflict of a single transaction is its own.
             match <[Sent; 1]>::try_from(sent) {
                 Ok([one]) if answered.answer == Answer::Conflict => {
                     Done::Answered(one.op, answered)
@@ -156,7 +156,7 @@ impl Serving<'_> {
         match done {
             Done::Answered(op, answered) => self.answered(op, answered),
             Done::Merged(sent, answered) => {
-                // What another one spoiled is tried alone.
+                // After a conflict each transaction is tried alone.
                 if answered.answer == Answer::Conflict {
                     for one in sent {
                         self.send(one);
@@ -183,12 +183,12 @@ impl Serving<'_> {
             }
             Done::Holder(Ok((entries, _))) => self.held(&entries),
             Done::Holder(Err(error)) => {
-                tracing::debug!(%error, "who holds this node's name is not known");
+                tracing::debug!(%error, "cannot read the holder of this node's name");
             }
         }
     }
 
-    /// Looks at who holds this node's name, after a rejoin that did not commit.
+    /// Checks the holder of this node's name after a rejoin that did not commit.
     fn held(&mut self, entries: &[Option<Entry>]) {
         if let [_, Some(_)] = entries {
             self.name_lost = Some("the fleet has forgotten this node meanwhile");
@@ -196,7 +196,7 @@ impl Serving<'_> {
         }
         match entries.first() {
             Some(Some((_, holder, revision))) if *holder == self.me() => self.holder = *revision,
-            // Whoever wrote it has joined since it was found to be silent.
+            // The writer has joined since it was found to be silent.
             Some(Some((_, _, revision))) if *revision != self.holder => {
                 self.name_lost = Some("another conman has taken this node's name");
             }
@@ -205,8 +205,8 @@ impl Serving<'_> {
         }
     }
 
-    /// What is refused together may be taken in parts. A single one is told of, and tried again only
-    /// after a while: no haste helps.
+    /// Transactions that are refused together may be accepted in parts. A single one is reported,
+    /// and tried again only after a pause.
     fn refused(&mut self, mut sent: Vec<Sent>, answered: Answered) {
         if sent.len() > 1 {
             let half = sent.split_off(sent.len() / 2);
@@ -241,7 +241,7 @@ impl Serving<'_> {
         let renewal = self.renewals.iter().position(|renewal| *renewal == op);
         let is_renewal = renewal.map(|index| self.renewals.swap_remove(index));
         match (&answered.trouble, &answered.answer) {
-            // What is read before a rejoin is a part of it.
+            // Reads before a rejoin are part of it.
             (Some(trouble), _) if is_renewal.is_some() || !self.protocol.is_live() => {
                 self.shared.note_trouble(Some(trouble.clone()));
             }
@@ -262,7 +262,7 @@ impl Serving<'_> {
             self.rejoins.retain(|rejoin| *rejoin != op);
             match answered.answer {
                 Answer::Committed => self.holder = answered.revision,
-                // Perhaps since somebody else holds the name, or as an earlier try was done.
+                // Another installation may hold the name, or an earlier try may have succeeded.
                 _ => {
                     let store = self.shared.store.clone();
                     let me = &self.shared.me;

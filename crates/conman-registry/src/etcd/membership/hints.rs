@@ -1,4 +1,4 @@
-//! Watches, which cause nothing but an earlier look.
+//! Watches, which only cause an earlier read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use tonic::Status;
 use super::super::shared::Shared;
 use super::super::wire::{self, WatchResponse};
 
-/// Before a watch that broke is begun anew.
+/// Pause before a broken watch is started again.
 const REWATCH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Causes an earlier look whenever something changes below a key that is news, by its key and value.
+/// Causes an earlier read when a key below this one changes and `is_news` returns true for its key
+/// and value.
 pub(crate) async fn watch(
     shared: Arc<Shared>,
     parent: Vec<u8>,
@@ -24,13 +25,13 @@ pub(crate) async fn watch(
         let end = wire::behind(&parent);
         match shared.store.client.watch(parent.clone(), end).await {
             Ok(hints) => follow(hints, &is_news, &shared.hurry).await,
-            Err(error) => tracing::debug!(%error, "no watch"),
+            Err(error) => tracing::debug!(%error, "cannot watch etcd"),
         }
         sleep(REWATCH_PAUSE).await;
     }
 }
 
-/// Until the watch ends: compacted away, or the line is gone. A look tells what it does not any more.
+/// Until the watch ends: compacted, or disconnected. The next read covers what it missed.
 async fn follow(
     mut hints: impl Stream<Item = Result<WatchResponse, Status>> + Unpin,
     is_news: impl Fn(&[u8], &[u8]) -> bool,
@@ -67,10 +68,10 @@ mod tests {
         }
     }
 
-    /// Whether a look is asked for by a watch that has told this, and whether the watch goes on.
+    /// Whether a watch with this hint causes a read, and whether the watch continues.
     fn told_by(hint: Result<WatchResponse, Status>) -> (bool, bool) {
         let hurry = Notify::new();
-        // More would come.
+        // More hints may come.
         let hints = stream::iter([hint]).chain(stream::pending());
         let is_news = |_: &[u8], value: &[u8]| value == b"news";
         let ended = follow(hints, is_news, &hurry).now_or_never();

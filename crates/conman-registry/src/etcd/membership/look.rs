@@ -1,4 +1,4 @@
-//! One look at all nodes, as etcd knows them.
+//! Reads all nodes from etcd.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,14 @@ use super::super::store::{Entry, ReadError};
 
 pub(super) type Read = HashMap<String, OneRead>;
 
-/// What one look finds of a node.
+/// The state of one node in a read.
 #[derive(Debug)]
 pub(super) struct OneRead {
     pub(super) record: NodeRecord,
     pub(super) heartbeat: Option<Heartbeat>,
-    /// Whether there is a text, which need not be readable.
+    /// Whether there is an announcement, which may be unreadable.
     pub(super) is_told_of: bool,
-    /// And the revision that wrote it.
+    /// With the revision that wrote it.
     pub(super) text: Option<(PeerText, i64)>,
     pub(super) odd: bool,
     pub(super) patience_ms: u64,
@@ -36,7 +36,7 @@ impl OneRead {
     }
 }
 
-/// Also what is odd, by key: one value that cannot be read must not hide all the others.
+/// Also returns unreadable values, by key: one of them must not hide all the others.
 pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadError> {
     let keys = &shared.store.keys;
     let parents = [
@@ -54,7 +54,7 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         let decoded = codec::decode(kind, key, bytes);
         decoded
             .map_err(|error| {
-                let what = format!("{error} Nobody takes over from that node until it is mended");
+                let what = format!("{error} Its sessions are not taken over until it is repaired");
                 oddities.push((error.key, what));
             })
             .ok()
@@ -77,11 +77,11 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     for (key, bytes, revision) in peers {
         if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
             one.is_told_of = true;
-            // Another version may say more than is understood here.
+            // A newer version may publish more than this one can read.
             match codec::parse::<PeerText>(&key, &bytes) {
                 Ok(text) => one.text = Some((text, revision)),
                 Err(error) => {
-                    let what = format!("{error} That node is not reached until it is mended");
+                    let what = format!("{error} The node is not reachable until it is repaired");
                     untold.push((error.key, what));
                 }
             }
@@ -107,8 +107,9 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     }
     let longer = longer.into_iter().map(|(name, patience_ms)| {
         let what = format!(
-            "node `{name}` has a longer `fleet.takeover_ms` than this one: should it vanish, its \
-             sessions are taken over after {patience_ms} ms, not {} ms; give all nodes the same",
+            "node `{name}` has a longer `fleet.takeover_ms` than this one: if it is lost, its \
+             sessions are taken over after {patience_ms} ms, not {} ms; configure the same on all \
+             nodes",
             shared.timing.takeover_ms
         );
         (name, what)

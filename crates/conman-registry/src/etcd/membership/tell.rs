@@ -1,4 +1,4 @@
-//! What this node tells the others of itself.
+//! Publishes this node's announcement.
 
 use conman_core::ownership::BootTime;
 
@@ -8,12 +8,12 @@ use super::super::wire::{self, TxnRequest};
 use super::Membership;
 use crate::NodeLoad;
 
-/// What has not changed is announced again after this long, and so is what changes all the time and
-/// matters little. Others count on a node's word for three times as long.
+/// An unchanged announcement is published again after this long, and so are values that change all
+/// the time and matter little. Other nodes rely on an announcement for three times as long.
 const ANNOUNCE_AGAIN_MS: u64 = 5_000;
 
-/// Whether they differ in more than what flutters on any machine: memory, pressure, connections, and
-/// how close the host is to its limits. etcd keeps each text that is written until it is compacted.
+/// Whether they differ in more than what fluctuates on any machine: memory, pressure, connections,
+/// and how close the host is to its limits. etcd keeps each version until it is compacted.
 fn is_worth_telling(before: &PeerText, after: &PeerText) -> bool {
     let settled = |one: &PeerText| {
         let mut settled = one.clone();
@@ -42,14 +42,14 @@ pub(super) async fn tell(
     }
     let key = shared.store.keys.peer(&shared.me);
     let Some(announcement) = membership.told() else {
-        // What an earlier life has said is not so any more.
+        // An earlier life's announcement is out of date.
         if membership.is_told_of(&shared.me) {
             let request = TxnRequest {
                 compare: Vec::new(),
                 success: vec![wire::delete(key)],
             };
             if let Some(trouble) = shared.store.transact(request).await.trouble {
-                tracing::debug!(trouble, "what was told of this node before stays");
+                tracing::debug!(trouble, "cannot delete this node's earlier announcement");
             }
         }
         return;
@@ -71,7 +71,7 @@ pub(super) async fn tell(
     };
     match shared.store.transact(request).await.trouble {
         None => *announced = Some((now, text)),
-        Some(trouble) => tracing::debug!(trouble, "the others are not told of this node"),
+        Some(trouble) => tracing::debug!(trouble, "cannot publish this node's announcement"),
     }
 }
 
