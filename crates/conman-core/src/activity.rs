@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts a session's open tunnels and requests in flight, without a clock: whoever watches for
-/// idleness compares two readings.
+/// Counts a session's open tunnels and requests in flight, without a clock: to detect idleness,
+/// compare two readings.
 #[derive(Debug, Default)]
 pub struct Activity {
     in_flight: AtomicU64,
@@ -26,15 +26,15 @@ impl Activity {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Tunnels and requests that ever began; two equal readings with nothing in flight mean that
-    /// nothing happened in between.
+    /// Tunnels and requests that have ever begun; two equal readings with nothing in flight mean
+    /// that nothing happened in between.
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 }
 
-/// One tunnel or request; dropping it is its end.
+/// One tunnel or request; dropping it ends it.
 #[derive(Debug)]
 pub struct ActivityGuard {
     activity: Arc<Activity>,

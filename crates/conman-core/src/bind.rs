@@ -3,17 +3,18 @@ use std::path::{Component, Path, PathBuf};
 
 use conman_proto::SessionId;
 
-/// Longest source and longest target in bytes (PATH_MAX with its NUL is 4,096).
+/// Maximum length of a source or target in bytes (PATH_MAX with its NUL is 4,096).
 const MAX_PATH_BYTES: usize = 4_095;
 
-/// Host id of user 0 in files of binds unless the configuration says otherwise: 0x7f00_0000, in a
-/// part of the ids that systemd leaves unused, and with its 65,536 ids below 2^31.
+/// Default host id of user 0 in files of binds: 0x7f00_0000, in a range that systemd leaves unused,
+/// and with its 65,536 ids below 2^31.
 pub const DEFAULT_BIND_FIRST_ID: u32 = 0x7f00_0000;
 
-/// What stands for the session's id in a source.
+/// Placeholder for the session's id in a source.
 const ID_PLACEHOLDER: &str = "{id}";
 
-/// Places in a container that are conman's or the kernel's; nothing is mounted on them or below.
+/// Paths in a container that are reserved by conman or the kernel; nothing is mounted on them or
+/// below.
 const RESERVED_TARGETS: [&str; 6] = [
     "/proc",
     "/sys",
@@ -33,7 +34,7 @@ pub struct Bind {
     pub read_only: bool,
 }
 
-/// Why a bind is refused, in words that can stand after `binds[0]: `.
+/// Why a bind is refused, as text that can follow `binds[0]: `.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     #[error("write it as SOURCE:TARGET or SOURCE:TARGET:ro")]
@@ -50,14 +51,14 @@ pub enum BindError {
     TooLong,
     #[error("a path holds a control character")]
     Control,
-    #[error("this node allows no binds: its configuration names no directory for them")]
+    #[error("this node allows no binds: its configuration lists no directories for them")]
     NoneAllowed,
     #[error("the source must be {} or lie below", roots.join(" or "))]
     Outside { roots: Vec<String> },
 }
 
 impl Bind {
-    /// Reads `SOURCE:TARGET` or `SOURCE:TARGET:ro` as it stands in a resolved spec.
+    /// Parses `SOURCE:TARGET` or `SOURCE:TARGET:ro` from a resolved spec.
     pub fn parse(text: &str) -> Result<Self, BindError> {
         if text.len() > 2 * MAX_PATH_BYTES + 4 {
             return Err(BindError::TooLong);
@@ -96,7 +97,7 @@ impl Bind {
         })
     }
 
-    /// Expands `{id}` in the source, and holds the result against the node's allow-list.
+    /// Expands `{id}` in the source, and checks the result against the node's allow-list.
     pub(crate) fn resolve(
         text: &str,
         id: &SessionId,
@@ -149,7 +150,7 @@ pub fn bind_root<'a>(roots: &'a [PathBuf], source: &Path) -> Option<(&'a Path, P
         .map(|(root, below)| (root, below.to_path_buf()))
 }
 
-/// Absolute, more than `/`, made of names only.
+/// Whether it is absolute, not `/`, and consists of plain names only.
 pub(crate) fn is_plain(path: &str) -> bool {
     path.strip_prefix('/')
         .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))

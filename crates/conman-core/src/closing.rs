@@ -1,4 +1,4 @@
-/// How the tunnels of a session that goes away are closed.
+/// How the tunnels of an ending session are closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Closing {
     /// WebSocket close code (RFC 6455, section 7.4), for example 1012, "service restart".
@@ -7,22 +7,23 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// Longest reason in bytes: a Close frame's payload is at most 125 bytes, two of them the code.
+    /// Maximum length of a reason in bytes: a Close frame's payload is at most 125 bytes, two of
+    /// them the code.
     pub const MAX_REASON_BYTES: usize = 123;
 
-    /// The session's node gives it up; another one will serve it.
+    /// The session's node gives it up; another node will serve it.
     #[must_use]
     pub fn service_restart(reason: &str) -> Self {
         Self::new(1012, reason)
     }
 
-    /// The session ended for good.
+    /// The session has ended permanently.
     #[must_use]
     pub fn going_away(reason: &str) -> Self {
         Self::new(1001, reason)
     }
 
-    /// `reason` is cut at a character boundary where it is too long for a Close frame.
+    /// `reason` is truncated at a character boundary if it is too long for a Close frame.
     #[must_use]
     pub fn new(code: u16, reason: &str) -> Self {
         let mut end = reason.len().min(Self::MAX_REASON_BYTES);
@@ -35,7 +36,7 @@ impl Closing {
         }
     }
 
-    /// In words.
+    /// The reason in words.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason

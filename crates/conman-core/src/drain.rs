@@ -1,17 +1,17 @@
-//! In which order a node's sessions are moved away, and how long that takes: planned here, shown
-//! by a dry run, followed by the node.
+//! The order in which a drain moves a node's sessions away, and the time it takes: planned here,
+//! shown by a dry run, executed by the node.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use conman_proto::{DrainPlan, DrainSession, Generation, SessionId};
 
-/// What ending one session is taken to cost beside its grace, from the order to the release: a
-/// container with a limit of its own is certified dead some milliseconds after SIGKILL, on a busy
+/// Estimated time to end one session in addition to its grace, from the order to the release: a
+/// container with its own limits is certified dead some milliseconds after SIGKILL, on a busy
 /// machine some tens.
 pub const STOP_MS: u64 = 100;
 
-/// A session that has not ended, as a drain finds it.
+/// A session that has not ended, as input of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainCandidate {
     pub id: SessionId,
@@ -19,21 +19,21 @@ pub struct DrainCandidate {
     pub connections: u64,
     /// `None` without a limit.
     pub memory_bytes: Option<u64>,
-    /// Sent first; `None` to kill at once.
+    /// The signal sent first; `None` to kill at once.
     pub signal: Option<String>,
-    /// Until SIGKILL; without it nothing is sent.
+    /// Time from the signal to SIGKILL; 0 sends no signal.
     pub grace_ms: u64,
 }
 
-/// Orders sessions for a drain and predicts its time, with so many stopped at a time.
+/// Orders sessions for a drain and predicts its time, with `parallel` sessions stopped at a time.
 ///
-/// Idle ones go first, since nobody notices; then the lighter before the heavier, so that most are
-/// served elsewhere soonest; those without a limit last. What is alike goes by name.
+/// Idle sessions come first, because no client notices; then small before large, so that most are
+/// served elsewhere soonest; those without a limit last. Ties are ordered by name.
 #[must_use]
 pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
     let parallel = parallel.max(1);
     sessions.sort_by(|one, other| rank(one).cmp(&rank(other)));
-    // When each lane is free again.
+    // The time at which each lane is free again.
     let mut lanes: BinaryHeap<Reverse<u64>> = (0..parallel).map(|_| Reverse(0)).collect();
     let mut predicted_ms = 0;
     let mut planned = Vec::with_capacity(sessions.len());
@@ -69,7 +69,7 @@ pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
     }
 }
 
-/// Small goes first.
+/// Smaller values come first.
 fn rank(session: &DrainCandidate) -> (bool, u64, u64, &SessionId) {
     (
         session.connections > 0,
@@ -146,10 +146,10 @@ mod tests {
             for one in &plan.sessions {
                 let until = one.at_ms + one.grace_ms + STOP_MS;
                 prop_assert!(until <= plan.predicted_ms);
-                let beside = plan.sessions.iter().filter(|other| {
+                let overlapping = plan.sessions.iter().filter(|other| {
                     other.at_ms <= one.at_ms && one.at_ms < other.at_ms + other.grace_ms + STOP_MS
                 });
-                prop_assert!(beside.count() <= parallel as usize);
+                prop_assert!(overlapping.count() <= parallel as usize);
             }
         }
     }

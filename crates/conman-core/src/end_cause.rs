@@ -1,53 +1,53 @@
-//! What ended a life, for whoever has to decide whether there shall be another one.
+//! Why a life ended, for deciding whether the session is started again.
 
 use serde::{Deserialize, Serialize};
 
-/// What the reason of a session begins with that ended because its node was preempted.
+/// Prefix of the reason of a session that ended because its node was preempted.
 pub const PREEMPTED: &str = "preempted";
-/// Likewise, because its node gave its sessions to others.
+/// Likewise, because its node was drained.
 pub const DRAINED: &str = "drained";
-/// Likewise, because its machine went down with it.
+/// Likewise, because its machine was lost.
 pub const LOST: &str = "its node was lost";
-/// Likewise of a start that the registry took too long for.
+/// Likewise, because the registry took too long to record its start.
 pub const UNRECORDED: &str = "the registry did not record the start in time";
 
-/// The whole reason of a session that its node's fence killed.
-pub const FENCED: &str = "its node was lost: the node's fence killed it, which had not frozen in time \
-                          or was frozen for too long";
+/// The reason of a session that its node's fence killed.
+pub const FENCED: &str = "its node was lost: the node's fence killed it, because it did not freeze \
+                          in time or was frozen for too long";
 
-/// What ended a life. The names stand in records, which outlive versions: none comes to mean
-/// something else, and one that is not known is nobody's loss.
+/// What ended a life. The names are stored in records, which outlive versions: a name never changes
+/// its meaning, and an unknown name is read as `Unknown`, which does not count as a lost node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndCause {
     /// Its node was preempted.
     Preempted,
-    /// Its node gave its sessions to others.
+    /// Its node was drained.
     Drained,
-    /// Its machine went down with it, or its node's fence killed it.
+    /// Its machine was lost, or its node's fence killed it.
     NodeLost,
-    /// The registry took too long for its start.
+    /// The registry took too long to record its start.
     Unrecorded,
-    /// Somebody did not want it any more.
+    /// It was deleted.
     Deleted,
-    /// It was idle, or lived, for as long as its spec allows.
+    /// It reached the idle timeout or maximum lifetime of its spec.
     Expired,
-    /// It took more disk space or inodes than its spec allows.
+    /// It exceeded the disk space or inodes of its spec.
     DiskLimit,
-    /// Its daemon was told to take its sessions along.
+    /// Its daemon was ordered to stop its sessions when it exits.
     ShutDown,
-    /// The registry holds it for another's, or knows no container of it.
+    /// The registry says that another node owns it, or has no record of its container.
     Disowned,
     /// Its program ended by itself.
     Exited,
-    /// It could not be started, or nobody knows how it ended.
+    /// It could not be started, or its end is unknown.
     Failed,
     #[serde(other)]
     Unknown,
 }
 
 impl EndCause {
-    /// What a record says: one of a conman that knew no causes says it by its reason alone.
+    /// The cause in a record. Versions without causes wrote only the reason.
     #[must_use]
     pub fn written(cause: Option<Self>, reason: &str) -> Self {
         let by_reason = [

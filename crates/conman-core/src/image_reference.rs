@@ -1,16 +1,16 @@
-/// Longest image reference in bytes, digest included.
+/// Maximum length of an image reference in bytes, including its digest.
 pub(crate) const MAX_IMAGE_BYTES: usize = 512;
 
-/// Longest name within a reference in bytes (distribution's `NameTotalLengthMax`).
+/// Maximum length of the name in a reference, in bytes (distribution's `NameTotalLengthMax`).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Longest tag in bytes.
+/// Maximum length of a tag in bytes.
 const MAX_TAG_BYTES: usize = 128;
 
-/// Why a text is no image reference, `None` if it is one.
+/// Why a text is not an image reference; `None` if it is one.
 ///
-/// The grammar is that of github.com/distribution/reference, in the form that Docker takes from
-/// people: `[registry[:port]/]name[/name…][:tag][@digest]`.
+/// The grammar is that of github.com/distribution/reference, in the form that Docker accepts from
+/// users: `[registry[:port]/]name[/name…][:tag][@digest]`.
 pub(crate) fn fault(text: &str) -> Option<&'static str> {
     if text.is_empty() {
         return Some("it is empty");
@@ -39,7 +39,7 @@ fn name_fault(name: &str) -> Option<&'static str> {
     let path = match name.split_once('/') {
         Some((first, path)) if looks_like_registry(first) => {
             if !is_registry(first) {
-                return Some("what stands before the first `/` is no registry's host[:port]");
+                return Some("the part before the first `/` is not a registry's host[:port]");
             }
             path
         }

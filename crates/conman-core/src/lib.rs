@@ -1,10 +1,11 @@
-//! Pure decisions: how a request becomes a spec, what things are called, how a session's life
-//! goes on, what a preemption or a drain will do, which sessions a listing shows, which node of a
-//! fleet may run what ([`ownership`]), which one shall ([`placement`]), what is started again by
-//! itself ([`restart`]), and what is forgotten ([`retention`]).
+//! Pure decisions: how a request becomes a spec, the names of objects, the states of a session's
+//! life, the plan of a preemption or a drain, the sessions in a listing, which node of a fleet may
+//! run a session ([`ownership`]) and which one should ([`placement`]), what is restarted
+//! automatically ([`restart`]), and what is forgotten ([`retention`]).
 //!
-//! Absent on purpose: I/O, clocks, randomness, threads and tokio. Whoever needs a time passes it
-//! in, and destructive work comes out as data for somebody else to execute. No task runs here;
+//! Absent on purpose: I/O, clocks, randomness, threads and tokio. The caller passes in the time,
+//! and destructive work is returned as data for the caller to execute. No task runs here; only
+//! [`Activity`] is shared between tasks, and it is a pair of atomic counters.
 //! [`Activity`] alone is shared between tasks, and is a pair of atomic counters.
 #![forbid(unsafe_code)]
 

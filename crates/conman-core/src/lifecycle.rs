@@ -6,20 +6,19 @@
 //!                └──────────┴──────────┴───── stop, failure, exit ──────┴──────────────────┘
 //!                                               │
 //!                                               v           late
-//!            what stands before the release: Stopping <───────────────> Stuck
+//!              what must end before release: Stopping <───────────────> Stuck
 //!                                               │                         │
 //!                                               └───────released──────────┴──> Ended
 //! ```
 //!
-//! [`Lifecycle::on`] takes what happened and returns what to do. Whoever drives it carries out
-//! every [`Action`] and reports its outcome as an [`Event`]; events that come late, twice or for
-//! nothing change nothing. The driver owns pidfds, timers and calls; the machine owns the order.
+//! [`Lifecycle::on`] takes an event and returns the actions to take. The driver executes every
+//! [`Action`] and reports its result as an [`Event`]; late, duplicate or unexpected events change
+//! nothing. The driver owns pidfds, timers and calls; the state machine owns the order.
 //!
-//! What holds in every order of events:
+//! Invariants, for every order of events:
 //! - a start is sent at most once, and never after an end was decided;
-//! - ownership is released only when nothing of the session can run: the start was never sent, or
-//!   was refused for certain, or was found to have come to nothing, or the death certificate is
-//!   there;
+//! - ownership is released only when nothing of the session can run: the start was never sent, was
+//!   definitely refused, or was found to have failed, or the death certificate exists;
 //! - a process that lives when an end is decided is killed before its certificate is awaited;
 //! - every state but Running and Ended has a call under way or a deadline.
 
@@ -31,18 +30,18 @@ mod ending;
 
 pub use ending::{Cause, Outcome, Remains, Stop};
 
-/// Bounds on waiting, in milliseconds.
+/// Timeouts, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// From the container's start to readiness.
     pub ready_timeout_ms: u64,
     /// From the decision to end until the session counts as stuck.
     pub stuck_after_ms: u64,
-    /// Between two tries of whatever did not work at once.
+    /// Interval between attempts.
     pub retry_ms: u64,
 }
 
-/// Where a life stands.
+/// State of a life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     Starting(Step),
@@ -52,30 +51,29 @@ pub enum State {
     },
     /// Its end is decided.
     Stopping(Stop),
-    /// Like Stopping, and it takes too long.
+    /// Like Stopping, but it takes too long.
     Stuck(Stop),
-    /// Nothing of it runs and ownership is given up. `generation` is `None` if there never was
-    /// one.
+    /// Nothing of it runs and ownership is given up. `generation` is `None` if it never had one.
     Ended {
         generation: Option<Generation>,
         cause: Cause,
     },
 }
 
-/// How far a start has come.
+/// Progress of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The registry is asked for a generation.
+    /// Waiting for a generation from the registry.
     Claiming,
-    /// The runtime makes the container; no process exists.
+    /// The runtime creates the container; no process exists.
     Creating { generation: Generation },
-    /// The runtime was told to start it; a process may exist at any time from now on.
+    /// The start was sent to the runtime; a process may exist from here on.
     Launching { generation: Generation },
     /// A pidfd of its init is opened and verified.
     Holding { generation: Generation, pid: i32 },
-    /// The registry notes how to find the process again.
+    /// The registry records how to find the process again.
     Recording { generation: Generation, pid: i32 },
-    /// The program is given time to become ready.
+    /// Waiting for the program to become ready.
     Probing {
         generation: Generation,
         pid: i32,
@@ -83,7 +81,7 @@ pub enum Step {
     },
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Answers to [`Action::Claim`]. A failed claim left no record.
@@ -92,22 +90,22 @@ pub enum Event {
     /// Answers to [`Action::Create`].
     Created,
     CreateFailed(String),
-    /// Answers to [`Action::SendStart`]: the init's PID; or nothing was or will be started; or
-    /// nobody knows.
+    /// Answers to [`Action::SendStart`]: the init's PID; or nothing was or will be started; or the
+    /// result is unknown.
     StartAnswered {
         pid: i32,
     },
     StartFailed(String),
     StartAmbiguous(String),
-    /// Answers to [`Action::ResolveLostStart`]: it runs; or it came to nothing and can never run
-    /// any more; or nobody knows yet.
+    /// Answers to [`Action::ResolveLostStart`]: it runs; or it failed and can never run; or the
+    /// result is still unknown.
     LostStartFound {
         pid: i32,
     },
     LostStartGone,
     LostStartUnknown(String),
     /// Answers to [`Action::Hold`]: the pidfd is open and the process is the container's; or the
-    /// process is proven dead; or it is another one; or nobody knows.
+    /// process is proven dead; or it is another process; or the result is unknown.
     Held,
     Vanished,
     NotOurs,
@@ -115,53 +113,53 @@ pub enum Event {
     /// Answers to [`Action::Record`].
     Recorded,
     RecordFailed(String),
-    /// Answers to [`Action::Probe`]. The bound on readiness is the machine's.
+    /// Answers to [`Action::Probe`]. The state machine limits the time to readiness.
     Ready,
     ReadyFailed(String),
-    /// It is to end: what wants that, and why in words.
+    /// It is to end: the cause, and the reason in words.
     StopAsked(EndCause, String),
     /// The death certificate of the held process.
     Exited,
     /// Answers to [`Action::Release`]. `Superseded`: another generation is current, so there is
-    /// nothing to give up.
+    /// nothing to release.
     Released,
     ReleaseFailed(String),
     Superseded,
-    /// Somebody else, the preemption thread, has certified and released it.
+    /// Another component, the preemption thread, has certified and released it.
     ReleasedElsewhere(EndCause, String),
-    /// Time went on; due at [`Lifecycle::deadline_ms`].
+    /// Time passed; due at [`Lifecycle::deadline_ms`].
     Tick,
 }
 
-/// What to do, in this order.
+/// The actions to take, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the registry for a generation.
+    /// Request a generation from the registry.
     Claim,
-    /// Make the container, without starting it.
+    /// Create the container, without starting it.
     Create,
-    /// Start it. The only action after which a process may exist.
+    /// Start it. Only this action may create a process.
     SendStart,
-    /// Open a pidfd of this process, verify that it is the container's, and report its death from
-    /// then on.
+    /// Open a pidfd of this process, verify that it is the container's, and from then on report its
+    /// death.
     Hold { pid: i32 },
-    /// Write down how the held process can be found again.
+    /// Record how the held process can be found again.
     Record,
-    /// See whether the program is ready, until told otherwise.
+    /// Probe whether the program is ready, until another action ends this.
     Probe,
-    /// Find out what became of a start that was not answered.
+    /// Find out the result of a start that was not answered.
     ResolveLostStart,
     /// SIGKILL the held process.
     Kill,
-    /// Give up ownership.
+    /// Release ownership.
     Release,
-    /// Have the runtime remove what is left, some time.
+    /// Let the runtime remove the remains at some later time.
     Cleanup,
-    /// The state that others see has changed.
+    /// The public state has changed.
     Publish,
 }
 
-/// The state machine of one life. See the module's description.
+/// The state machine of one life. See the module documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lifecycle {
     state: State,
@@ -170,7 +168,7 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// A new life; the first thing to do is [`Action::Claim`].
+    /// A new life; its first action is [`Action::Claim`].
     #[must_use]
     pub fn start(timing: Timing) -> (Self, Vec<Action>) {
         let life = Self {
@@ -181,7 +179,7 @@ impl Lifecycle {
         (life, vec![Action::Claim])
     }
 
-    /// A life that an earlier daemon began; its process is held already.
+    /// A life that an earlier daemon started; its process is already held.
     #[must_use]
     pub fn adopt(timing: Timing, generation: Generation, pid: i32) -> Self {
         Self {
@@ -192,7 +190,7 @@ impl Lifecycle {
     }
 
     /// A life whose program an earlier daemon started and did not yet see ready; its process is
-    /// held and recorded already. It gets the whole bound on readiness anew.
+    /// already held and recorded. It gets the full readiness timeout.
     #[must_use]
     pub fn adopt_unready(
         now_ms: u64,
@@ -214,7 +212,8 @@ impl Lifecycle {
         (life, vec![Action::Probe])
     }
 
-    /// A life that an earlier daemon left in mid-start: what it started, if anything, must end.
+    /// A life that an earlier daemon left during its start: what was started, if anything, must
+    /// end.
     #[must_use]
     pub fn recover(
         now_ms: u64,
@@ -234,13 +233,13 @@ impl Lifecycle {
         (life, actions)
     }
 
-    /// Where it stands.
+    /// The current state.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Its fencing token, once the registry has given it one.
+    /// Its fencing token, once the registry has assigned one.
     #[must_use]
     pub fn generation(&self) -> Option<Generation> {
         match &self.state {
@@ -251,8 +250,8 @@ impl Lifecycle {
         }
     }
 
-    /// The state as others see it. Until an ended session's exit code is known
-    /// ([`Cause::outcome`]), one that ended by itself counts as failed.
+    /// The public state. Until an ended session's exit code is known ([`Cause::outcome`]), a
+    /// session that ended by itself counts as failed.
     #[must_use]
     pub fn public_state(&self) -> SessionState {
         match &self.state {
@@ -264,7 +263,7 @@ impl Lifecycle {
         }
     }
 
-    /// What seemed to end by itself did so for this reason.
+    /// Sets the cause of an end that looked like the program's.
     pub fn attribute(&mut self, by: EndCause, why: &str) {
         if let State::Stopping(stop) | State::Stuck(stop) = &mut self.state
             && !matches!(stop.cause, Cause::Asked(..))
@@ -273,7 +272,7 @@ impl Lifecycle {
         }
     }
 
-    /// When to send [`Event::Tick`], if nothing happens before.
+    /// When to send [`Event::Tick`] if no event comes before.
     #[must_use]
     pub fn deadline_ms(&self) -> Option<u64> {
         match &self.state {
@@ -284,12 +283,12 @@ impl Lifecycle {
         }
     }
 
-    /// Takes in what happened at `now_ms` of any clock that never goes back.
+    /// Handles an event at `now_ms` of any monotonic clock.
     #[must_use = "the actions must be carried out"]
     pub fn on(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
         let before = self.public_state();
         let mut actions = Vec::new();
-        // Whoever makes a container late leaves one behind that no release waited for.
+        // A container that was created late is left over; no release waited for it.
         if matches!(self.state, State::Ended { .. })
             && matches!(event, Event::Created | Event::CreateFailed(_))
         {
@@ -354,7 +353,7 @@ impl Lifecycle {
                 return self.end(now_ms, Cause::StartFailed(why), remains, actions);
             }
             (Step::Holding { generation, .. }, Event::NotOurs) => {
-                let why = "the process that was reported is not the container's".to_owned();
+                let why = "the reported process is not the container's".to_owned();
                 let remains = Remains::LostStart { generation };
                 return self.end(now_ms, Cause::StartFailed(why), remains, actions);
             }
@@ -436,7 +435,7 @@ impl Lifecycle {
         }
     }
 
-    /// The end is decided: begins whatever stands before the release.
+    /// The end is decided: starts what remains to be done before the release.
     fn end(&self, now_ms: u64, cause: Cause, remains: Remains, actions: &mut Vec<Action>) -> State {
         State::Stopping(Stop::begin(now_ms, self.timing, cause, remains, actions))
     }
@@ -467,7 +466,7 @@ impl Lifecycle {
     }
 }
 
-/// Stands in for the state while a transition computes the next one.
+/// Replaces the state while a transition computes the next one.
 const PLACEHOLDER: State = State::Starting(Step::Claiming);
 
 impl Step {
@@ -482,11 +481,11 @@ impl Step {
         }
     }
 
-    /// What of it may still come or be alive.
+    /// What may still appear or be alive.
     fn remains(self) -> Remains {
         match self {
             Self::Claiming => Remains::Claim,
-            // Whatever becomes of the container, it is never told to start.
+            // A container that is created is never started.
             Self::Creating { generation } => Remains::Nothing { generation },
             Self::Launching { generation } => Remains::Start { generation },
             Self::Holding { generation, pid } => Remains::Unheld { generation, pid },

@@ -1,7 +1,7 @@
-//! Which sessions a listing shows, and in which portions.
+//! Selects the sessions of a listing and divides them into pages.
 //!
-//! A page ends with the id of its last session, and the next one begins behind that id. So
-//! sessions that come and go between two pages neither shift nor repeat the others.
+//! A page ends with the id of its last session, and the next page begins after that id. So sessions
+//! that appear or disappear between two pages neither shift nor repeat others.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use conman_proto::{FieldError, SessionId, SessionState};
 use crate::nearest::nearest;
 use crate::resolve::{MAX_LABEL_VALUE_BYTES, is_label_key};
 
-/// Sessions of a page when the query names no limit.
+/// Default number of sessions in a page.
 pub const DEFAULT_LIMIT: usize = 100;
-/// Most sessions of a page.
+/// Maximum number of sessions in a page.
 pub const MAX_LIMIT: usize = 1_000;
-/// Most label filters of a query.
+/// Maximum number of label filters in a query.
 const MAX_LABEL_FILTERS: usize = 16;
 
 const PARAMETERS: [&str; 5] = ["state", "node", "label", "limit", "cursor"];
 
-/// What a label must be like.
+/// A condition on a label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelFilter {
     pub key: String,
-    /// Any value when absent.
+    /// Any value if absent.
     pub value: Option<String>,
 }
 
-/// Which sessions are wanted: every condition that is given must hold.
+/// The conditions of a query; all that are given must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListQuery {
-    /// Any of them; all states when empty.
+    /// Any of these; all states if empty.
     pub states: Vec<SessionState>,
     pub node: Option<String>,
-    /// All of them.
+    /// All of these.
     pub labels: Vec<LabelFilter>,
     pub limit: usize,
     /// Only sessions whose id is greater.
@@ -53,8 +53,8 @@ impl Default for ListQuery {
 }
 
 impl ListQuery {
-    /// Reads the decoded parameters of a URL's query. `state` may be given several times or with
-    /// commas, `label` several times, as `key` or `key=value`; every mistake is told.
+    /// Parses the decoded parameters of a URL's query. `state` may be repeated or contain commas,
+    /// `label` may be repeated, as `key` or `key=value`; all mistakes are reported.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, Vec<FieldError>> {
@@ -86,9 +86,7 @@ impl ListQuery {
             "node" => self.node = Some(value.to_owned()),
             "label" => {
                 if self.labels.len() == MAX_LABEL_FILTERS {
-                    return Err(format!(
-                        "at most {MAX_LABEL_FILTERS} labels can be asked for"
-                    ));
+                    return Err(format!("at most {MAX_LABEL_FILTERS} labels are allowed"));
                 }
                 self.labels.push(parse_label(value)?);
             }
@@ -116,7 +114,7 @@ impl ListQuery {
         Ok(())
     }
 
-    /// Whether a session fulfils every condition, its place in the pages aside.
+    /// Whether a session fulfils every condition, regardless of its page.
     #[must_use]
     pub fn matches(&self, session: &impl Listed) -> bool {
         (self.states.is_empty() || self.states.contains(&session.state()))
@@ -133,7 +131,7 @@ impl ListQuery {
             })
     }
 
-    /// The page of `sessions`, which must be ordered by id, that this query asks for.
+    /// The page of `sessions`, which must be ordered by id, that this query selects.
     pub fn page<T: Listed>(&self, sessions: impl IntoIterator<Item = T>) -> Page<T> {
         let mut wanted = sessions
             .into_iter()
@@ -149,7 +147,7 @@ impl ListQuery {
     }
 }
 
-/// What a listing looks at.
+/// The properties of a session that a listing uses.
 pub trait Listed {
     fn id(&self) -> &SessionId;
     fn state(&self) -> SessionState;
@@ -193,7 +191,7 @@ impl<T: Listed> Listed for &T {
     }
 }
 
-/// A portion of a listing.
+/// A page of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T> {
     pub items: Vec<T>,
@@ -207,7 +205,7 @@ fn parse_state(text: &str) -> Result<SessionState, String> {
         let hint = nearest(text, known)
             .map(|near| format!("; did you mean `{near}`?"))
             .unwrap_or_default();
-        format!("must be of {}{hint}", known.join(", "))
+        format!("must be one of {}{hint}", known.join(", "))
     })
 }
 

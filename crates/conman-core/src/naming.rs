@@ -1,8 +1,7 @@
-//! The names of everything that conman makes for a session.
+//! The names of all objects that conman creates for a session.
 //!
-//! Each is a function of the instance, the session and the generation alone, so that a container
-//! whose creation was answered by nobody can still be found, and no two generations ever share a
-//! name.
+//! Each name depends only on the instance, the session and the generation. So a container whose
+//! creation was not answered can still be found, and no two generations ever share a name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +9,7 @@ use std::str::FromStr;
 use conman_proto::{Generation, SessionId};
 use serde::{Deserialize, Serialize};
 
-/// Container label with the instance that made it.
+/// Container label with the instance that created it.
 pub const LABEL_INSTANCE: &str = "dev.conman.instance";
 /// Container label with the session's id.
 pub const LABEL_SESSION: &str = "dev.conman.session";
@@ -20,13 +19,13 @@ pub const LABEL_GENERATION: &str = "dev.conman.generation";
 /// Length of an instance id in characters.
 const INSTANCE_CHARS: usize = 8;
 
-/// One installation of conman on a host: 8 lower-case hexadecimal digits, drawn at random when
-/// its state directory is made.
+/// One installation of conman on a host: 8 lower-case hexadecimal digits, random, drawn when its
+/// state directory is created.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Instance(Box<str>);
 
-/// Why a text is no instance id.
+/// Why a text is not an instance id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an instance id is {INSTANCE_CHARS} digits of 0-9 and a-f")]
 pub struct InstanceError;
@@ -38,7 +37,7 @@ impl Instance {
         Self(format!("{:08x}", u32::from_be_bytes(random)).into())
     }
 
-    /// Reads an id that [`Instance::new`] made.
+    /// Parses an id made by [`Instance::new`].
     pub fn parse(text: &str) -> Result<Self, InstanceError> {
         let valid = text.len() == INSTANCE_CHARS
             && text
@@ -92,19 +91,19 @@ impl fmt::Debug for Instance {
     }
 }
 
-/// Who makes cgroups on this host, as Docker calls it.
+/// The program that creates cgroups on this host, in Docker's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CgroupDriver {
-    /// Whoever needs one makes a directory.
+    /// Each program creates directories itself.
     Cgroupfs,
-    /// systemd makes slices and scopes.
+    /// systemd creates slices and scopes.
     Systemd,
 }
 
-/// Where a generation's container puts its own cgroup.
+/// Where a generation's container creates its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupParent {
-    /// What a runtime is told: a path with cgroupfs, the name of a slice with systemd.
+    /// The name for the runtime: a path with cgroupfs, the name of a slice with systemd.
     pub name: String,
     /// The path in every hierarchy, as `/proc/PID/cgroup` shows it.
     pub path: String,
@@ -131,7 +130,7 @@ pub fn parse_container_name(name: &str) -> Option<(Instance, SessionId, Generati
     (container_name(&parsed.0, &parsed.1, parsed.2) == name).then_some(parsed)
 }
 
-/// The cgroup of one generation, below that of the instance.
+/// The parent cgroup of one generation, below that of the instance.
 #[must_use]
 pub fn cgroup_parent(
     instance: &Instance,
@@ -149,8 +148,8 @@ pub fn cgroup_parent(
             }
         }
         CgroupDriver::Systemd => {
-            // systemd nests a slice below another at each '-' (systemd.slice(5)); the id's own
-            // become '_', which no id holds.
+            // systemd nests a slice below another at each '-' (systemd.slice(5)); those of the id
+            // become '_', which no id contains.
             let id = id.as_str().replace('-', "_");
             let name = format!("conman_{instance}-{id}_{generation}.slice");
             CgroupParent {
@@ -161,8 +160,8 @@ pub fn cgroup_parent(
     }
 }
 
-/// Whose systemd slice a child of the instance's is, by both names: the inverse of [`cgroup_parent`]
-/// below `above`, the instance's own.
+/// The session and generation of a systemd slice below `above`, the instance's slice: the inverse
+/// of [`cgroup_parent`].
 #[must_use]
 pub fn parse_slice(above: &str, slice: &str) -> Option<(SessionId, Generation)> {
     let above = above.strip_prefix('/')?.strip_suffix(".slice")?;
@@ -172,7 +171,7 @@ pub fn parse_slice(above: &str, slice: &str) -> Option<(SessionId, Generation)> 
     Some((id, Generation::new(generation.parse().ok()?)?))
 }
 
-/// The path of the cgroup that holds everything of an instance.
+/// The path of the cgroup that holds all sessions of an instance.
 #[must_use]
 pub fn instance_cgroup(instance: &Instance, driver: CgroupDriver) -> String {
     match driver {

@@ -1,10 +1,10 @@
-/// Least similarity (Jaro-Winkler) at which a name is taken for a misspelling of another.
+/// Minimum similarity (Jaro-Winkler) at which a name counts as a misspelling of another.
 const SIMILAR: f64 = 0.8;
 
-/// Longer names are not looked at: nobody mistypes that much, and the comparison is quadratic.
+/// Longer names are not compared: a typo is unlikely, and the comparison is quadratic.
 const MAX_CHARS: usize = 64;
 
-/// The known name that `given` is most probably a misspelling of, for messages.
+/// The known name that `given` is most likely a misspelling of, for messages.
 #[must_use]
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if given.chars().count() > MAX_CHARS {

@@ -1,35 +1,36 @@
-//! Which node of a fleet shall start a session.
+//! Chooses the node of a fleet that starts a session.
 //!
 //! ```text
 //! nodes ─ refused, each with its reason
-//!       └ fit ─ put in an order of the session's own (a hash of its id and the node's name)
-//!             └ the first, unless the second has clearly less to do; then again among the rest
+//!       └ fit ─ ordered per session (by a hash of its id and the node's name)
+//!             └ the first, unless the second is clearly less busy; then again among the rest
 //! ```
 //!
-//! What is known of the nodes is always a little old, and all nodes know the same. Were the one
-//! with the least to do chosen, every node would choose that one until the next announcement. Two
-//! candidates that depend on the session spread the choice, and the better of two random ones is
-//! nearly as good as the best (M. Mitzenmacher, "The power of two choices in randomized load
-//! balancing"). Nodes that know the same choose the same for one session, so that two of them that
-//! are asked for it at once do not claim it for different nodes. The pressure for processor time
-//! never stands still, so of two whose loads are near each other the session's own order chooses
-//! (D. Thaler and C. Ravishankar, "Using name-based mappings to increase hit rates", which is
-//! rendezvous hashing): neither noise nor news of another age changes that.
+//! The nodes' data is always a little old, and all nodes have the same data. If each chose the
+//! least busy node, all would choose the same one until the next announcement. Two candidates that
+//! depend on the session spread the choice, and the better of two random ones is nearly as good as
+//! the best (M. Mitzenmacher, "The power of two choices in randomized load balancing"). Nodes with
+//! the same data choose the same node for a session, so that two nodes that receive a request for
+//! it at once do not claim it for different nodes. CPU pressure changes all the time, so if two
+//! loads are similar, the session's order decides (D. Thaler and C. Ravishankar, "Using name-based
+//! mappings to increase hit rates", which is rendezvous hashing): noise and data of different age
+//! do not change the choice.
 //!
-//! It decides nothing about ownership: whoever is chosen still has to claim.
+//! This module does not decide ownership: the chosen node still has to claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use conman_proto::{RuntimeKind, SessionId};
 
-/// How much more a node may have to do than another one and still be preferred: because it is the
-/// one that was asked, which saves every byte of the session a hop, or because it comes first in the
-/// session's order. A part of a whole node; more than the pressure of ten seconds changes by itself.
+/// How much busier a node may be than another and still be preferred, because it received the
+/// request, which saves all of the session's traffic a hop, or because it comes first in the
+/// session's order. A fraction of a whole node; more than the usual change of the ten-second
+/// pressure.
 const NEAR_TIE: f64 = 0.1;
 
-/// What each start under way weighs beside the share of sessions: starting costs processor time
-/// that the pressure of the last ten seconds does not show yet.
+/// Weight of each start under way, added to the share of sessions: starting takes CPU time that the
+/// pressure of the last ten seconds does not show yet.
 const STARTING_WEIGHT: f64 = 0.02;
 
 /// A node as placement sees it.
@@ -39,71 +40,71 @@ pub struct NodeView {
     pub standing: NodeStanding,
     /// Takes no new sessions.
     pub draining: bool,
-    /// Whether it has told where its peers' listener is; of no matter for the node that asks.
+    /// Whether it has announced its peer listener; ignored for the node that received the request.
     pub reachable: bool,
-    /// Age of what is known of it.
+    /// Age of its data.
     pub told_ago_ms: u64,
     pub labels: BTreeMap<String, String>,
     /// Names of its templates.
     pub templates: Vec<String>,
     pub max_sessions: u32,
-    /// The runtime of what names none, where it has told that.
+    /// Its default runtime, if it has announced that.
     pub runtime: Option<RuntimeKind>,
-    /// All that it has, where it has told that: an earlier version tells of the one above alone.
+    /// All its runtimes, if it has announced them: earlier versions announce only the default one.
     pub runtimes: Option<BTreeSet<RuntimeKind>>,
-    /// Those that could not start sessions when they were last asked, some seconds ago at most.
+    /// Runtimes that could not start sessions when last checked, at most some seconds ago.
     pub ailing: BTreeSet<RuntimeKind>,
     pub load: NodeBusy,
 }
 
-/// Whether a node owns what it owns.
+/// Whether a node's ownership is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeStanding {
     Live,
-    /// Has told nothing of itself yet, or has not joined.
+    /// It has announced nothing yet, or has not joined.
     Joining,
     /// Its renewal is late.
     Late,
-    /// Not heard of for longer than its fence takes.
+    /// Not heard from for longer than its fence timeout.
     Silent,
     /// Frozen, or declared dead.
     Fenced,
 }
 
-/// How much a node has to do.
+/// The load of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NodeBusy {
-    /// Lives that have not ended, those that are starting included.
+    /// Sessions that have not ended, including those that are starting.
     pub sessions: u32,
     pub starting: u32,
     /// Share of the last 10 s in which some task waited for a processor, in percent.
     pub cpu_pressure_percent: f64,
     pub memory_available_bytes: u64,
-    /// 0 for unknown, of which nothing is concluded.
+    /// 0 if unknown; then memory is ignored.
     pub memory_total_bytes: u64,
 }
 
-/// What is to be placed.
+/// The session to place.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand<'a> {
     pub session: &'a SessionId,
     pub template: Option<&'a str>,
-    /// Absent for each node's default.
+    /// Each node's default if absent.
     pub runtime: Option<RuntimeKind>,
     /// Labels that the node must have, each with this value.
     pub labels: &'a BTreeMap<String, String>,
-    /// What the session may use.
+    /// Memory that the session may use.
     pub memory_bytes: u64,
 }
 
-/// From when on a node takes no more.
+/// Limits above which a node takes no more sessions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlacementLimits {
-    /// News older than this count as none. Announcements come every few seconds.
+    /// Data older than this is ignored. Announcements come every few seconds.
     pub stale_after_ms: u64,
-    /// Pressure from which on further sessions would slow all of a node's down.
+    /// Pressure above which further sessions would slow down all of a node's sessions.
     pub max_cpu_pressure_percent: f64,
-    /// Part of the memory that stays free for the sessions that run already.
+    /// Fraction of the memory that stays free for the running sessions.
     pub min_memory_free: f64,
 }
 
@@ -117,22 +118,23 @@ impl Default for PlacementLimits {
     }
 }
 
-/// Where a session may go.
+/// Where a session may run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
-    /// Names of nodes, the best first. Those that only press for processor time are here when
-    /// nothing else is, those with an ailing runtime, which may be well again, when not even such
-    /// are, and those without the runtime last of all: by its own template a node may need another.
+    /// Names of nodes, best first. If there are no others: nodes that are only short of CPU time;
+    /// if there are none of those either, nodes with a failing runtime, which may recover; last,
+    /// nodes without the runtime, because a node's own template may need another one.
     pub candidates: Vec<String>,
-    /// The rest of those, for what no candidate has, for example its image.
+    /// The remaining nodes of those classes, for something that no candidate has, for example its
+    /// image.
     pub second: Vec<String>,
-    /// Whether the runtime that is asked for may be had of a node that is neither.
+    /// Whether a node that is in neither list may have the requested runtime.
     pub runtime_elsewhere: bool,
     /// In the order of the nodes.
     pub refused: Vec<Refused>,
 }
 
-/// A node that is not asked, or only for want of another.
+/// A node that is not used, or only if there is no other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
     pub node: String,
@@ -183,7 +185,7 @@ impl fmt::Display for Unfit {
             Self::Draining => formatter.write_str("is draining"),
             Self::Joining => formatter.write_str("has not joined the fleet yet"),
             Self::Late => formatter.write_str("is late to renew its ownership"),
-            Self::Silent => formatter.write_str("has not been heard of for a while"),
+            Self::Silent => formatter.write_str("has not been heard from for a while"),
             Self::Fenced => formatter.write_str("is fenced"),
             Self::Unreachable => formatter.write_str("has announced no `listen.peers`"),
             Self::Stale { told_ago_ms } => {
@@ -212,12 +214,15 @@ impl fmt::Display for Unfit {
                 )
             }
             Self::Pressure { percent } => {
-                write!(formatter, "waits for processors {percent:.0} % of the time")
+                write!(
+                    formatter,
+                    "has tasks that wait for a CPU {percent:.0} % of the time"
+                )
             }
             Self::Runtime { runtime } => {
                 write!(
                     formatter,
-                    "has a runtime, {runtime}, that did not answer as it should"
+                    "has a {runtime} runtime that failed its last check"
                 )
             }
             Self::NoRuntime { runtime, has } => {
@@ -232,8 +237,8 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// Orders the nodes for a session that nobody owns. `me` is the node that is asked, and the only
-/// one whose news are not news to it.
+/// Orders the nodes for a session without an owner. `me` is the node that received the request;
+/// only its own data is always current.
 #[must_use]
 pub fn place(
     me: &str,
@@ -336,7 +341,7 @@ fn unfit(
     (percent >= limits.max_cpu_pressure_percent).then_some(Unfit::Pressure { percent })
 }
 
-/// That a node has not the runtime that is asked for, as it has told.
+/// Returns an error if the node has announced that it lacks the requested runtime.
 fn lacks_runtime(node: &NodeView, demand: &Demand<'_>) -> Option<Unfit> {
     let (runtime, has) = (demand.runtime?, node.runtimes.as_ref()?);
     (!has.contains(&runtime)).then(|| Unfit::NoRuntime {
@@ -346,7 +351,7 @@ fn lacks_runtime(node: &NodeView, demand: &Demand<'_>) -> Option<Unfit> {
 }
 
 fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String> {
-    // The last is the next.
+    // Sorted in reverse: the last element is the next one.
     let mut hashed: Vec<(u64, &NodeView)> = nodes
         .into_iter()
         .map(|node| (rank(session, &node.name), node))
@@ -371,7 +376,7 @@ fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String>
     order.into_iter().map(|node| node.name.clone()).collect()
 }
 
-/// Puts the node that is asked first where it has hardly more to do than the first.
+/// Moves the node that received the request to the front if it is hardly busier than the first.
 fn prefer_me(me: &str, order: &mut [&NodeView]) {
     let Some(at) = order.iter().position(|node| node.name == me) else {
         return;
@@ -381,12 +386,12 @@ fn prefer_me(me: &str, order: &mut [&NodeView]) {
     }
 }
 
-/// Whether `one` has less to do than `other`, or hardly more.
+/// Whether `one` is less busy than `other`, or hardly busier.
 fn is_near(one: &NodeView, other: &NodeView) -> bool {
     busyness(one) <= busyness(other) + NEAR_TIE
 }
 
-/// How near a node is to its nearest bound: 0 for idle, 1 for full.
+/// How close a node is to its nearest limit: 0 for idle, 1 for full.
 fn busyness(node: &NodeView) -> f64 {
     let load = &node.load;
     let sessions = f64::from(load.sessions) / f64::from(node.max_sessions.max(1));
@@ -399,8 +404,8 @@ fn busyness(node: &NodeView) -> f64 {
     sessions.max(memory).max(pressure) + f64::from(load.starting) * STARTING_WEIGHT
 }
 
-/// A number that depends on both names and looks random: FNV-1a, then the finalizer of
-/// splitmix64, for FNV's upper bits hardly depend on the last letters.
+/// A number that depends on both names and looks random: FNV-1a, then the finalizer of splitmix64,
+/// because FNV's upper bits hardly depend on the last letters.
 pub(crate) fn rank(session: &SessionId, node: &str) -> u64 {
     let bytes = session.as_str().bytes().chain([0]).chain(node.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

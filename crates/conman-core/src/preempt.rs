@@ -1,17 +1,17 @@
-//! What a preemption will do, as data: planned here, shown by a dry run, executed by the node.
+//! The plan of a preemption, as data: planned here, shown by a dry run, executed by the node.
 
 use conman_proto::{Generation, PreemptPlan, PreemptSession, SessionId};
 
-/// Part of the budget that no grace may use: for the kill itself and for the release. A thousand
+/// Part of the budget that no grace may use: reserved for the kill and the release. A thousand
 /// containers on one bridge were dead 2.0 s after SIGKILL.
 pub const RESERVE_MS: u64 = 3_000;
 
-/// A session that has not ended, as a preemption finds it.
+/// A session that has not ended, as input of a preemption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreemptCandidate {
     pub id: SessionId,
     pub generation: Generation,
-    /// `None` while its container has no process that is known.
+    /// `None` while its container has no known process.
     pub pid: Option<i32>,
     /// From its spec.
     pub signal: Option<String>,
@@ -19,10 +19,11 @@ pub struct PreemptCandidate {
     pub grace_ms: u32,
 }
 
-/// Plans a preemption of these sessions: ordered by id, grace cut to what the budget leaves.
+/// Plans a preemption of these sessions: ordered by id, with each grace limited to what the budget
+/// allows.
 ///
-/// A session without a signal or without a process is killed at once. A budget of less than twice
-/// [`RESERVE_MS`] is halved between grace and the rest.
+/// A session without a signal or a process is killed at once. If the budget is less than twice
+/// [`RESERVE_MS`], grace gets half of it.
 #[must_use]
 pub fn plan(sessions: &[PreemptCandidate], budget_ms: u64) -> PreemptPlan {
     let longest_grace_ms = budget_ms - RESERVE_MS.min(budget_ms.div_ceil(2));

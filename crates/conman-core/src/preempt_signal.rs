@@ -1,5 +1,5 @@
 /// Signals that may announce a preemption to a session's program, with their numbers: those that
-/// programs are used to take as a wish to end or to save. The numbers are the same on every
+/// programs usually handle as a request to end or to save. The numbers are the same on every
 /// architecture that conman runs on.
 const SIGNALS: [(&str, u8); 10] = [
     ("SIGHUP", 1),
@@ -29,7 +29,7 @@ pub fn canonical(text: &str) -> Option<&'static str> {
         .find(|name| name.eq_ignore_ascii_case(text) || name[3..].eq_ignore_ascii_case(text))
 }
 
-/// The names that [`canonical`] knows, for messages.
+/// The names that [`canonical`] accepts, for messages.
 #[must_use]
 pub fn allowed() -> String {
     SIGNALS.map(|(name, _)| name).join(", ")

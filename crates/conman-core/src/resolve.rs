@@ -22,24 +22,24 @@ pub use program::{
 use mistakes::{Mistakes, quote};
 use program::{check_arguments, check_env, check_labels};
 
-/// Most binds.
+/// Maximum number of binds.
 pub const MAX_BINDS: usize = 32;
-/// Longest `ready_path` in bytes.
+/// Maximum length of `ready_path` in bytes.
 pub const MAX_READY_PATH_BYTES: usize = 2_048;
-/// Longest bound on readiness, in seconds.
+/// Maximum readiness timeout, in seconds.
 pub const MAX_READY_TIMEOUT_S: u32 = 600;
-/// Longest `preempt_grace_ms`.
+/// Maximum `preempt_grace_ms`.
 pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
 
-/// What stands for the image where the runtime needs none.
+/// Value of the image if the runtime needs none.
 const NO_IMAGE: &str = "none";
 
-/// Templates that a message names.
+/// Maximum number of templates that a message lists.
 const MAX_NAMED: usize = 20;
 
 /// Fills in a request from its template and the node's defaults.
 ///
-/// Every mistake is found at once; each names the field and the allowed values.
+/// All mistakes are found at once; each names the field and the allowed values.
 pub fn resolve(
     policy: &SpecPolicy,
     id: &SessionId,
@@ -59,8 +59,8 @@ pub fn resolve(
     mistakes.into_result(spec)
 }
 
-/// Whether a session that runs as `running` is what `asked` asks for. Which template it came from
-/// and what started it do not matter, only what came of it.
+/// Whether a session that runs as `running` matches the request `asked`. The template and the cause
+/// of the start do not matter, only the resulting values.
 #[must_use]
 pub fn matches(running: &ResolvedSpec, asked: &ResolvedSpec) -> bool {
     let asked = ResolvedSpec {
@@ -71,7 +71,7 @@ pub fn matches(running: &ResolvedSpec, asked: &ResolvedSpec) -> bool {
     *running == asked
 }
 
-/// The mistakes of a template by itself. It need not name an image: requests may.
+/// The mistakes of a template alone. It need not name an image: requests may.
 pub(crate) fn resolve_template(
     policy: &SpecPolicy,
     name: &str,
@@ -109,12 +109,12 @@ fn unknown_template(policy: &SpecPolicy, name: &str) -> String {
     no_template(name, &known, "This node's")
 }
 
-/// That there is no such template among those that are known, and what `whose` are called.
+/// The message for an unknown template, with the known ones; `whose` says where those are.
 #[must_use]
 pub fn no_template(name: &str, known: &[&str], whose: &str) -> String {
     let shown = quote(name);
     if known.is_empty() {
-        return format!("there is no template `{shown}`, nor any other");
+        return format!("there is no template `{shown}`; none is configured");
     }
     let hint = match nearest(name, known.iter().copied()) {
         Some(near) => format!("; did you mean `{near}`?"),
@@ -125,8 +125,8 @@ pub fn no_template(name: &str, known: &[&str], whose: &str) -> String {
     format!("there is no template `{shown}`{hint} {whose} templates are: {listed}{more}")
 }
 
-/// `whole` tells whether all parts are there: a template by itself, or a request whose template is
-/// unknown, may lack what the other part would have supplied.
+/// `whole` is true if all parts are present: a template alone, or a request whose template is
+/// unknown, may lack values that the other part would supply.
 fn fill_in(
     policy: &SpecPolicy,
     id: &SessionId,
@@ -281,8 +281,8 @@ fn image(
     image
 }
 
-/// A template's path falls with its port when the request wants no port; the request's own
-/// contradicts it.
+/// A template's path is dropped with its port if the request sets no port; a path in the request
+/// itself is then a contradiction.
 fn ready_path(
     base: &SessionRequest,
     request: &SessionRequest,
@@ -322,7 +322,7 @@ fn memory(
     request: &SessionRequest,
     mistakes: &mut Mistakes,
 ) -> Option<u64> {
-    // Docker holds sizes as signed 64-bit numbers.
+    // Docker stores sizes as signed 64-bit numbers.
     let most = policy.max_memory_bytes.unwrap_or(i64::MAX as u64);
     let memory = request
         .memory_bytes
@@ -338,7 +338,7 @@ fn memory(
     Some(memory)
 }
 
-/// Limits of space and inodes.
+/// Limits of disk space and inodes.
 fn disk(
     policy: &SpecPolicy,
     base: &SessionRequest,
@@ -394,7 +394,7 @@ fn cpus(
         .or(base.cpus)
         .or(policy.default_cpus)
         .or(policy.max_cpus)?;
-    // Not a number is in no range.
+    // NaN is in no range.
     if !(MIN_CPUS..=most).contains(&cpus) {
         mistakes.add("cpus", format!("is {cpus}; must be {MIN_CPUS} to {most}"));
     }
@@ -441,7 +441,7 @@ fn binds(
     resolved
 }
 
-/// A grace period without a signal would be a mere delay of the kill.
+/// A grace period without a signal would only delay the kill.
 fn preemption(
     base: &SessionRequest,
     request: &SessionRequest,

@@ -1,17 +1,18 @@
-//! Which sessions a fleet starts again by itself, and which of its nodes sees to it.
+//! Decides which sessions a fleet restarts automatically, and which node does it.
 //!
 //! ```text
-//! record ─ not asked for, ended by itself, stopped ─▶ Verdict::No
-//!        ├ its node has gone, or a restart of it failed ─▶ Verdict::Restart(count) ─▶ Watch: when
+//! record ─ not requested, ended by itself, stopped ─▶ Verdict::No
+//!        ├ its node was lost, or a restart of it failed ─▶ Verdict::Restart(count) ─▶ Watch: when
 //!        └ too often in a short time ─▶ Verdict::GivenUp
 //! ```
 //!
-//! Every node looks at the same records. For each session the nodes have an order of their own (a
-//! hash of both names): the first restarts it at once, each other one after a while longer, in case
-//! those before it died over it. How often it was restarted stands in its record, so that a session
-//! that brings down every node it comes to ends with a few of them, whoever restarts it.
+//! Every node reads the same records. For each session the nodes have a fixed order (a hash of both
+//! names): the first node restarts it at once, each further one after an additional delay, in case
+//! the nodes before it died from it. The restart count is stored in the session's record, so that a
+//! session that brings down every node it runs on stops after a few of them, whichever nodes
+//! restart it.
 //!
-//! It decides nothing about ownership: whoever restarts a session still has to claim it.
+//! This module does not decide ownership: the node that restarts a session still has to claim it.
 
 use std::collections::BTreeMap;
 
@@ -21,19 +22,19 @@ use jiff::Timestamp;
 use crate::EndCause;
 use crate::placement::rank;
 
-/// Restarts that may follow each other within [`WINDOW_S`].
+/// Maximum number of restarts in a row within [`WINDOW_S`].
 pub const MAX_RESTARTS: u32 = 5;
-/// A session that has run for so long since its first restart counts as well again.
+/// A session that has run for this long since its first restart counts as healthy again.
 pub const WINDOW_S: i64 = 600;
 
-/// How much longer each node waits than the one before it: a restart takes a second or two.
+/// Additional delay of each node in the order: a restart takes a second or two.
 const TURN_MS: u64 = 5_000;
-/// Before a second restart, doubled before each further one.
+/// Delay before a second restart, doubled before each further one.
 const PAUSE_MS: u64 = 1_000;
-/// Between two tries that no node took, at most.
+/// Maximum delay between two restart attempts.
 const LONGEST_PAUSE_MS: u64 = 30_000;
 
-/// How a session stands that has no live owner.
+/// State of a session that has no live owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// Its node was declared dead before it gave the session up.
@@ -41,38 +42,38 @@ pub enum End {
     /// Its node has given it up, or was about to.
     Ended {
         cause: EndCause,
-        /// Whether it was ready at some time.
+        /// Whether it was ever ready.
         ran: bool,
         exit_code: Option<i32>,
     },
 }
 
-/// What a record comes to.
+/// What follows from a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     No,
-    /// What the record of its next start says.
+    /// Restart data for the record of its next start.
     Restart(Restarted),
-    /// It was restarted so often already.
+    /// The session has been restarted too often.
     GivenUp {
         count: u32,
     },
 }
 
-/// What took its node from a session, if that is why it does not run: a session that was stopped or
-/// ended by itself has lost nothing. One whose restart failed is still without the node it lost.
+/// Why the session lost its node, if that is why it does not run: a session that was stopped or
+/// ended by itself has not lost its node. A session whose restart failed still lacks the node it
+/// lost.
 #[must_use]
 pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
     told_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
 }
 
-/// What the record of a start says that somebody's connection asks for: what took its node from the
-/// session, so that a start that fails does not lose it for the next connection. `from` is the node
-/// that it was on, where that is known; `gone` whether that one was seen to be gone. `None` where
-/// nothing was lost.
+/// Restart data for the record of a start that a connection requests: why the session lost its
+/// node, so that a failed start does not hide this from the next connection. `from` is its last
+/// node, if known; `gone` whether that node was seen to be lost. `None` if no node was lost.
 ///
-/// It is no restart by itself: a failed one's count stays, and after another loss it begins anew, as
-/// whenever somebody asks.
+/// This does not count as a restart: the count of a failed restart is kept, and starts at zero
+/// after another loss.
 #[must_use]
 pub fn asked_for(
     spec: &ResolvedSpec,
@@ -92,14 +93,14 @@ pub fn asked_for(
     })
 }
 
-/// Whether the restart that began this life was the last of those that may follow each other.
+/// Whether this life was started by the last permitted restart.
 #[must_use]
 pub fn was_last(spec: &ResolvedSpec) -> bool {
     let count = spec.restarted.as_ref().map(|restarted| restarted.count);
     count.is_some_and(|count| count >= MAX_RESTARTS)
 }
 
-/// What the end itself says.
+/// The loss given by the end itself.
 fn told_loss(end: End) -> Option<NodeLoss> {
     let End::Ended { cause, .. } = end else {
         return Some(NodeLoss::Lost);
@@ -120,12 +121,12 @@ fn told_loss(end: End) -> Option<NodeLoss> {
     }
 }
 
-/// The restart that this is the bad end of, for no doing of its program's.
+/// The restart that this end is the failure of, if the program did not cause it.
 fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
     let failed = matches!(
         end,
         End::Ended {
-            // Where nobody knows its program's exit code, nobody knows that it was its doing.
+            // Without an exit code, the program is not known to have caused it.
             cause: EndCause::Unrecorded | EndCause::Failed | EndCause::Exited,
             ran: false,
             exit_code: None,
@@ -134,7 +135,7 @@ fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
     spec.restarted.as_ref().filter(|_| failed)
 }
 
-/// What follows from a session's record, whose latest life began at `created_at` on `node`.
+/// Decides on a session by its record, whose latest life began at `created_at` on `node`.
 #[must_use]
 pub fn judge(
     spec: &ResolvedSpec,
@@ -151,8 +152,8 @@ pub fn judge(
     let Some((because, from)) = lost else {
         return Verdict::No;
     };
-    // Clocks of nodes may differ a little: that lengthens or shortens a limit that is generous. A
-    // clock that was far off, either way, gives no ground to count on.
+    // The nodes' clocks may differ a little, which changes a generous limit slightly. If a clock
+    // was far off, the earlier count is not used.
     let earlier = spec.restarted.as_ref().filter(|restarted| {
         let apart = created_at.duration_since(restarted.since);
         apart.as_secs().abs() <= WINDOW_S
@@ -169,8 +170,8 @@ pub fn judge(
     })
 }
 
-/// Which node of those that are `live` sees to the session: 0 for the first. `None` for one that is
-/// not among them.
+/// The position of this node among the `live` nodes for restarting the session: 0 is first. `None`
+/// if it is not among them.
 #[must_use]
 pub fn turn(me: &str, live: &[&str], session: &SessionId) -> Option<usize> {
     let score = |name: &str| rank(session, name);
@@ -182,7 +183,7 @@ pub fn turn(me: &str, live: &[&str], session: &SessionId) -> Option<usize> {
     })
 }
 
-/// The sessions that a node has seen without an owner, and when it does something about them.
+/// The sessions that a node has seen without an owner, and when it restarts them.
 #[derive(Debug, Default)]
 pub struct Watch {
     seen: BTreeMap<SessionId, Seen>,
@@ -198,7 +199,7 @@ struct Seen {
 }
 
 impl Watch {
-    /// Whether it is this node's turn to restart the session now; the caller begins to.
+    /// Whether it is this node's turn to restart the session now; if so, the caller must start to.
     pub fn is_due(
         &mut self,
         now_ms: u64,
@@ -235,7 +236,7 @@ impl Watch {
         due
     }
 
-    /// A restart that was begun is over, whatever it came to.
+    /// A restart that was begun is over, whatever its result.
     pub fn tried(&mut self, now_ms: u64, id: &SessionId) {
         if let Some(seen) = self.seen.get_mut(id) {
             seen.under_way = false;
@@ -243,19 +244,20 @@ impl Watch {
         }
     }
 
-    /// All sessions were looked at: those that `lack` no owner any more are forgotten.
+    /// After all sessions were read: forgets those for which `lack` is false, which have an owner
+    /// again.
     pub fn keep(&mut self, lack: impl Fn(&SessionId) -> bool) {
         self.seen.retain(|id, seen| seen.under_way || lack(id));
     }
 
-    /// Whether there is any session to look after.
+    /// Whether there are no sessions to watch.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.seen.is_empty()
     }
 }
 
-/// After so many tries.
+/// The delay after so many attempts.
 fn pause_ms(tries: u32) -> u64 {
     match tries {
         0 => 0,

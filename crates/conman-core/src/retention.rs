@@ -1,6 +1,6 @@
-//! How long the records of sessions stay whose node is gone, and would tell of them for ever.
+//! How long records of sessions stay whose node is lost; without a limit they would stay forever.
 //!
-//! While a node is there it forgets what has ended on it by number, oldest first.
+//! A live node limits the number of its ended sessions' records and forgets the oldest first.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use jiff::Timestamp;
 
 use crate::restart::{End, lost_by};
 
-/// What anybody may ask to see is kept for a day, as the node itself is.
+/// Ended sessions can be looked up for a day, like a lost node.
 const ENDED_KEPT: Duration = Duration::from_secs(24 * 3_600);
-/// What still comes back when it is asked for, for a week: over holidays.
+/// Sessions that start again on the next request are kept for a week, which covers holidays.
 const LOST_KEPT: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 /// How long records are kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Retention {
-    /// Of what has ended, and nobody can start again by that.
+    /// Records of sessions that have ended and cannot be started again from their record.
     pub ended: Duration,
-    /// Of what lost its node, and whoever asks for it starts again by that.
+    /// Records of sessions that lost their node and start again on the next request.
     pub lost: Duration,
 }
 
@@ -32,22 +32,22 @@ impl Default for Retention {
     }
 }
 
-/// A node's age is kept once it has grown by so much: a registry that is written to all the time costs
-/// more than to forget so much later.
+/// A node's age is stored once it has grown by this much: frequent writes to the registry cost more
+/// than forgetting this much later.
 pub const AGE_STEP: Duration = Duration::from_secs(600);
 
-/// For how long a node has been gone since its last life, as far as somebody saw it: by clocks that
-/// nobody sets, and never longer than it was.
+/// For how long a node has been observed to be lost since its last life: measured by monotonic
+/// clocks, and never longer than the truth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Age {
-    /// Of the life that is over. Whoever comes back has a greater one, so that what was seen before
-    /// says nothing any more.
+    /// The incarnation that is over. A node that comes back has a greater one, which invalidates
+    /// earlier observations.
     pub incarnation: u64,
     pub gone_for: Duration,
 }
 
 impl Age {
-    /// Of a node that nobody has seen to be gone before.
+    /// For a node that was not observed to be lost before.
     #[must_use]
     pub fn new(incarnation: u64) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Age {
         }
     }
 
-    /// The longest of those that are of this life: each was seen, so none is too long.
+    /// The longest of the ages of this incarnation: each was observed, so none is too long.
     #[must_use]
     pub fn or_longer(self, others: impl IntoIterator<Item = Age>) -> Self {
         let same = |other: &Age| other.incarnation == self.incarnation;
@@ -67,7 +67,8 @@ impl Age {
         })
     }
 
-    /// Whether it is to be kept in place of what is: of an earlier life, or too short by a step.
+    /// Whether it replaces the stored age: that is of an earlier incarnation, or too short by a
+    /// step.
     #[must_use]
     pub fn is_news_to(self, kept: Option<Age>) -> bool {
         let kept = match kept {
@@ -79,19 +80,19 @@ impl Age {
     }
 }
 
-/// What becomes of a record.
+/// What is done with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lot {
     Stays,
-    /// It goes.
+    /// It is deleted.
     Forgotten,
-    /// Its session is still the lost node's: it is to be ended first.
+    /// Its session is still owned by the lost node: end it first.
     Ended,
 }
 
 impl Retention {
-    /// What becomes of the record of a session that nobody restarts by itself, and whose node has
-    /// been seen to be gone `gone_for` so long; `ended_at` where it was given up.
+    /// Decides on the record of a session that is not restarted automatically, and whose node has
+    /// been observed to be lost for `gone_for`; `ended_at` if it was given up.
     #[must_use]
     pub fn lot(
         &self,
@@ -112,8 +113,8 @@ impl Retention {
             Some(_) => self.lost,
             None => self.ended,
         };
-        // By another node's clock, which may be far off, or have been: so nothing goes before its node
-        // was seen to be gone for as long, by a clock that nobody sets.
+        // `ended_at` is by another node's clock, which may be wrong. So a record is deleted only
+        // after its node was observed to be lost for as long, by a monotonic clock.
         let ago = Duration::try_from(now.duration_since(ended_at));
         match gone_for >= kept && ago.is_ok_and(|ago| ago >= kept) {
             true => Lot::Forgotten,

@@ -1,12 +1,11 @@
 use std::collections::BTreeMap;
 
-/// Things that are told apart. Beyond, all that are not known yet count as one.
+/// Maximum number of texts that are tracked separately. Beyond it, all new ones count as one.
 const MAX_KNOWN: usize = 64;
-/// What all the others count as; no name of a thing.
+/// Key of all the others; never a real text.
 const OTHERS: &str = "";
 
-/// Says of each thing only now and then: for warnings that somebody else causes as often as they
-/// like.
+/// Rate limiter for repeated warnings, which a client could otherwise cause without limit.
 #[derive(Debug, Clone)]
 pub struct Sparing {
     every_ms: u64,
@@ -20,7 +19,7 @@ struct Said {
 }
 
 impl Sparing {
-    /// One that says the same thing at most every so often.
+    /// Allows the same text once every `every_ms`.
     #[must_use]
     pub fn new(every_ms: u64) -> Self {
         Self {
@@ -29,8 +28,8 @@ impl Sparing {
         }
     }
 
-    /// Whether to say it now, and how often it was withheld since the last time. `now_ms` is of a
-    /// clock that does not go back.
+    /// Returns `Some` if `what` may be logged now, with the number of times it was suppressed since
+    /// the last time. `now_ms` is of a monotonic clock.
     pub fn say(&mut self, what: &str, now_ms: u64) -> Option<u64> {
         let every_ms = self.every_ms;
         let is_over = |said: &Said| now_ms.saturating_sub(said.at_ms) >= every_ms;

@@ -6,55 +6,55 @@ use conman_proto::{FieldError, RuntimeKind, SessionRequest};
 use crate::bind::is_plain;
 use crate::resolve::resolve_template;
 
-/// Least memory limit in bytes: below it Docker refuses to make a container.
+/// Minimum memory limit in bytes: Docker refuses a lower one.
 pub const MIN_MEMORY_BYTES: u64 = 6 << 20;
-/// Least limit of disk space in bytes: four logs of the native runtime, which count.
+/// Minimum limit of disk space in bytes: four logs of the native runtime, which count towards it.
 pub const MIN_DISK_BYTES: u64 = 64 << 20;
-/// Least limit of inodes.
+/// Minimum limit of inodes.
 pub const MIN_DISK_INODES: u64 = 1_024;
-/// Disk space for each inode where only the space is limited: what ext4 is made for.
+/// Disk space per inode if only the space is limited: ext4's default ratio.
 pub(crate) const DISK_BYTES_PER_INODE: u64 = 16 << 10;
-/// Greatest limits of disk space and inodes: what quotas count in.
+/// Maximum limits of disk space and inodes: the range of quotas.
 pub const HIGHEST_MAX_DISK: u64 = i64::MAX as u64;
-/// Least CPU limit in cores: the kernel's least quota, 1 ms in each period of 100 ms.
+/// Minimum CPU limit in cores: the kernel's minimum quota, 1 ms in each period of 100 ms.
 pub const MIN_CPUS: f64 = 0.01;
-/// Greatest CPU limit that a node may allow.
+/// Maximum CPU limit that a node may allow.
 pub const HIGHEST_MAX_CPUS: f64 = 4_096.0;
-/// Greatest number of processes that a node may allow (the kernel's `PID_MAX_LIMIT`).
+/// Maximum number of processes that a node may allow (the kernel's `PID_MAX_LIMIT`).
 pub const HIGHEST_MAX_PIDS: u32 = 4_194_304;
 
-/// A named starting point for specs, from the node's configuration.
+/// A named base for specs, from the node's configuration.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Template {
-    /// What a request that names the template starts from; its own `template` stays empty.
+    /// Default values for requests that name the template; its `template` field stays empty.
     pub request: SessionRequest,
-    /// The node's default when absent.
+    /// The node's default if absent.
     pub runtime: Option<RuntimeKind>,
     /// Whether a connection to a session that does not run may start it.
     pub start_on_connect: bool,
 }
 
-/// What a node adds to specs and demands of them.
+/// The defaults and limits of a node for specs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpecPolicy {
     pub default_runtime: RuntimeKind,
     pub templates: BTreeMap<String, Template>,
-    /// Directories of the host below which binds may lie; empty for no binds at all.
+    /// Host directories that binds may be or lie below; empty to allow no binds.
     pub bind_roots: Vec<PathBuf>,
-    /// Memory limit of a spec that names none; `max_memory_bytes` when absent.
+    /// Memory limit of a spec without one; `max_memory_bytes` if absent.
     pub default_memory_bytes: Option<u64>,
-    /// Greatest memory limit; specs may go without one only when this is absent.
+    /// Maximum memory limit; specs may have none only if this is absent.
     pub max_memory_bytes: Option<u64>,
-    /// Limit of disk space of a spec that names none; `max_disk_bytes` when absent. Of sessions of
+    /// Limit of disk space of a spec without one; `max_disk_bytes` if absent. Only for sessions of
     /// the native runtime, like the next one.
     pub default_disk_bytes: Option<u64>,
-    /// Greatest limit of disk space; specs may go without one only when this is absent.
+    /// Maximum limit of disk space; specs may have none only if this is absent.
     pub max_disk_bytes: Option<u64>,
-    /// CPU limit of a spec that names none; `max_cpus` when absent.
+    /// CPU limit of a spec without one; `max_cpus` if absent.
     pub default_cpus: Option<f64>,
-    /// Greatest CPU limit; specs may go without one only when this is absent.
+    /// Maximum CPU limit; specs may have none only if this is absent.
     pub max_cpus: Option<f64>,
-    /// Cut to `max_pids`.
+    /// Limited to `max_pids`.
     pub default_pids: u32,
     pub max_pids: u32,
     pub default_ready_timeout_s: u32,
@@ -86,8 +86,8 @@ impl Default for SpecPolicy {
 }
 
 impl SpecPolicy {
-    /// Every mistake of the policy itself, templates included, so that a configuration is refused
-    /// whole and no session is the first to notice. Fields are named as here, templates' as
+    /// Every mistake of the policy, including its templates, so that a wrong configuration is
+    /// refused at start and not by the first session. Fields are named as here, those of templates
     /// `templates.<name>.<field>`.
     #[must_use]
     pub fn mistakes(&self) -> Vec<FieldError> {
@@ -137,11 +137,11 @@ impl SpecPolicy {
             );
         }
         if !mistakes.is_empty() {
-            // Templates would be held against bounds that are wrong themselves.
+            // Do not check templates against wrong limits.
             return mistakes;
         }
         self.default_mistakes(&mut mistakes);
-        // A wrong default is one mistake, not one for each template that leaves it alone.
+        // A wrong default is one mistake, not one for each template that uses it.
         let plain = Self {
             default_memory_bytes: None,
             default_disk_bytes: None,
@@ -155,7 +155,7 @@ impl SpecPolicy {
         mistakes
     }
 
-    /// The defaults must be what a request could ask for.
+    /// The defaults must be valid in a request.
     fn default_mistakes(&self, mistakes: &mut Vec<FieldError>) {
         let defaults = SessionRequest {
             memory_bytes: self.default_memory_bytes,
@@ -166,7 +166,7 @@ impl SpecPolicy {
         };
         let template = Template {
             request: defaults,
-            // Disk limits are its.
+            // Only it has disk limits.
             runtime: Some(RuntimeKind::Native),
             ..Template::default()
         };

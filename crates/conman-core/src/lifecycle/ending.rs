@@ -1,4 +1,4 @@
-//! The way from the decision to end to the release.
+//! From the decision to end a life to its release.
 //!
 //! ```text
 //!  Claim ──claimed──────────────────────────────────────────────────┐
@@ -21,11 +21,11 @@ pub enum Cause {
     ExitedEarly,
     /// Its program ended by itself.
     Exited,
-    /// It was wanted: what by, and why in words.
+    /// A stop was requested: the cause, and the reason in words.
     Asked(EndCause, String),
 }
 
-/// How a life counts once it is over.
+/// The final result of a life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Failed rather than stopped.
@@ -44,7 +44,7 @@ impl Outcome {
 }
 
 impl Cause {
-    /// What a record says of it.
+    /// The cause for the record.
     #[must_use]
     pub fn told(&self) -> EndCause {
         match self {
@@ -54,7 +54,7 @@ impl Cause {
         }
     }
 
-    /// How it counts, given the program's exit code where that is known.
+    /// The result, given the program's exit code if known.
     #[must_use]
     pub fn outcome(&self, exit_code: Option<i32>) -> Outcome {
         let code = match exit_code {
@@ -82,10 +82,10 @@ impl Cause {
     }
 }
 
-/// What may still come or be alive, and so stands before the release.
+/// What may still appear or be alive, and must end before the release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remains {
-    /// The registry may still give it a generation.
+    /// The registry may still assign a generation.
     Claim,
     /// The runtime has not yet answered the start.
     Start { generation: Generation },
@@ -113,10 +113,10 @@ impl Remains {
         }
     }
 
-    /// What has to be done about it, again at every try.
+    /// What has to be done about it, repeated at every attempt.
     fn action(self) -> Option<Action> {
         match self {
-            // Their calls are under way, and their answers will come.
+            // Their calls are under way and will be answered.
             Self::Claim | Self::Start { .. } => None,
             Self::LostStart { .. } => Some(Action::ResolveLostStart),
             Self::Unheld { pid, .. } => Some(Action::Hold { pid }),
@@ -131,13 +131,13 @@ impl Remains {
 pub struct Stop {
     pub cause: Cause,
     pub remains: Remains,
-    /// What went wrong last on the way, in words.
+    /// The last error, in words.
     pub trouble: Option<String>,
     /// When it counts as stuck.
     pub late_ms: u64,
-    /// When what has to be done is done again.
+    /// When the action is repeated.
     pub next_try_ms: u64,
-    /// Whether the answer to the present try is still awaited; then a due try is put off, so that
+    /// Whether the current attempt has not been answered; the next one is then postponed, so that
     /// no call is made twice at a time.
     pub(super) awaiting: bool,
 }
@@ -158,7 +158,7 @@ impl Stop {
             next_try_ms: u64::MAX,
             awaiting: false,
         };
-        // The pidfd is being opened at this very moment, or that has just failed.
+        // The pidfd is being opened, or that has just failed.
         if matches!(remains, Remains::Unheld { .. }) {
             stop.awaiting = true;
             stop.next_try_ms = now_ms.saturating_add(timing.retry_ms);
@@ -168,7 +168,7 @@ impl Stop {
         stop
     }
 
-    /// Takes in an event; `Err` when nothing stands before the end any more.
+    /// Handles an event; `Err` when nothing remains before the release.
     pub(super) fn on(
         mut self,
         now_ms: u64,
@@ -225,7 +225,7 @@ impl Stop {
         Ok(self)
     }
 
-    /// The present try came to nothing; there will be another.
+    /// The current attempt failed; there will be another.
     pub(super) fn failed(mut self, now_ms: u64, timing: Timing, why: String) -> Self {
         self.trouble = Some(why);
         self.awaiting = false;
@@ -235,7 +235,7 @@ impl Stop {
 
     fn enter(&mut self, now_ms: u64, timing: Timing, remains: Remains, actions: &mut Vec<Action>) {
         actions.extend(remains.action());
-        // A kill is answered by the certificate alone, and repeated until that comes.
+        // A kill is answered only by the certificate, and repeated until it arrives.
         self.awaiting = !matches!(remains, Remains::Process { .. });
         self.next_try_ms = now_ms.saturating_add(timing.retry_ms);
     }

@@ -123,7 +123,7 @@ fn a_start_without_an_answer_is_not_released_before_it_is_known_to_have_come_to_
         []
     );
     assert_eq!(life.on(600, Event::Tick), [Action::ResolveLostStart]);
-    // A try that is not answered yet is not doubled.
+    // An unanswered attempt is not repeated.
     assert_eq!(life.on(1_100, Event::Tick), []);
     assert_eq!(
         life.on(1_200, Event::LostStartFound { pid: 9 }),
@@ -158,7 +158,7 @@ fn a_stop_while_the_container_is_made_releases_at_once_and_never_starts_it() {
         life.on(1, Event::Released),
         [Action::Cleanup, Action::Publish]
     );
-    // What is made too late is removed as well.
+    // A container that is created too late is removed as well.
     assert_eq!(life.on(2, Event::Created), [Action::Cleanup]);
 }
 
@@ -280,7 +280,7 @@ fn is_ending(life: &Lifecycle) -> bool {
     )
 }
 
-/// Whether an event, taken for true, shows that nothing of the session runs or will run.
+/// Whether an event, if true, proves that nothing of the session runs or will run.
 fn is_proof(event: &Event) -> bool {
     matches!(
         event,
@@ -291,7 +291,7 @@ fn is_proof(event: &Event) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Events in any order, sensible or not.
+    /// Events in any order, valid or not.
     #[test]
     fn no_order_of_events_breaks_the_order_of_actions(
         events in proptest::collection::vec((any_event(), 0_u64..3_000), 0..40),
@@ -337,7 +337,7 @@ proptest! {
         prop_assert!(starts <= 1 && creates <= 1);
     }
 
-    /// A world that answers truthfully, late and in any order; that loses answers, fails, and
+    /// A world that answers truthfully, but late and in any order; that loses answers, fails, and
     /// keeps processes from dying, until its bad luck is used up.
     #[test]
     fn in_a_truthful_world_nothing_alive_is_released_and_every_life_comes_to_rest(
@@ -365,7 +365,7 @@ struct World {
     alive: bool,
     held: bool,
     told_exit: bool,
-    /// A start was sent, and its process may still come to be.
+    /// A start was sent, and its process may still appear.
     may_appear: bool,
 }
 
@@ -394,8 +394,8 @@ impl World {
         self.pending.extend(actions);
     }
 
-    /// Until nothing is under way. Every drawn bit of luck is used up after some steps, and then
-    /// each step answers something, so a bound shows that nothing hangs.
+    /// Runs until nothing is under way. All bad luck is used up after some steps, and then each
+    /// step answers something, so a limit on the steps shows that nothing hangs.
     fn run(&mut self) {
         for _ in 0..2_000 {
             if self.alive && self.held && self.draw(40) == 39 {
@@ -480,7 +480,7 @@ impl World {
             },
             Action::Probe => match self.draw(4) {
                 3 => self.event(Event::ReadyFailed(why())),
-                // It never answers; the machine's own bound has to end it.
+                // It never answers; the readiness timeout has to end it.
                 2 => {}
                 _ => self.event(Event::Ready),
             },

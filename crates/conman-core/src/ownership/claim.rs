@@ -11,9 +11,9 @@ use super::{Transaction, Value};
 /// Why a session cannot be claimed now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its owner, perhaps myself, is not known to be fenced.
+    /// Its owner, possibly this node, is not known to be fenced.
     Owned(NodeName),
-    /// There is none above those that were used, or that the floor rules out.
+    /// No generation is left above the used ones and the floor.
     NoGenerationLeft,
 }
 
@@ -25,8 +25,9 @@ fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
     (Key::Node(me.clone()), Some(Value::Node(record)))
 }
 
-/// Makes the session mine with a greater generation, conditional on my incarnation being live and
-/// on its owner's still being fenced, on its release, or on its absence above the floor.
+/// Makes this node the owner with a greater generation, if this node's incarnation is live and the
+/// previous owner is still fenced, the session is released, or its record is absent above the
+/// floor.
 ///
 /// # Errors
 /// When a node may own it, or no generation is left for it.
@@ -45,7 +46,7 @@ pub fn claim(
     ];
     let below = match current {
         None => {
-            // A delayed claim of an earlier life fails here, as collecting raised the floor.
+            // A delayed claim of an earlier life fails here, because collecting raised the floor.
             compare.push((Key::Floor, floor.map(Value::Floor)));
             floor.unwrap_or(0)
         }
@@ -59,7 +60,7 @@ pub fn claim(
                     _ => return Err(Refusal::Owned(record.owner.clone())),
                 }
             }
-            // After the loss of records the floor may be what an operator has set it to.
+            // After records were lost, an operator may have set the floor higher.
             record.generation.max(floor.unwrap_or(0))
         }
     };
@@ -74,7 +75,7 @@ pub fn claim(
     Ok((mine, Transaction { compare, write }))
 }
 
-/// Gives up `current`, of which a certificate proved that nothing runs or may appear.
+/// Gives up `current`, after a certificate has proved that nothing of it runs or may appear.
 #[must_use]
 pub fn release(session: &SessionName, current: &Ownership) -> Transaction {
     let key = Key::Session(session.clone());

@@ -1,19 +1,19 @@
-//! The dead-man fence: what the shim does whether or not a daemon lives.
+//! The dead-man fence: what the shim does whether or not a daemon is alive.
 //!
 //! ```text
 //!  Thawed ──deadline──▶ Asked ──verified──▶ Frozen ──order with a newer deadline──▶ Thawed
 //!                         └─ +K ─▶ condemned ◀─ frozen_max, lost, stop ─┘
-//!  condemned: killed again and again until its certificate, which is kept until forgotten
+//!  condemned: killed repeatedly until its certificate, which is kept until forgotten
 //! ```
 //!
-//! A slot is opened, which makes its cgroup, before its create is sent. What appears in a frozen
-//! slot is born frozen; so a late start never runs past the deadline. [`Fence::kept`] is written
-//! where a new shim finds it before any action is carried out; that, and what the new shim sees in
-//! the slots' cgroups, is all that [`Fence::restored`] needs. What was condemned is kept by whoever
-//! carries the actions out ([`Fence::condemned_before`]): above all what never had a cgroup.
+//! A slot is opened, which creates its cgroup, before its create is sent. A process that appears in
+//! a frozen slot is frozen from the start, so a late start never runs past the deadline. The driver
+//! saves [`Fence::kept`], where a new shim finds it, before it executes any action.
+//! [`Fence::restored`] needs only that and the state of the slots' cgroups. The driver also saves
+//! the condemned slots ([`Fence::condemned_before`]), above all those that never had a cgroup.
 //!
-//! An event costs the same however many slots there are; only the deadline, an order for all, and
-//! [`FenceEvent::Tick`] look at every slot.
+//! The cost of an event does not depend on the number of slots; only the deadline, an order for all
+//! slots, and [`FenceEvent::Tick`] visit every slot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,25 +21,25 @@ use super::{BootTime, Slot, Timing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FenceEvent {
-    /// Due at [`Fence::next_wake`]; earlier or more often does no harm.
+    /// Due at [`Fence::next_wake`]; extra ticks do no harm.
     Tick,
     /// The daemon is about to send a create.
     Open(Slot),
     /// The daemon renewed in time. Never thaws.
     Extend(BootTime),
-    /// The daemon renewed after the fence had fired, and still owns these.
+    /// The daemon renewed after the fence had fired, and still owns these slots.
     Thaw {
         deadline: BootTime,
         slots: Vec<Slot>,
     },
     /// Freeze everything now, whatever the deadline.
     FreezeAll,
-    /// Kill it, and what may yet appear of it.
+    /// Kill it, and everything that may still appear in it.
     Condemn(Slot),
-    /// The daemon has dealt with its certificate.
+    /// The daemon has processed its certificate.
     Forget(Slot),
     Appeared(Slot),
-    /// The start is over: nothing can appear any more.
+    /// The start has ended: nothing can appear any more.
     StartOver(Slot),
     /// It was seen frozen after the last [`FenceAction::Freeze`].
     FreezeVerified(Slot),
@@ -49,19 +49,20 @@ pub enum FenceEvent {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FenceAction {
-    /// Only now may the create be sent.
+    /// The create must not be sent before this.
     Opened(Slot),
     Refused(Slot),
     Freeze(Slot),
     Thaw(Slot),
     Kill(Slot),
-    /// To the daemon: nothing of it exists or can appear.
+    /// For the daemon: nothing of it exists or can appear.
     Certificate(Slot),
-    /// To the daemon: thawing now takes an explicit order.
+    /// For the daemon: thawing needs an explicit order from here on.
     Fired,
 }
 
-/// What is known of a slot: to the daemon by its shim, to a new shim by the slot's cgroup.
+/// The state of a slot, reported to the daemon by its shim, or read by a new shim from the slot's
+/// cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotView {
     pub slot: Slot,
@@ -71,11 +72,11 @@ pub struct SlotView {
     pub certified: bool,
 }
 
-/// What outlives a shim.
+/// The state that is saved across restarts of the shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     pub deadline: BootTime,
-    /// When the fence fired, until an order thaws.
+    /// When the fence fired; cleared by a thaw order.
     pub fired: Option<BootTime>,
 }
 
@@ -89,7 +90,8 @@ enum Freezer {
 #[derive(Debug, Clone)]
 struct Held {
     freezer: Freezer,
-    /// Found by this shim: a freeze that the dead one asked for may come into effect yet.
+    /// Found by this shim at its start: a freeze ordered by the previous shim may still take
+    /// effect.
     found: bool,
     present: bool,
     may_appear: bool,
@@ -98,7 +100,7 @@ struct Held {
 }
 
 impl Held {
-    /// Of which nothing exists or can appear: it is not opened before it is forgotten.
+    /// A slot in which nothing exists or can appear: it is not opened before it is forgotten.
     const SHUT: Self = Self {
         freezer: Freezer::Thawed,
         found: false,
@@ -112,7 +114,7 @@ impl Held {
         !self.present && !self.may_appear
     }
 
-    /// Does what time alone demands; answers when it should be looked at next.
+    /// Takes the actions that are due; returns when to check again.
     fn tend(
         &mut self,
         slot: &Slot,
@@ -124,7 +126,7 @@ impl Held {
         if self.is_gone() {
             return None;
         }
-        // A condemned slot is frozen as well, so that what appears in it late never runs.
+        // A condemned slot is frozen too, so that a process that appears late never runs.
         let shut = fired.is_some() || (self.condemned && self.may_appear);
         if shut && self.freezer == Freezer::Thawed {
             self.freezer = Freezer::Asked;
@@ -161,7 +163,7 @@ pub struct Fence {
     timing: Timing,
     kept: Kept,
     slots: BTreeMap<Slot, Held>,
-    /// No slot needs a look before this.
+    /// No slot needs a check before this.
     wake: Option<BootTime>,
 }
 
@@ -176,7 +178,7 @@ impl Fence {
         Self::restored(timing, kept, BootTime(0), Vec::new())
     }
 
-    /// A new shim's, from what the dead one kept and from a look at every slot's cgroup.
+    /// State of a new shim, from what the previous one saved and the state of every slot's cgroup.
     #[must_use]
     pub fn restored(timing: Timing, kept: Kept, now: BootTime, found: Vec<SlotView>) -> Self {
         let held = |view: SlotView| {
@@ -203,8 +205,9 @@ impl Fence {
         }
     }
 
-    /// A restored one's: these had been condemned. What was found of them is killed from the next
-    /// tick on; the others stay shut, since a start of theirs may yet be ordered that was delayed.
+    /// For a restored fence: these slots were condemned before. Those that were found are killed
+    /// from the next tick on; the others stay closed, because a delayed start of theirs may still
+    /// be ordered.
     #[must_use]
     pub fn condemned_before(mut self, slots: impl IntoIterator<Item = Slot>) -> Self {
         for slot in slots {
@@ -213,14 +216,14 @@ impl Fence {
         self
     }
 
-    /// K is this from now on, for what has been asked to freeze already as well.
+    /// Changes K, also for slots that are already being frozen.
     pub fn set_freeze_ms(&mut self, freeze_ms: u64) {
         self.timing.freeze_ms = freeze_ms;
-        // Whatever is due by it is due at the next tick.
+        // Anything due by it is due at the next tick.
         self.wake = Some(BootTime(0));
     }
 
-    /// Must be where a new shim finds it before any action is carried out.
+    /// The driver saves it, where a new shim finds it, before it executes any action.
     #[must_use]
     pub fn kept(&self) -> Kept {
         self.kept
@@ -251,7 +254,7 @@ impl Fence {
 
     pub fn on(&mut self, now: BootTime, event: FenceEvent) -> Vec<FenceAction> {
         let mut actions = Vec::new();
-        // The deadline comes first: an event that arrives late finds the fence fired.
+        // The deadline comes first: a late event finds the fence fired.
         if now >= self.kept.deadline {
             self.fire(now, &mut actions);
         }
@@ -276,7 +279,7 @@ impl Fence {
                 }
             }
             FenceEvent::Appeared(slot) => {
-                // What was certified stays so: news that come late never bring it back.
+                // A certified slot stays certified: late events never revive it.
                 if let Some(held) = self.slots.get_mut(&slot)
                     && !held.is_gone()
                 {
@@ -334,7 +337,7 @@ impl Fence {
         }
     }
 
-    /// A slot that was never opened, or is forgotten, is certified at once, and is not opened
+    /// A slot that was never opened, or was forgotten, is certified at once, and is not opened
     /// before it is forgotten again.
     fn condemn(&mut self, now: BootTime, slot: Slot, actions: &mut Vec<FenceAction>) {
         let held = self.slots.entry(slot.clone()).or_insert(Held::SHUT);
@@ -359,8 +362,8 @@ impl Fence {
 
     fn fire(&mut self, now: BootTime, actions: &mut Vec<FenceAction>) {
         if !self.has_fired() {
-            // K from now on, when it comes late as well: B has room for that, and before it nothing
-            // was asked to freeze.
+            // K counts from here, even if this is late: B includes that time, and no freeze was
+            // ordered before.
             self.kept.fired = Some(now);
             actions.push(FenceAction::Fired);
             self.tend_all(now, actions);
@@ -437,7 +440,8 @@ mod tests {
         let late = running();
         let kept = late.kept();
         let timing = Timing::default();
-        // It stood still itself, or is the next one, of which a third one knows since when.
+        // Either the same fence after a stall, or the next shim's, of which a third one knows when
+        // it fired.
         let next = Fence::restored(timing, kept, BootTime(8_000), late.view());
         for mut fence in [late, next] {
             let actions = fence.on(BootTime(8_000), FenceEvent::Tick);
@@ -476,7 +480,7 @@ mod tests {
         assert_eq!(fence.next_wake(), Some(BootTime(5_500)));
         let actions = fence.on(BootTime(5_500), FenceEvent::Tick);
         assert_eq!(actions, [FenceAction::Freeze(running.clone())]);
-        // The time from the deadline goes on, not from the restart.
+        // The time is counted from the deadline, not from the restart.
         let actions = fence.on(BootTime(6_000), FenceEvent::Tick);
         assert_eq!(actions, [FenceAction::Kill(running)]);
         let actions = fence.on(BootTime(7_000), order(9_000, vec![slot()]));

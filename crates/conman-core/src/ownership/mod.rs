@@ -1,33 +1,32 @@
 //! At most one runnable container per session in a fleet: the protocol, as pure decisions.
 //!
-//! The registry offers nothing but linearizable compare-and-swap ([`Transaction`]) and
-//! linearizable reads; expiring leases, locks and watches prove nothing. [`NodeProtocol`] is what
-//! a daemon drives, [`Fence`] what the shim drives in its own process, whether the daemon lives
-//! or not.
+//! The registry offers only linearizable compare-and-swap ([`Transaction`]) and linearizable reads;
+//! expiring leases, locks and watches prove nothing. The daemon drives [`NodeProtocol`]. The shim
+//! drives [`Fence`] in a separate process, whether the daemon is alive or not.
 //!
 //! ```text
 //!  renewal ── deadline = send instant of the attempt read back + F ──▶ fence (shim): freeze, kill
-//!  observer ─ T, or what the node needs if that is more, since the first answer with this heartbeat
-//!             ─▶ CAS fenced ─▶ claim ─▶ start
+//!  observer ─ T, or what the node requires if that is more, since the first answer with this
+//!             heartbeat ─▶ CAS fenced ─▶ claim ─▶ start
 //!  rejoin ─── frozen ─▶ CAS live, new incarnation ─▶ read all records ─▶ kill lost, thaw the rest
 //! ```
 //!
 //! No clock, no randomness, no I/O: the caller passes its node's `CLOCK_BOOTTIME` as [`BootTime`].
 //!
-//! # What the drivers owe
-//! The proof, and the simulation, rely on these:
+//! # Obligations of the drivers
+//! The proof and the simulation rely on these:
 //! - The clock is read before a request is sent, and a request is sent once.
-//! - No two sends of one node bear the same attempt number, whatever crashes or is restored.
-//! - The shim writes [`Fence::kept`] down before it carries any action out, and makes a slot's cgroup
-//!   before it says that the slot is open; what starts is born in there, not moved in.
-//! - [`FenceEvent::FreezeVerified`] is what the cgroup shows after the last order to freeze it;
-//!   [`FenceEvent::Died`] and [`FenceEvent::StartOver`] mean that nothing is left to appear or run.
+//! - Two sends of one node never use the same attempt number, whatever crashes or is restored.
+//! - The shim saves [`Fence::kept`] before it executes any action, and creates a slot's cgroup
+//!   before it reports the slot as open; what starts is created in it, not moved into it.
+//! - [`FenceEvent::FreezeVerified`] is the state of the cgroup after the last order to freeze it;
+//!   [`FenceEvent::Died`] and [`FenceEvent::StartOver`] mean that nothing can appear or run any
+//!   more.
 //! - [`Event::StartSent`] comes before the slot is opened, and only while
 //!   [`NodeProtocol::may_start`].
-//! - Between daemon and shim orders and news keep their order, or are lost with the connection: then
-//!   the daemon learns by [`Event::ShimConnected`] what there is. A shim that starts anew looks at
-//!   every slot's cgroup; what a dead daemon had ordered is carried out, or dropped, before the
-//!   first order of the next.
+//! - Between daemon and shim, orders and events keep their order, or are lost with the connection:
+//!   then [`Event::ShimConnected`] reports the state. A restarted shim reads every slot's cgroup;
+//!   the orders of a dead daemon are executed, or dropped, before the first order of the next one.
 
 use std::sync::Arc;
 
@@ -52,12 +51,12 @@ pub type NodeName = Arc<str>;
 /// A session's name.
 pub type SessionName = Arc<str>;
 
-/// Milliseconds on one node's own `CLOCK_BOOTTIME`; two nodes' values are never compared.
+/// Milliseconds on one node's `CLOCK_BOOTTIME`; two nodes' values are never compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BootTime(pub u64);
 
 impl BootTime {
-    /// This instant and `ms` later.
+    /// This instant plus `ms`.
     #[must_use]
     pub fn plus(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
@@ -70,8 +69,8 @@ impl BootTime {
     }
 }
 
-/// `node/<id>`: rewritten at a rejoin, a drain and a takeover only, and never deleted while claims
-/// of an earlier incarnation may still arrive, as its incarnation must only ever grow.
+/// `node/<id>`: written only at a rejoin, a drain and a takeover. It is never deleted while claims
+/// of an earlier incarnation may still arrive, because its incarnation must only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRecord {
     pub incarnation: u64,
@@ -85,14 +84,14 @@ pub enum NodeState {
     Fenced,
 }
 
-/// `hb/<id>`: no two sends of one node ever carry the same attempt number.
+/// `hb/<id>`: two sends of one node never have the same attempt number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
     pub incarnation: u64,
     pub attempt: u64,
 }
 
-/// `session/<id>` as far as ownership goes.
+/// The ownership part of `session/<id>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     pub owner: NodeName,
@@ -104,13 +103,13 @@ pub struct Ownership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnedState {
     /// Recorded before the create is sent: a container may exist or still appear. Whether it
-    /// starts, runs or is stuck is for people, and decides nothing here.
+    /// starts, runs or is stuck is information for people and decides nothing here.
     Owned,
     /// Proven dead and given up.
     Released,
 }
 
-/// What a generation of a session is called on a node, down to its cgroup's name.
+/// A generation of a session on a node, which names its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     pub session: SessionName,
@@ -122,7 +121,7 @@ pub enum Key {
     Node(NodeName),
     Heartbeat(NodeName),
     Session(SessionName),
-    /// No session starts at or below this generation once its record was deleted.
+    /// No session starts at or below this generation after its record was deleted.
     Floor,
     Silence(NodeName),
 }
@@ -133,12 +132,13 @@ pub enum Value {
     Heartbeat(Heartbeat),
     Session(Ownership),
     Floor(u64),
-    /// `silence/<id>`: how many true milliseconds its heartbeat has to stand before that node may be
-    /// taken for dead. Nodes' times may differ, so that who observes one has to know.
+    /// `silence/<id>`: for how many true milliseconds the node's heartbeat has to stay unchanged
+    /// before the node may be declared dead. The nodes' settings may differ, so an observer needs
+    /// the node's value.
     Silence(u64),
 }
 
-/// Writes all or nothing, and only if every key holds just what was expected (`None`: absent).
+/// Writes all or nothing, and only if every key has exactly the expected value (`None`: absent).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Transaction {
     pub compare: Vec<(Key, Option<Value>)>,
@@ -154,20 +154,20 @@ pub enum Request {
     ReadSessions,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Committed,
     Conflict,
     /// It may have taken effect, and may still do so later.
     Ambiguous,
-    /// It certainly did not and will not take effect.
+    /// It has not taken effect and never will.
     Unavailable,
     Values(Vec<(Key, Option<Value>)>),
 }
 
 impl Answer {
-    /// What a read found under `key`.
+    /// The value of `key` in a read's answer.
     #[must_use]
     pub fn value(&self, key: &Key) -> Option<&Value> {
         let Self::Values(values) = self else {
@@ -179,7 +179,7 @@ impl Answer {
             .and_then(|(_, value)| value.as_ref())
     }
 
-    /// The node's record and heartbeat that a read found.
+    /// The node's record and heartbeat in a read's answer.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> (Option<NodeRecord>, Option<Heartbeat>) {
         let record = match self.value(&Key::Node(name.clone())) {
@@ -193,7 +193,7 @@ impl Answer {
         (record, heartbeat)
     }
 
-    /// What a read found of how long the node's silence has to last; older versions do not say.
+    /// How long the node's silence has to last, in a read's answer; absent in older versions.
     #[must_use]
     pub fn silence_ms(&self, name: &NodeName) -> Option<u64> {
         match self.value(&Key::Silence(name.clone())) {

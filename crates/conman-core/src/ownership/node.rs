@@ -1,14 +1,14 @@
-//! The daemon's side of the protocol, put together: heartbeat, observation, sessions.
+//! The daemon's side of the protocol: heartbeat, observation, sessions.
 //!
 //! ```text
 //!  node:     Rejoining ──live──▶ Listing ──records──▶ Live ──fenced──▶ Rejoining
 //! ```
 //!
-//! The driver carries out actions in their order and answers every [`Action::Store`] once, with
-//! [`Answer::Ambiguous`] after its own time-out. It passes orders on to the shim's
-//! [`Fence`](super::Fence) and certificates back. Orders and certificates may be lost with a shim:
-//! [`Event::ShimConnected`] tells what the new one holds, and what was lost is ordered again. What
-//! is said late or twice changes nothing.
+//! The driver executes actions in their order and answers every [`Action::Store`] once, with
+//! [`Answer::Ambiguous`] after its timeout. It passes orders to the shim's [`Fence`](super::Fence)
+//! and certificates back. Orders and certificates may be lost with a shim: [`Event::ShimConnected`]
+//! reports what the new one holds, and lost orders are given again. Late or duplicate events change
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,22 +27,22 @@ pub enum Event {
         op: u64,
         answer: Answer,
     },
-    /// Something may have happened to that node's heartbeat.
+    /// That node's heartbeat may have changed.
     WatchHint {
         node: NodeName,
         deleted: bool,
     },
-    /// Somebody wants the session to run.
+    /// A caller requests that the session runs.
     EnsureAsked(SessionName),
     /// End it; `delete` also forgets its record.
     StopAsked {
         session: SessionName,
         delete: bool,
     },
-    /// The start that was ordered is about to be sent: from here on a shim may know its slot, and one
+    /// The ordered start is about to be sent: from here on a shim may know its slot, and a shim
     /// that does not has lost it.
     StartSent(Slot),
-    /// The machine is going.
+    /// The machine is being preempted.
     PreemptAsked,
     PreemptCancelled,
     /// The fence refused to open the slot: the create was not sent.
@@ -66,7 +66,7 @@ pub enum Action {
     /// Open the slot at the fence, then send the create.
     Start(Slot),
     Kill(Slot),
-    /// The fence has its certificate: whoever keeps it tells how it ended, and passes the certificate
+    /// The fence has its certificate: the driver reports how it ended, and passes the certificate
     /// on.
     Ended(Slot),
     Forget(Slot),
@@ -76,23 +76,23 @@ pub enum Action {
         slots: Vec<Slot>,
     },
     FreezeAll,
-    /// Ask this node instead.
+    /// Send the request to this node.
     Forward {
         session: SessionName,
         owner: NodeName,
     },
 }
 
-/// What a node has to do with a session.
+/// This node's relation to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stake {
-    /// Asked to start it, and not known yet whether it may.
+    /// A start was requested, and it is not yet known whether it is allowed.
     Claiming,
-    /// It is this node's, as far as the node knows.
+    /// This node owns it, as far as it knows.
     Held { generation: u64 },
-    /// Condemned or certified, and not given up yet; or lost, as far as is known.
+    /// Condemned or certified, and not yet released; or lost, as far as known.
     Ending { generation: u64, owned: bool },
-    /// Nothing of it is here; its record is being looked at.
+    /// Nothing of it is here; its record is being read.
     Collecting,
 }
 
@@ -109,20 +109,20 @@ enum Standing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
     Looking,
-    /// `doubt`: an earlier try may yet take effect.
+    /// `doubt`: an earlier attempt may still take effect.
     Claiming {
         claim: Transaction,
         doubt: bool,
     },
     /// A container of it may exist.
     Held,
-    /// Condemned; released on its certificate if it is still ours.
+    /// Condemned; released on its certificate if this node still owns it.
     Ending {
         owned: bool,
     },
     /// Certified.
     Releasing,
-    /// Nothing of it is here; its record is looked at, and deleted if it is released.
+    /// Nothing of it is here; its record is read, and deleted if it is released.
     Collecting,
 }
 
@@ -138,7 +138,7 @@ struct Local {
     phase: Phase,
     stop: bool,
     delete: bool,
-    /// When the phase goes on; its entry in `due`.
+    /// When the phase continues; its entry in `due`.
     waits: Option<BootTime>,
 }
 
@@ -186,10 +186,10 @@ pub struct NodeProtocol {
 }
 
 impl NodeProtocol {
-    /// `observed` are the nodes that this one watches; `first_attempt` must exceed every attempt
-    /// number that an earlier daemon of this node used; `slots` is what the shim holds: without a
-    /// shim's answer there is no telling what exists, and nothing may begin. The shim carries out,
-    /// or drops, every order of an earlier daemon before the first of this one.
+    /// `observed` are the nodes that this one watches. `first_attempt` must exceed every attempt
+    /// number that an earlier daemon of this node used. `slots` is what the shim holds: without a
+    /// shim's answer it is unknown what exists, and nothing may begin. The shim executes, or drops,
+    /// every order of an earlier daemon before the first of this one.
     #[must_use]
     pub fn new(
         me: NodeName,
@@ -227,13 +227,13 @@ impl NodeProtocol {
         node
     }
 
-    /// Watches these nodes from now on. What was seen of those that stay counts; of a node that
-    /// comes back later it does not.
+    /// Watches these nodes from here on. Observations of nodes that stay are kept; those of a node
+    /// that is removed and added again are not.
     pub fn set_observed(&mut self, now: BootTime, observed: &[NodeName]) {
         self.peers.retain(|peer| observed.contains(&peer.name));
         for name in observed {
-            // An answer to a read that was sent for an observer before this one may count here: it
-            // only begins the wait, and only with what was true after it was sent.
+            // A read that was sent for an earlier observer may count here: it only starts the wait,
+            // with a state that was current after it was sent.
             if !self.peers.iter().any(|peer| peer.name == *name) {
                 self.peers.push(Peer {
                     name: name.clone(),
@@ -244,13 +244,13 @@ impl NodeProtocol {
         }
     }
 
-    /// Whether it owns what it owns, may claim and may fence others.
+    /// Whether its ownership is valid, and it may claim and fence others.
     #[must_use]
     pub fn may_act(&self, now: BootTime) -> bool {
         self.is_live() && !self.fired && now < self.deadline
     }
 
-    /// Whether the start of this slot may be sent now: it is this node's, and was not condemned.
+    /// Whether the start of this slot may be sent: this node owns it, and it was not condemned.
     #[must_use]
     pub fn may_start(&self, now: BootTime, slot: &Slot) -> bool {
         let local = self.sessions.get(&slot.session);
@@ -259,13 +259,13 @@ impl NodeProtocol {
         }) && self.may_act(now)
     }
 
-    /// Until when, as things stand; of no meaning before it is live.
+    /// When its ownership expires, without further renewals; meaningless before it is live.
     #[must_use]
     pub fn deadline(&self) -> BootTime {
         self.deadline
     }
 
-    /// Whether it cannot rejoin, as there is no incarnation above the one that its record has.
+    /// Whether it cannot rejoin, because its record has the greatest incarnation.
     #[must_use]
     pub fn is_used_up(&self) -> bool {
         matches!(&self.standing, Standing::Rejoining(rejoin) if rejoin.is_used_up())
@@ -277,13 +277,13 @@ impl NodeProtocol {
         matches!(self.standing, Standing::Live(_))
     }
 
-    /// Of its latest rejoin; 0 before the first.
+    /// Incarnation of its latest rejoin; 0 before the first.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// What it has to do with a session, if anything.
+    /// This node's relation to a session, if any.
     #[must_use]
     pub fn stake(&self, session: &SessionName) -> Option<Stake> {
         let local = self.sessions.get(session)?;
@@ -361,7 +361,7 @@ impl NodeProtocol {
         self.actions.push(Action::Store { op, request });
     }
 
-    /// Whatever time alone makes due.
+    /// Takes the actions that are due.
     fn work(&mut self, now: BootTime) {
         let due = match &mut self.standing {
             Standing::Rejoining(rejoin) => {
@@ -467,7 +467,7 @@ impl NodeProtocol {
         }
     }
 
-    /// Says how long this node's silence has to last, while it is live as it is.
+    /// Publishes how long this node's silence has to last, if its live record is unchanged.
     fn own_silence(&self) -> Transaction {
         let live = NodeRecord {
             incarnation: self.incarnation,
@@ -489,7 +489,7 @@ impl NodeProtocol {
     fn observed(&mut self, now: BootTime, name: &NodeName, answer: &Answer) {
         let timing = self.timing;
         let Some(peer) = self.peer(name) else {
-            // Another one's concern by now.
+            // No longer observed by this node.
             return;
         };
         peer.due = Some(now.plus(timing.renew_ms));
@@ -555,7 +555,7 @@ impl NodeProtocol {
         });
     }
 
-    /// Every record, read after the CAS to live.
+    /// Handles all records, read after the CAS to live.
     fn listed(&mut self, now: BootTime, answer: &Answer) {
         let Standing::Listing { renewal, due } = &mut self.standing else {
             return;

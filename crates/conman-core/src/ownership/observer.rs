@@ -1,12 +1,12 @@
-//! Declaring a silent node dead.
+//! Declares a silent node dead.
 //!
 //! ```text
 //!  Unseen ──answer──▶ Seen { heartbeat, since its arrival } ── T, same heartbeat ──▶ CAS fenced
 //!    ▲                   └──another heartbeat──▶ Seen
 //!    └── any outage of the store that this observer saw
 //! ```
-//! A watch may only cause an earlier read; it never changes the state here. Where the node says that
-//! its silence has to last longer than T, that is what is waited for.
+//! A watch may only cause an earlier read; it never changes the state here. If the node requires
+//! that its silence lasts longer than T, the observer waits that long.
 
 use super::{
     Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Timing, Transaction, Value,
@@ -15,7 +15,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Wait,
-    /// It may be fenced, if nothing changed.
+    /// It may be fenced if nothing changed.
     Fence(Transaction),
 }
 
@@ -36,21 +36,22 @@ impl Observer {
         }
     }
 
-    /// The node's record as last read: a hint, which every claim proves again.
+    /// The node's record as last read: a hint, which every claim verifies.
     #[must_use]
     pub fn record(&self) -> Option<NodeRecord> {
         self.record
     }
 
-    /// The store did not answer: the silence proves nothing about the node. `_now` is when.
+    /// The store did not answer: the silence proves nothing about the node. `_now` is the time of
+    /// the outage.
     pub fn outage(&mut self, _now: BootTime) {
         self.seen = None;
     }
 
-    /// A watch said something; worth a read. `_deleted` is what the watch claims.
+    /// A watch reported a change: read again. `_deleted` is what the watch reported.
     pub fn hint(&mut self, _now: BootTime, _deleted: bool, _timing: &Timing) {}
 
-    /// Takes a read of the node's record and heartbeat that arrived at `now`.
+    /// Handles a read of the node's record and heartbeat that arrived at `now`.
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Verdict {
         let (record, heartbeat) = answer.node(&self.node);
         self.record = record;

@@ -1,14 +1,14 @@
-//! Back from the dead, or just started: the one order that is safe.
+//! Rejoining after an outage or a start, in the only safe order.
 //!
 //! ```text
 //!  (frozen) ─▶ Asking ─▶ Committing (live, new incarnation) ─▶ Listing ─▶ kill lost, thaw rest
 //!                ▲            │ conflict, ambiguous
 //!                └────────────┘
 //! ```
-//! Once the CAS to live is in, nobody can claim our sessions; so only records read after it tell
-//! what is ours. It also says how long our silence has to last. What an earlier daemon said stays
-//! while a deadline of that one's may still be set, if it was longer: the record is live then. Of a
-//! node that was fenced, nothing runs.
+//! After the CAS to live, no other node can claim this node's sessions; so only records read after
+//! it show what this node owns. The CAS also publishes how long this node's silence has to last. A
+//! longer value of an earlier daemon stays while a deadline of that daemon may still be set: the
+//! record is live in that case. On a fenced node nothing runs.
 
 use super::{
     Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Request, Timing,
@@ -22,7 +22,7 @@ pub enum Step {
     Live {
         heartbeat: Heartbeat,
         sent_at: BootTime,
-        /// What the registry says of how long our silence has to last.
+        /// The registry's value of how long this node's silence has to last.
         silence_ms: Option<u64>,
     },
 }
@@ -51,12 +51,12 @@ pub struct Rejoin {
     used_up: bool,
 }
 
-/// So many ambiguous tries are remembered; an older one that is read back is simply overwritten.
+/// Maximum number of ambiguous attempts remembered; an older one that is read back is overwritten.
 const MAX_UNRESOLVED: usize = 16;
 
 impl Rejoin {
-    /// `next_attempt` is above every attempt this node ever sent, so that a heartbeat read back
-    /// names one send.
+    /// `next_attempt` is above every attempt number this node has ever sent, so that a heartbeat
+    /// read back identifies one send.
     #[must_use]
     pub fn new(me: NodeName, next_attempt: u64, now: BootTime) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Rejoin {
         }
     }
 
-    /// Whether there is no incarnation above the one that was read last.
+    /// Whether the last read has the greatest incarnation.
     #[must_use]
     pub fn is_used_up(&self) -> bool {
         self.used_up
@@ -92,7 +92,7 @@ impl Rejoin {
         let incarnation = before.checked_add(1);
         self.used_up = incarnation.is_none();
         let Some(incarnation) = incarnation else {
-            // Nobody but an operator mends it; it is read again until then.
+            // Only an operator can repair it; it is read again until then.
             self.state = State::Idle {
                 due: now.plus(timing.retry_ms),
             };

@@ -1,4 +1,4 @@
-//! Keeping a node's ownership: the heartbeat and the deadline that follows from it.
+//! Keeps a node's ownership: the heartbeat and the deadline that follows from it.
 //!
 //! ```text
 //!  Idle ──due──▶ Sent ──committed──▶ Idle (deadline = its send instant + F)
@@ -13,8 +13,8 @@ use super::{
     Transaction, Value,
 };
 
-/// So many attempts are remembered; reading an older one back means to rejoin, long after the
-/// fence has fired.
+/// Maximum number of attempts remembered; if an older one is read back, the node has to rejoin,
+/// long after the fence has fired.
 const MAX_UNRESOLVED: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +25,13 @@ enum State {
     Reading,
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewed {
-    /// The node owns what it owns until then.
+    /// The node's ownership is valid until then.
     Deadline(BootTime),
     NotYet,
-    /// Another one holds this node for dead.
+    /// Another node has declared this node dead.
     Lost,
 }
 
@@ -39,16 +39,16 @@ pub enum Renewed {
 pub struct Renewal {
     me: NodeName,
     incarnation: u64,
-    /// The heartbeat last known to be in the registry.
+    /// The latest heartbeat known to be in the registry.
     known: u64,
     next_attempt: u64,
-    /// Send instants of `known` and of every later attempt, one of which may yet be read back.
+    /// Send instants of `known` and of every later attempt, one of which may still be read back.
     sent: BTreeMap<u64, BootTime>,
     state: State,
 }
 
 impl Renewal {
-    /// From the rejoin that wrote `first`, sent at `sent_at`.
+    /// Starts after the rejoin that wrote `first`, sent at `sent_at`.
     #[must_use]
     pub fn new(me: NodeName, first: Heartbeat, sent_at: BootTime, timing: &Timing) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Renewal {
         }
     }
 
-    /// Takes the answer to the one request under way.
+    /// Handles the answer to the request under way.
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Renewed {
         match (&self.state, answer) {
             (State::Sent { attempt }, Answer::Committed) => {

@@ -1,40 +1,40 @@
 //! The protocol's constants and the inequality that makes a takeover safe.
 //!
-//! A node's fence ends at most `B` after its last effective renewal was *sent*, on its own clock;
-//! an observer waits `T` on its own since it *received* proof of that renewal. Clocks run wrong by
-//! at most ρ, so the fence ends first iff `B(1+ρ) < T(1−ρ)`. B is the node's and T the observer's:
-//! where their times differ, as they do while a fleet's are changed, a node says what T its own times
-//! were found safe for, and who observes it waits for that where it is longer.
+//! A node's fence ends at most `B` after its last effective renewal was *sent*, on its clock; an
+//! observer waits `T` on its clock since it *received* proof of that renewal. Clocks are wrong by
+//! at most ρ, so the fence ends first iff `B(1+ρ) < T(1−ρ)`. B is the node's and T the observer's.
+//! Where their settings differ, as while a fleet's settings are changed, a node publishes the T for
+//! which its settings were verified, and its observers wait for that if it is longer.
 
 use thiserror::Error;
 
-/// What ρ is counted in.
+/// The unit of ρ.
 const MILLION: u128 = 1_000_000;
 
-/// Killing a container that does not freeze is reckoned with half a millisecond; `conman bench kill`
-/// measures what a machine takes.
+/// Killing a container that does not freeze is estimated at half a millisecond; `conman bench kill`
+/// measures a machine's time.
 pub const KILLS_PER_MS: u64 = 2;
 
-/// All in milliseconds, but ρ in parts per million.
+/// In milliseconds, except ρ in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// R: between two renewals.
+    /// R: interval between two renewals.
     pub renew_ms: u64,
     /// F: from a renewal's send instant to the fence's deadline.
     pub fence_ms: u64,
-    /// A new shim stands at most this long after the old one died.
+    /// A new shim is ready at most this long after the old one died.
     pub shim_restart_ms: u64,
-    /// K: what is not verified frozen this long after the deadline is killed.
+    /// K: a slot that is not verified frozen this long after the deadline is killed.
     pub freeze_ms: u64,
     /// Killing `max_sessions` unfrozen containers takes at most this long.
     pub kill_ms: u64,
-    /// T: an observer's patience.
+    /// T: an observer's waiting time.
     pub takeover_ms: u64,
     /// ρ: how much a clock may run fast or slow.
     pub drift_ppm: u64,
-    /// A container is killed when it was frozen this long.
+    /// A container that was frozen for this long is killed.
     pub frozen_max_ms: u64,
-    /// Between two tries of whatever did not work.
+    /// Interval between attempts.
     pub retry_ms: u64,
 }
 
@@ -69,7 +69,7 @@ pub struct UnsafeTiming {
 }
 
 impl Timing {
-    /// B: from a renewal's send instant to the last moment anything of the node runs.
+    /// B: from a renewal's send instant to the last moment at which anything of the node runs.
     #[must_use]
     pub fn bound_ms(&self) -> u64 {
         [self.shim_restart_ms, self.freeze_ms, self.kill_ms]
@@ -85,14 +85,14 @@ impl Timing {
         u64::try_from(bound.div_ceil(MILLION)).unwrap_or(u64::MAX)
     }
 
-    /// How many containers are killed in time, at [`KILLS_PER_MS`].
+    /// How many containers can be killed in time, at [`KILLS_PER_MS`].
     #[must_use]
     pub fn killed_in_time(&self) -> u64 {
         self.kill_ms.saturating_mul(KILLS_PER_MS)
     }
 
-    /// T(1−ρ): in true time, how long its silence has lasted at least before a node of these times
-    /// may be taken for dead. It says so of itself.
+    /// T(1−ρ), in true time: how long the silence of a node with these settings has lasted at least
+    /// before the node may be declared dead. The node publishes it.
     #[must_use]
     pub fn silence_ms(&self) -> u64 {
         let rate = MILLION.saturating_sub(u128::from(self.drift_ppm));
@@ -100,7 +100,7 @@ impl Timing {
         u64::try_from(silence).unwrap_or(u64::MAX)
     }
 
-    /// How long a node is observed that says what its silence has to last.
+    /// How long to observe a node that publishes how long its silence has to last.
     #[must_use]
     pub fn patience_ms(&self, silence_ms: Option<u64>) -> u64 {
         let rate = MILLION.saturating_sub(u128::from(self.drift_ppm)).max(1);
@@ -109,7 +109,7 @@ impl Timing {
         self.takeover_ms.max(needed)
     }
 
-    /// How long a pause of the whole machine may be: T(1−ρ) − B(1+ρ).
+    /// How long the whole machine may pause: T(1−ρ) − B(1+ρ).
     ///
     /// # Errors
     /// When nothing is left, with how much is missing.

@@ -81,15 +81,15 @@ fn every_reason_against_a_node_is_told_in_words() {
             "draining is draining",
             "joining has not joined the fleet yet",
             "late is late to renew its ownership",
-            "silent has not been heard of for a while",
+            "silent has not been heard from for a while",
             "fenced is fenced",
             "hidden has announced no `listen.peers`",
             "stale announced itself 20 s ago",
             "full has its 100 sessions (limits.max_sessions)",
             "bare has no template `python`",
             "tight has only 5120 MiB of memory left",
-            "busy waits for processors 95 % of the time",
-            "broken has a runtime, native, that did not answer as it should",
+            "busy has tasks that wait for a CPU 95 % of the time",
+            "broken has a native runtime that failed its last check",
         ]
     );
 }
@@ -143,13 +143,13 @@ fn a_node_without_the_runtime_is_asked_only_when_no_other_is_left() {
         place("without", &nodes, demand, &PlacementLimits::default())
     };
     let native = Some(RuntimeKind::Native);
-    // Of one that does not tell it, it is not known.
+    // A node that does not announce it may have it.
     let placement = asked(&[&without, &older], native);
     assert_eq!(placement.candidates, ["older"]);
     assert_eq!(placement.second, ["without"]);
     let placement = asked(&[&without, &ailing, &full], native);
     assert_eq!(placement.candidates, ["ailing"]);
-    // Whether a wait may bring it.
+    // Whether waiting may help.
     for (others, elsewhere) in [(&[&without, &full][..], true), (&[&without], false)] {
         let placement = asked(others, native);
         assert_eq!(placement.candidates, ["without"]);
@@ -238,7 +238,7 @@ fn the_node_that_is_asked_is_preferred_until_it_has_clearly_more_to_do() {
     }
 }
 
-/// Three entry nodes that are full themselves send 3,000 sessions by one and the same picture.
+/// Three entry nodes that are full place 3,000 sessions by the same data.
 #[test]
 fn nodes_that_know_the_same_do_not_all_choose_the_one_with_the_least_to_do() {
     let mut nodes = fleet(8);
@@ -250,7 +250,7 @@ fn nodes_that_know_the_same_do_not_all_choose_the_one_with_the_least_to_do() {
         let placement = placed("entry", &nodes, &format!("s{number}"));
         *chosen.entry(placement.candidates[0].clone()).or_default() += 1;
     }
-    // The better of two among eight: the least busy one wins a quarter, the others share the rest.
+    // The better of two among eight: the least busy one gets a quarter, the others share the rest.
     assert_eq!(chosen.len(), 8);
     assert!((600..=900).contains(&chosen["n0"]), "{chosen:?}");
     for (node, count) in chosen.iter().filter(|(node, _)| *node != "n0") {
@@ -258,7 +258,7 @@ fn nodes_that_know_the_same_do_not_all_choose_the_one_with_the_least_to_do() {
     }
 }
 
-/// Each entry node has news of another age, by which every node's pressure is another one.
+/// Each entry node has data of a different age, with a different pressure for every node.
 #[test]
 fn pressure_that_never_stands_still_changes_no_choice_and_does_not_gather_sessions() {
     let nodes = fleet(4);
@@ -269,7 +269,7 @@ fn pressure_that_never_stands_still_changes_no_choice_and_does_not_gather_sessio
         for entry in 0..5_usize {
             let mut news = nodes.clone();
             for (place, node) in news.iter_mut().enumerate() {
-                // From 2 to 14 percent, of each node at another time.
+                // From 2 to 14 percent, for each node at another time.
                 let step = (number + 3 * entry + 5 * place) % 7;
                 node.load.cpu_pressure_percent = 2.0 * (step + 1) as f64;
             }

@@ -2,7 +2,7 @@
 
 use conman_proto::FieldError;
 
-/// Mistakes that are told in full; a last entry counts the others.
+/// Maximum number of mistakes listed; a last entry counts the others.
 pub(super) const MAX_MISTAKES: usize = 50;
 
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl Mistakes {
     }
 }
 
-/// A caller's text, cut and escaped for a message.
+/// A caller's text, truncated and escaped for a message.
 pub(super) fn quote(text: &str) -> String {
     const MAX_CHARS: usize = 64;
     let mut shown: String = text

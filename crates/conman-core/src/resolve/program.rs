@@ -1,24 +1,24 @@
-//! What is handed to the program (arguments and environment), and the labels.
+//! Input of the program (arguments and environment), and the labels.
 
 use std::collections::BTreeMap;
 
 use super::mistakes::{Mistakes, has_control, quote};
 
-/// Most entries of `env`.
+/// Maximum number of entries in `env`.
 pub const MAX_ENV_ENTRIES: usize = 256;
-/// Most bytes of `env`, as the kernel counts them: `NAME=value` and a NUL each.
+/// Maximum size of `env`, as the kernel counts it: `NAME=value` and a NUL each.
 pub const MAX_ENV_BYTES: usize = 64 << 10;
-/// Most items of `command` and `args` together.
+/// Maximum number of items in `command` and `args` together.
 pub const MAX_ARGUMENTS: usize = 256;
-/// Most bytes of `command` and `args` together, with a NUL each.
+/// Maximum size of `command` and `args` together, with a NUL each.
 pub const MAX_ARGUMENT_BYTES: usize = 64 << 10;
-/// Most labels.
+/// Maximum number of labels.
 pub const MAX_LABELS: usize = 64;
-/// Longest label key in bytes.
+/// Maximum length of a label key in bytes.
 pub const MAX_LABEL_KEY_BYTES: usize = 63;
-/// Longest label value in bytes.
+/// Maximum length of a label value in bytes.
 pub const MAX_LABEL_VALUE_BYTES: usize = 253;
-/// Environment variables that conman itself sets begin so.
+/// Prefix of the environment variables that conman sets.
 const RESERVED_ENV_PREFIX: &str = "CONMAN_";
 
 pub(super) fn check_arguments(command: &[String], args: &[String], mistakes: &mut Mistakes) {

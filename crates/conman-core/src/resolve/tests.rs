@@ -101,7 +101,7 @@ fn a_request_merges_maps_and_replaces_everything_else() {
         .collect();
     assert_eq!(env, [("A", "template"), ("B", "own")]);
     assert!(spec.command.is_empty() && spec.binds.is_empty());
-    // Without a port there is nothing to ask the template's path on.
+    // Without a port the template's path cannot be requested.
     assert_eq!((spec.port, spec.ready_path), (None, None));
 }
 
@@ -449,7 +449,7 @@ prop_compose! {
     }
 }
 
-/// Every bound, written down a second time.
+/// All limits, written a second time.
 fn assert_within_bounds(spec: &ResolvedSpec) {
     assert_eq!(image_reference::fault(&spec.image), None, "{}", spec.image);
     assert!(spec.port != Some(0));
@@ -607,7 +607,7 @@ fn disk_limits_are_the_native_runtimes_and_hold_when_nobody_says_otherwise() {
     request.disk_inodes = Some(1);
     let mistakes = resolve(&native, &id, &request).expect_err("beyond the bounds");
     assert_eq!(fields(&mistakes), ["disk_bytes", "disk_inodes"]);
-    // Docker's and bare processes have none.
+    // Sessions of Docker and bare processes have none.
     let mistakes = resolve(&policy(), &id, &request).expect_err("no such limits");
     assert_eq!(fields(&mistakes), ["disk_bytes", "disk_inodes"]);
 }

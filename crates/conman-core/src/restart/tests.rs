@@ -93,7 +93,7 @@ fn what_was_stopped_or_ended_by_itself_stays_so() {
     ] {
         assert_eq!(verdict(&spec(OnNodeLoss::Restart), end), Verdict::No);
     }
-    // Nor does it matter that it was restarted before.
+    // Earlier restarts do not matter either.
     let restarted = after(1, NOW - 50);
     for end in [stopped(EndCause::Deleted), exited(true), exited(false)] {
         assert_eq!(verdict(&restarted, end), Verdict::No, "{end:?}");
@@ -127,18 +127,22 @@ fn what_took_its_node_stays_known_until_a_start_that_a_connection_asked_for_succ
         ..wait.clone()
     };
     assert_eq!(lost_by(&failed, FAILED_START), Some(NodeLoss::Drained));
-    assert_eq!(verdict(&failed, FAILED_START), Verdict::No, "nobody waits");
+    assert_eq!(
+        verdict(&failed, FAILED_START),
+        Verdict::No,
+        "no client waits"
+    );
     let next = asked_for(&failed, FAILED_START, Some("n2"), false, at(NOW + 5));
     assert_eq!(next, Some(first));
     // Its node was declared dead, and the record does not say so.
     let lost = asked_for(&wait, FAILED_START, Some("n1"), true, now).expect("it lost its node");
     assert_eq!(lost.because, NodeLoss::Lost);
-    // It came up, or ended by itself: a later failure is no loss.
+    // It became ready, or ended by itself: a later failure is not a loss.
     for end in [stopped(EndCause::Exited), stopped(EndCause::Deleted)] {
         assert_eq!(lost_by(&failed, end), None);
         assert_eq!(asked_for(&failed, end, Some("n2"), false, now), None);
     }
-    // By itself it is restarted as often as ever.
+    // It is restarted automatically as often as any other.
     let restart = ResolvedSpec {
         on_node_loss: OnNodeLoss::Restart,
         ..failed

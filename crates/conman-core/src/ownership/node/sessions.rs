@@ -1,11 +1,12 @@
-//! One session after the other: from the first look at its record to the release.
+//! One session's phases, from the first read of its record to its release.
 //!
 //! ```text
-//!  Looking ─▶ Claiming ─▶ Held ─▶ Ending ──certificate──▶ Releasing ─▶ (Collecting) ─▶ gone
-//!                └─ not mine: gone     └─ lost: gone without a release
+//!  Looking ─▶ Claiming ─▶ Held ─▶ Ending ──certificate──▶ Releasing ─▶ (Collecting) ─▶ removed
+//!                └─ not ours: removed  └─ lost: removed without a release
 //! ```
-//! A claim in doubt is sent again until it is known: whatever refutes one copy of it (my
-//! incarnation, the record, the owner's, the floor) never becomes true again and refutes them all.
+//! A claim in doubt is sent again until its result is known: whatever refutes one copy of it (this
+//! node's incarnation, the record, the owner's incarnation, the floor) never becomes true again and
+//! refutes all copies.
 
 use super::{Action, Local, NodeProtocol, Pending, Phase};
 use crate::ownership::{
@@ -63,14 +64,15 @@ impl NodeProtocol {
         }
     }
 
-    /// What the shim holds when this daemon begins: listing decides what becomes of it.
+    /// Adopts what the shim holds when this daemon starts: listing the records decides on it.
     pub(super) fn adopt(&mut self, mut slots: Vec<SlotView>) {
-        // Of two of one session the later one stands, in whatever order a shim tells them.
+        // Of two slots of one session the later one is kept, in whatever order the shim reports
+        // them.
         slots.sort_by(|a, b| a.slot.cmp(&b.slot));
         for view in slots {
             let mut record = self.unclaimed();
             record.generation = view.slot.generation;
-            // What died meanwhile is condemned by listing, to hear its certificate once more.
+            // A slot that died meanwhile is condemned by listing, to receive its certificate again.
             let mut local = match view.certified {
                 true => Local::new(record, Phase::Ending { owned: true }),
                 false => Local::new(record, Phase::Held),
@@ -85,7 +87,8 @@ impl NodeProtocol {
     }
 
     pub(super) fn shim_connected(&mut self, fired: bool, slots: Vec<SlotView>) {
-        // What the old shim had condemned may be frozen: thawed by order like the rest.
+        // Slots that the old shim had condemned may be frozen: they are thawed by order like the
+        // rest.
         self.fired |= fired || slots.iter().any(|view| view.frozen);
         let mut known = std::collections::BTreeSet::new();
         for view in slots {
@@ -96,15 +99,15 @@ impl NodeProtocol {
                 Some(Phase::Held | Phase::Ending { .. }) if view.certified => {
                     self.actions.push(Action::Ended(view.slot.clone()));
                 }
-                // Its certificate was told before; the release forgets it.
+                // Its certificate was reported before; the release forgets it.
                 Some(Phase::Releasing | Phase::Collecting) => {}
                 _ if view.certified => self.actions.push(Action::Forget(view.slot.clone())),
                 _ => self.actions.push(Action::Kill(view.slot.clone())),
             }
             known.insert(view.slot);
         }
-        // It died with the old shim, or its order never arrived: either is certified now. What was
-        // not sent to that one goes to this one.
+        // It died with the old shim, or its order never arrived: both are now certified. A start
+        // that was not sent to the old shim is sent to this one.
         for (session, local) in &mut self.sessions {
             let slot = local.slot_of(session);
             let unsettled = match local.phase {
@@ -193,9 +196,9 @@ impl NodeProtocol {
         self.actions.push(Action::Kill(local.slot_of(session)));
     }
 
-    /// Ours by the registry, and no slot is known: it was never opened, or died with the machine,
-    /// or the order to open it is still on its way from an earlier daemon. The fence knows, and
-    /// refuses to open it once it was condemned.
+    /// The registry says that this node owns it, but no slot is known: it was never opened, or was
+    /// lost with the machine, or an earlier daemon's order to open it is still on its way. The
+    /// fence knows, and refuses to open it after it was condemned.
     pub(super) fn end_unknown(&mut self, session: &SessionName, record: Ownership) {
         if let Some(local) = self.sessions.get_mut(session) {
             if local.slot != 0 && local.slot != record.generation {
@@ -228,13 +231,14 @@ impl NodeProtocol {
                 local.phase = Phase::Releasing;
                 self.wait(&slot.session, now);
             }
-            // Not known whose it is: listing condemns it again and hears this again.
+            // Its owner is unknown: listing condemns it again and gets this answer again.
             Phase::Held => local.phase = Phase::Ending { owned: true },
             _ => {}
         }
     }
 
-    /// `record` is ours, read after the CAS to live; without one the session was lost.
+    /// `record` shows that this node owns it, read after the CAS to live; without a record the
+    /// session was lost.
     pub(super) fn settle(&mut self, session: &SessionName, record: Option<Ownership>) {
         let Some(local) = self.sessions.get_mut(session) else {
             return;
@@ -242,13 +246,13 @@ impl NodeProtocol {
         let ending = match local.phase {
             Phase::Held => false,
             Phase::Ending { .. } => true,
-            // Under way by themselves; a claim does not outlive its incarnation.
+            // They continue automatically; a claim does not outlive its incarnation.
             _ => return,
         };
         let Some(record) = record else {
             return self.end(session, false);
         };
-        // A record of another generation than the slot's is ended after the slot.
+        // If the record has another generation than the slot, the slot is ended first.
         let superseded = record.generation != local.slot;
         local.record = record;
         local.phase = Phase::Held;
@@ -257,7 +261,7 @@ impl NodeProtocol {
         }
     }
 
-    /// What these might yet claim bears the old incarnation and fails.
+    /// Their outstanding claims have the old incarnation and fail.
     pub(super) fn drop_claims(&mut self) {
         let claims = |phase: &Phase| matches!(phase, Phase::Looking | Phase::Claiming { .. });
         self.sessions.retain(|_, local| !claims(&local.phase));
@@ -320,7 +324,7 @@ impl NodeProtocol {
         };
         match answer {
             Answer::Committed => self.claimed(now, &session),
-            // Refuted, unless an earlier copy of it is what stands there now.
+            // Refuted, unless an earlier copy of it is the stored record.
             Answer::Conflict => {
                 let keys = vec![Key::Session(session.clone())];
                 self.send(Pending::ReadBack(session), Request::Read(keys));
@@ -357,7 +361,7 @@ impl NodeProtocol {
             local.slot = local.record.generation;
             self.actions.push(Action::Start(local.slot_of(session)));
         } else {
-            // Nothing was sent, so nothing needs to die first.
+            // Nothing was sent, so nothing has to die first.
             local.phase = Phase::Releasing;
             self.wait(session, now);
         }
@@ -467,7 +471,7 @@ mod tests {
             frozen: false,
             certified,
         };
-        // As names are ordered, and as numbers are.
+        // In both numeric and lexical order of the names.
         for slots in [[(10, false), (9, true)], [(9, true), (10, false)]] {
             let slots = slots.map(|(generation, certified)| view(generation, certified));
             let now = BootTime(0);
