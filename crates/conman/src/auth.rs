@@ -1,4 +1,4 @@
-//! `conman auth`: tokens made on the spot; no daemon is asked.
+//! `conman auth`: makes tokens locally, without the daemon.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `conman bench`: joins the command line to the benchmarks.
+//! `conman bench`: connects the command line to the benchmarks.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

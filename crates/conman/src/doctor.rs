@@ -1,4 +1,4 @@
-//! `conman doctor`: which limits of this host bind; no daemon is asked.
+//! `conman doctor`: shows which limits of this host apply, without the daemon.
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use conman_proto::RuntimeKind;
 use crate::config::{self, Config};
 use crate::state_dir;
 
-/// Where Docker keeps its containers unless told otherwise.
+/// Docker's default directory for containers.
 const DOCKER_ROOT: &str = "/var/lib/docker";
 
 /// Exits with 0 when the host is fit for the target.
@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     let look = || diagnose(&host, arguments, &config);
     let diagnosis = look();
     let applied = arguments.fix.then(|| Fix::plan(&diagnosis).apply(&host));
-    // What was raised does not bind any more.
+    // Limits that were raised do not apply any more.
     let diagnosis = if applied.is_some() { look() } else { diagnosis };
     let features = match kind(arguments, &config) {
         RuntimeKind::Docker => None,
@@ -64,7 +64,7 @@ fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
     match arguments.runtime {
         Some(DoctorRuntime::Native) => RuntimeKind::Native,
         Some(DoctorRuntime::Docker) => RuntimeKind::Docker,
-        // Docker's bridge is asked for with it.
+        // A bridge network means Docker.
         None if arguments.bridge => RuntimeKind::Docker,
         None => config.runtime,
     }
@@ -72,7 +72,7 @@ fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
 
 fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
     let kind = kind(arguments, config);
-    // Bare processes are for tests, and next to what a native session is.
+    // Bare processes are for tests, and similar to a native session.
     let footprint = footprint(kind, arguments.bridge, config).unwrap_or_else(|| native(config));
     let folders = folders(kind, &config.state_dir.to_string_lossy());
     let folders: Vec<&str> = folders.iter().map(String::as_str).collect();
@@ -87,7 +87,7 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
     examine(host, &footprint, arguments.target, &site)
 }
 
-/// What a session of a runtime takes of this machine; nothing is known of bare processes.
+/// Resources that a session of a runtime needs on this machine; `None` for bare processes.
 pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Option<Footprint> {
     match kind {
         RuntimeKind::Native => Some(native(config)),

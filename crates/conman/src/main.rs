@@ -1,7 +1,7 @@
 //! The `conman` program: the daemon, its command line, its benchmarks.
 //!
 //! This crate only composes. `serve` reads the configuration, opens the state directory, and
-//! joins node, proxy and API; every other subcommand is carried out by a crate of its own.
+//! connects node, proxy and API; other crates implement the other subcommands.
 #![forbid(unsafe_code)]
 
 mod auth;
@@ -47,7 +47,7 @@ fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
     {
         Ok(runtime) => {
             let code = runtime.block_on(work);
-            // A thread that still reads standard input would hold the process up.
+            // A thread that still reads standard input would delay the exit.
             runtime.shutdown_background();
             code
         }
@@ -55,7 +55,7 @@ fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-/// Prints a command's result. A reader that went away (`conman doctor | head`) is an ordinary end.
+/// Prints a command's result. A reader that has gone (`conman doctor | head`) is a normal end.
 fn tell(text: &str) {
     use std::io::Write as _;
     let mut stdout = std::io::stdout().lock();
@@ -65,10 +65,10 @@ fn tell(text: &str) {
         .and_then(|()| stdout.flush());
 }
 
-/// Says why, on standard error.
+/// Prints the reason on standard error.
 #[expect(
     clippy::print_stderr,
-    reason = "the last words of a program that cannot go on"
+    reason = "the last message of a program that cannot continue"
 )]
 fn fail(why: &str) -> ExitCode {
     eprintln!("conman: {why}");

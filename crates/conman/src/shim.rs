@@ -1,8 +1,8 @@
 //! `conman shim`: the parent of all native containers of this installation.
 //!
-//! The daemon starts one where none answers; a service manager may as well. It outlives the daemon
-//! and ends by `conman shim --stop`, by SIGTERM, or when a daemon stops that has nothing running.
-//! Containers outlive it, too: the next one takes them over.
+//! The daemon starts one if none answers; a service manager may as well. It outlives the daemon
+//! and ends by `conman shim --stop`, by SIGTERM, or when a daemon stops that runs no container.
+//! Containers outlive it, too: the next shim takes them over.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,29 +25,29 @@ use crate::config::{self, Config, LogFormat};
 use crate::serve::EXIT_CONFIG;
 use crate::{state_dir, telemetry};
 
-/// Where all shims of the host note for how many sessions the kernel is prepared.
+/// Where all shims of the host record how many sessions the kernel is prepared for.
 const PREPARED: &str = "/run/conman.prepared";
 
-/// Where what must not outlive a boot is.
+/// Directory of files that must not outlive a boot.
 const RUN: &str = "/run";
 const SOCKET: &str = "shim.sock";
 const STATE: &str = "shim.state";
 const LOCK: &str = "shim.lock";
-/// In the state directory: what a shim complains of that the daemon has started.
+/// File in the state directory: error output of a shim that the daemon has started.
 const COMPLAINTS: &str = "shim.log";
 
-/// Bound on an answer of the shim's, and on its end.
+/// Bound on an answer of the shim, and on its end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the shim of an installation is.
+/// The shim's directory of an installation.
 #[derive(Debug, Clone)]
 pub(crate) struct ShimPlace {
-    /// Root's alone, and this installation's.
+    /// For root and this installation only.
     directory: PathBuf,
 }
 
 impl ShimPlace {
-    /// Not in a directory of the daemon's, which a service manager may remove with the daemon.
+    /// Not in a directory of the daemon, which a service manager may remove with the daemon.
     pub(crate) fn of(instance: &Instance) -> Self {
         Self {
             directory: Path::new(RUN).join(format!("conman-{instance}")),
@@ -77,17 +77,17 @@ impl ShimPlace {
         Ok(())
     }
 
-    /// Takes away what is of no use to anybody any more.
+    /// Removes files that are no longer needed.
     fn clear(&self) {
         for name in [STATE, LOCK] {
             let _ = fs::remove_file(self.directory.join(name));
         }
-        // A successor's socket keeps it.
+        // It stays if it has a successor's socket.
         let _ = fs::remove_dir(&self.directory);
     }
 }
 
-/// What the daemon runs where no shim answers.
+/// The program that the daemon runs if no shim answers.
 pub(crate) fn command(config: &Config) -> Result<ShimCommand> {
     let state_dir = &config.state_dir;
     let sessions = config.limits.node.max_sessions;
@@ -129,7 +129,7 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let failed = crate::fail(&format!("{error:#}"));
-            // The shim's unit does not try again what only a change of the configuration can mend.
+            // Restarting the shim's unit does not help if only a new configuration does.
             if error.is::<config::ConfigError>() {
                 ExitCode::from(EXIT_CONFIG)
             } else {
@@ -139,11 +139,11 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
     }
 }
 
-/// Whose shim it is.
+/// The installation of a shim.
 #[derive(Debug, PartialEq, Eq)]
 struct Installation {
     state_dir: PathBuf,
-    /// Sessions that the kernel is made ready for.
+    /// Sessions that the kernel is prepared for.
     prepare_for: u32,
     ids: IdPool,
     total_cpu_millis: Option<u64>,
@@ -192,7 +192,7 @@ fn millis(cpus: f64) -> u64 {
     ((cpus * 1e3).round() as u64).max(1)
 }
 
-/// Most that may be containers of a shim's making.
+/// Most containers that a shim may make.
 fn native_sessions(config: &Config) -> u32 {
     match config.runtimes().contains(&RuntimeKind::Native) {
         true => u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
@@ -207,8 +207,8 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     let instance = state_dir::instance(state_dir)?;
     let place = ShimPlace::of(&instance);
     place.prepare()?;
-    // No signal of a terminal's comes here. A process that leads a group has a session of its own,
-    // or whoever started it wants it where it is.
+    // No signal of a terminal arrives here. A process that leads a group has a session already, or
+    // its parent chose its session.
     let _ = rustix::process::setsid();
     let fence_cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
     let fence_slice = instance_cgroup(&instance, CgroupDriver::Systemd);
@@ -228,7 +228,7 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
         freeze_patience: Duration::from_millis(arguments.freeze_ms),
         frozen_max: Duration::from_millis(Timing::default().frozen_max_ms),
     })
-    .context("the shim cannot go on")?;
+    .context("the shim cannot continue")?;
     let is_empty = Cgroups::detect().is_ok_and(|cgroups| {
         let places = [&fence_cgroup, &fence_slice];
         places
@@ -238,12 +238,12 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     if hold.is_alone() && is_empty {
         place.clear();
     }
-    // A successor has found none of it, or begins now.
+    // A successor has taken everything over, or starts with nothing.
     drop(hold);
     Ok(())
 }
 
-/// A connection to the shim of an installation; `None` when there is none.
+/// Connects to the shim of an installation; `None` if there is none.
 fn connect(state_dir: &Path) -> Result<Option<Client>> {
     let socket = ShimPlace::of(&state_dir::instance(state_dir)?).socket();
     match Client::connect(&socket, PATIENCE) {
@@ -260,7 +260,7 @@ fn connect(state_dir: &Path) -> Result<Option<Client>> {
     }
 }
 
-/// Has the shim go on as this very program.
+/// Makes the shim continue as this program.
 fn replace(state_dir: &Path) -> Result<()> {
     let program = std::env::current_exe().context("cannot find conman's own program")?;
     let Some(mut client) = connect(state_dir)? else {
@@ -270,7 +270,7 @@ fn replace(state_dir: &Path) -> Result<()> {
         program: Some(program.clone()),
     };
     client.ask(request).context("the shim stays what it is")?;
-    crate::tell(&format!("the shim goes on as {}", program.display()));
+    crate::tell(&format!("the shim continues as {}", program.display()));
     Ok(())
 }
 
@@ -281,22 +281,19 @@ fn stop(state_dir: &Path) -> Result<()> {
         return Ok(());
     };
     let shim = PidFd::open(client.shim_pid()).context("the shim has just gone")?;
-    // It answers after the pidfd was opened, so it is the shim that the pidfd holds.
-    let views = client
-        .list()
-        .context("the shim cannot be asked what runs")?;
+    // It answered after the pidfd was opened, so the pidfd is the shim's.
+    let views = client.list().context("cannot list the shim's containers")?;
     let alive = views.iter().filter(|view| view.state.is_alive()).count();
     if alive > 0 {
         bail!(
-            "{alive} containers and commands live; stop the sessions first (`conman rm`), or let \
-             the shim be: it disturbs nobody"
+            "{alive} containers and commands live; stop the sessions first (`conman rm`), or leave \
+             the shim running"
         );
     }
-    shim.signal(Signal::TERM)
-        .context("the shim cannot be ended")?;
+    shim.signal(Signal::TERM).context("cannot stop the shim")?;
     if !shim
         .wait_dead(PATIENCE)
-        .context("the shim cannot be waited for")?
+        .context("cannot wait for the shim")?
     {
         bail!("the shim (process {}) has not ended", shim.pid());
     }

@@ -1,4 +1,4 @@
-//! The state directory's own things: whose it is, and the id of the installation.
+//! The state directory: its owner, and the id of the installation.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use conman_core::Instance;
 /// File in the state directory that holds the installation's random id.
 const INSTANCE_FILE: &str = "instance";
 
-/// Makes the state directory, or checks that nobody else could have put something into it.
+/// Makes the state directory, or checks that no other user could have put files into it.
 pub(crate) fn prepare(directory: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -32,13 +32,13 @@ pub(crate) fn prepare(directory: &Path) -> Result<()> {
         );
     }
     if metadata.mode() & 0o077 != 0 {
-        // Records name what runs here, and the key of connect tokens lies beside them.
+        // Records name what runs here, and the key of connect tokens is stored with them.
         let private = fs::Permissions::from_mode(0o700);
         fs::set_permissions(directory, private)
             .with_context(|| format!("cannot keep others out of {}", directory.display()))?;
         tracing::warn!(
-            "took everybody else's access to {} away",
-            directory.display()
+            path = %directory.display(),
+            "removed other users' access to the state directory"
         );
     }
     Ok(())
@@ -49,7 +49,7 @@ pub(crate) fn known_instance(directory: &Path) -> Option<Instance> {
     read_instance(&directory.join(INSTANCE_FILE)).ok()?
 }
 
-/// The id that everything this installation makes bears; made at the first start.
+/// The id in the names of everything that this installation makes; created at the first start.
 pub(crate) fn instance(directory: &Path) -> Result<Instance> {
     let path = directory.join(INSTANCE_FILE);
     match read_instance(&path)? {
@@ -62,7 +62,7 @@ fn read_instance(path: &Path) -> Result<Option<Instance>> {
     match fs::read_to_string(path) {
         Ok(text) => Instance::parse(text.trim()).map(Some).with_context(|| {
             format!(
-                "{} does not hold an instance id; restore it, because containers are known by it",
+                "{} does not contain an instance id; restore it, since containers are found by it",
                 path.display()
             )
         }),
@@ -71,7 +71,7 @@ fn read_instance(path: &Path) -> Result<Option<Instance>> {
     }
 }
 
-/// Two that make one at the same time, the daemon and its shim, get the same.
+/// If the daemon and its shim create one at the same time, both get the same.
 fn make_instance(path: &Path) -> Result<Instance> {
     let mut random = [0; 4];
     getrandom::fill(&mut random).context("cannot get random numbers for the instance id")?;
@@ -93,7 +93,7 @@ fn make_instance(path: &Path) -> Result<Instance> {
             Err(error) => return Err(error),
         };
         fs::remove_file(&partial)?;
-        // The name must be durable before any container bears the id.
+        // The id must be durable before any container has it in its name.
         fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
         Ok(first)
     };
@@ -101,7 +101,7 @@ fn make_instance(path: &Path) -> Result<Instance> {
     if first {
         Ok(instance)
     } else {
-        read_instance(path)?.context("the instance id went away")
+        read_instance(path)?.context("the instance id has disappeared")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Log lines, panics among them.
+//! Log output, including panics.
 
 use std::io::IsTerminal as _;
 
@@ -6,9 +6,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
 
-/// What is logged when `RUST_LOG` says nothing.
+/// The default filter if `RUST_LOG` is not set.
 const DEFAULT_FILTER: &str = "info";
-/// Below this level the Docker client logs whole requests, sessions' environments among them.
+/// Below this level the Docker client logs whole requests, including sessions' environments.
 const DOCKER_CLIENT: &str = "bollard=info";
 
 /// Installs the logger for the rest of the process.
@@ -23,7 +23,7 @@ pub(crate) fn init(format: LogFormat) {
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    // A logger installed before, as a test's, is as good.
+    // An earlier logger, such as a test's, is kept.
     let _ = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

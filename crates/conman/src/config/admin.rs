@@ -1,5 +1,5 @@
-//! Where this host's daemon is reached by whoever does not say where: by a unit that knows of no
-//! configuration, for example.
+//! The address of this host's daemon for callers that have no configuration, such as a service
+//! unit.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
@@ -11,23 +11,23 @@ use toml::de::{DeTable, DeValue};
 use super::load::{DEFAULT_PATH, read};
 
 const ROOT: u32 = 0;
-/// Bits of those who may write beside the owner.
+/// Permission bits of users other than the owner to write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// `listen.admin` of the host's configuration, where one says it that root alone can have written;
-/// `None` while nothing is there, but something at the default place, as where a daemon runs by
-/// another configuration.
+/// `listen.admin` of the host's configuration, if it has the field and only root can have written
+/// the file. `None` if the file does not exist but the default socket does, as for a daemon that
+/// runs with another configuration.
 pub(crate) fn admin_socket() -> Option<PathBuf> {
     let named = named_by(Path::new(DEFAULT_PATH), ROOT)?;
     (named.exists() || !Path::new(DEFAULT_SOCKET).exists()).then_some(named)
 }
 
-/// Mistakes elsewhere in the file are the daemon's to tell.
+/// The daemon reports mistakes elsewhere in the file.
 fn named_by(path: &Path, owner: u32) -> Option<PathBuf> {
     let is_owners = |metadata: &Metadata| {
         metadata.is_file() && metadata.uid() == owner && metadata.mode() & OTHERS_WRITE == 0
     };
-    // Before it is opened: whoever opens a pipe waits.
+    // Checked before it is opened, since opening a pipe blocks.
     fs::metadata(path).ok().filter(is_owners)?;
     let text = read(path).ok()?;
     let (table, _mistakes) = DeTable::parse_recoverable(&text);

@@ -7,7 +7,7 @@ use super::Fleet;
 use super::load::absolute_path;
 use super::reader::Section;
 
-/// Reads `[fleet]`; `peers` is where other nodes are listened to.
+/// Reads `[fleet]`; `peers` is the listen address for other nodes.
 pub(super) fn fleet(section: &Section<'_, '_>, peers: Option<SocketAddr>) -> Fleet {
     let path = |field: &str| section.parsed(field, absolute_path);
     let secret_file = path("secret_file");
@@ -78,12 +78,12 @@ fn check(section: &Section<'_, '_>, fleet: &Fleet, peers: SocketAddr, plain_anyw
     }
 }
 
-/// Whether only hosts of one's own can send to the address.
+/// Whether only hosts of a private network can send to the address.
 fn is_private(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => {
             let [first, second, ..] = address.octets();
-            // 100.64.0.0/10 is for the networks of providers, and clouds use it inside.
+            // 100.64.0.0/10 is for providers' networks, and clouds use it internally.
             let shared = first == 100 && (64..128).contains(&second);
             address.is_loopback() || address.is_private() || address.is_link_local() || shared
         }

@@ -9,7 +9,7 @@ use super::{Images, Login};
 
 /// Longest time between two collections: a year.
 const MAX_COLLECT_EVERY_S: u64 = 31_536_000;
-/// Most bytes that a limit may name: what the largest file systems hold.
+/// Most bytes that a limit may have: what the largest file systems hold.
 const MAX_BYTES: u64 = 1 << 60;
 
 /// Reads `[images]`.

@@ -20,9 +20,9 @@ use super::{
 
 /// The configuration file when none is named.
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
-/// Largest configuration file; thousands of templates fit.
+/// Largest configuration file; enough for thousands of templates.
 const MAX_BYTES: u64 = 4 << 20;
-/// Memory of a session where neither its spec nor the configuration limits it: 512 MiB.
+/// Memory of a session if neither its spec nor the configuration limits it: 512 MiB.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 const DEFAULT_GCE_ENDPOINT: &str = "http://metadata.google.internal";
 /// Placeholder in `listen.url`.
@@ -66,8 +66,8 @@ fn listed(path: Option<&Path>, mistakes: &[Mistake]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Reads the configuration: the named file, or [`DEFAULT_PATH`], or, when there is no such file,
-/// the documented defaults.
+/// Reads the configuration: the named file, or [`DEFAULT_PATH`], or, if that does not exist, the
+/// documented defaults.
 pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
     let path = named.unwrap_or(Path::new(DEFAULT_PATH));
     match read(path) {
@@ -119,8 +119,8 @@ pub(super) fn parse(text: &str, path: Option<&Path>) -> Result<Config, ConfigErr
     }
 }
 
-/// Reads every section. A field with a mistake gets its default, so that reading goes on; the
-/// result is used only when there was no mistake at all.
+/// Reads every section. A field with a mistake gets its default, so that reading continues; the
+/// result is used only if there was no mistake.
 fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let node = root.section("node");
     let name = node.parsed("name", |name| {
@@ -166,7 +166,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
             reader.mistake(
                 field,
                 format_args!(
-                    "is {address}, which is not loopback: anybody who reaches it could run \
+                    "is {address}, which is not loopback: anyone who reaches it could run \
                      programs here. Make tokens with `conman auth new-token` and name their file \
                      in `auth.tokens_file`, or listen on 127.0.0.1"
                 ),
@@ -227,7 +227,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     config
 }
 
-/// The first of the 65,536 host ids that own the files of binds. Those below are the host's own.
+/// The first of the 65,536 host ids that own the files of binds. Lower ids are the host's.
 fn bind_first_id(binds: &Section<'_, '_>, sessions: IdPool) -> u32 {
     let highest = u64::from(u32::MAX - RANGE_SIZE);
     let first = binds
@@ -242,7 +242,7 @@ fn bind_first_id(binds: &Section<'_, '_>, sessions: IdPool) -> u32 {
     first
 }
 
-/// The policy checks itself and names fields as it has them; here they are named as in the file.
+/// The policy checks itself and uses its field names; here they get the names in the file.
 fn policy_mistakes(reader: &Reader<'_>, policy: &SpecPolicy) {
     for mistake in policy.mistakes() {
         let field = match mistake.field.split_once('[') {
@@ -387,7 +387,7 @@ fn limits(section: &Section<'_, '_>) -> Limits {
     }
 }
 
-/// A twentieth of the host's processors is left to the host, and at least a tenth of one.
+/// A twentieth of the host's processors, and at least a tenth of one, is left to the host.
 #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 processors")]
 fn total_cpus(section: &Section<'_, '_>) -> f64 {
     let field = "total_cpus";
@@ -439,8 +439,8 @@ fn preempt(section: &Section<'_, '_>) -> Preempt {
             "preempt" => Ok(OnSigterm::Preempt),
             "leave" => Ok(OnSigterm::Leave),
             _ => Err(
-                "must be \"preempt\" (SIGTERM means that the machine is going) or \"leave\" \
-                      (only the daemon is)"
+                "must be \"preempt\" (SIGTERM means that the machine stops) or \"leave\" \
+                      (only the daemon stops)"
                     .to_owned(),
             ),
         })
@@ -493,7 +493,7 @@ pub(super) fn absolute_path(text: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| "must be an absolute path without `..`".to_owned())
 }
 
-/// The kernel's name for this machine, cut to what a node's name may hold.
+/// The kernel's name for this machine, cut to the characters that a node's name may have.
 fn host_name() -> String {
     let name = rustix::system::uname()
         .nodename()

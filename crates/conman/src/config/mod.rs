@@ -1,7 +1,7 @@
-//! The configuration file: what may stand in it, what holds when it does not, and what is wrong.
+//! The configuration file: its fields, their defaults, and its errors.
 //!
-//! A file is read and checked whole before anything is bound or made. Every mistake is told at
-//! once, each with its line; an unknown field names the nearest known one.
+//! A file is read and checked whole before anything is bound or created. All mistakes are
+//! reported together, each with its line; an unknown field names the nearest known one.
 
 mod admin;
 mod fleet;
@@ -29,12 +29,12 @@ pub(crate) use admin::admin_socket;
 pub(crate) use load::{ConfigError, load};
 pub(crate) use registry::SharedRegistry;
 
-/// Everything that an operator may set, checked.
+/// The operator's settings, checked.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// `node.name`: the host's name when absent.
     pub(crate) name: String,
-    /// Whether the configuration names it.
+    /// Whether the configuration sets the name.
     pub(crate) name_is_given: bool,
     /// `node.state_dir`.
     pub(crate) state_dir: PathBuf,
@@ -44,13 +44,13 @@ pub(crate) struct Config {
     pub(crate) runtime: RuntimeKind,
     pub(crate) listen: Listen,
     pub(crate) fleet: Fleet,
-    /// `[registry]` and the time-outs of `[fleet]`, where the registry is not this node's alone.
+    /// `[registry]` and the time-outs of `[fleet]`; `None` for a registry of this node alone.
     pub(crate) shared: Option<SharedRegistry>,
     pub(crate) limits: Limits,
-    /// `auth.tokens_file`: nobody needs a token when absent, and nothing may listen beyond
-    /// loopback then.
+    /// `auth.tokens_file`. If absent, no client needs a token, and all listeners must be on
+    /// loopback.
     pub(crate) tokens_file: Option<PathBuf>,
-    /// `auth.cookie_ttl_s`: how long a browser's first visit with a connect token lasts.
+    /// `auth.cookie_ttl_s`: how long a browser's cookie from a connect token is valid.
     pub(crate) cookie_ttl: Duration,
     pub(crate) preempt: Preempt,
     pub(crate) images: Images,
@@ -65,7 +65,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The runtimes that the node or one of its templates names.
+    /// The runtimes that the node or one of its templates uses.
     pub(crate) fn runtimes(&self) -> BTreeSet<RuntimeKind> {
         let templates = self.policy.templates.values();
         templates
@@ -80,23 +80,23 @@ impl Config {
 pub(crate) struct Listen {
     /// `/v1`, probes, metrics.
     pub(crate) api: SocketAddr,
-    /// The sessions themselves.
+    /// Requests to sessions.
     pub(crate) sessions: SocketAddr,
-    /// Other nodes; there are none when absent.
+    /// Listener for other nodes; `None` outside a fleet.
     pub(crate) peers: Option<SocketAddr>,
     /// The command line's socket.
     pub(crate) admin: PathBuf,
     /// `{id}.<domain>` addresses a session.
     pub(crate) domain: String,
-    /// Names under which the listeners may be addressed besides loopback's.
+    /// Host names of the listeners besides loopback's.
     pub(crate) hosts: Vec<String>,
-    /// Pages that may call the API, or open WebSockets to sessions, from a browser.
+    /// Web origins that may call the API, or open WebSockets to sessions, from a browser.
     pub(crate) allowed_origins: Vec<String>,
-    /// How a session's URL is made; by path on the sessions listener when absent.
+    /// How a session's URL is made; a path on the sessions listener if absent.
     pub(crate) urls: Option<UrlScheme>,
-    /// Whether those URLs are HTTPS, so that cookies may be kept to it.
+    /// Whether those URLs are HTTPS, so that cookies can be limited to it.
     pub(crate) secure_urls: bool,
-    /// Whether `X-Forwarded-*` of clients are believed.
+    /// Whether `X-Forwarded-*` of clients is trusted.
     pub(crate) trust_forwarded: bool,
     /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
     pub(crate) browser_paths: bool,
@@ -105,13 +105,13 @@ pub(crate) struct Listen {
 /// `[fleet]`
 #[derive(Debug, Clone)]
 pub(crate) struct Fleet {
-    /// Holds the secret by which nodes know each other.
+    /// File with the secret that authenticates nodes.
     pub(crate) secret_file: Option<PathBuf>,
-    /// The certificates by which they do.
+    /// Certificates that authenticate nodes.
     pub(crate) tls: Option<FleetTlsFiles>,
-    /// Where other nodes reach this one; `listen.peers` when it is an address of one host.
+    /// URL of this node for other nodes; `listen.peers` if that is the address of one host.
     pub(crate) peer_url: Option<String>,
-    /// By which sessions can ask for nodes.
+    /// Labels that sessions can select nodes by.
     pub(crate) labels: BTreeMap<String, String>,
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Limits {
     pub(crate) max_events: u64,
     /// Processors of all native sessions together.
     pub(crate) total_cpus: f64,
-    /// Between two looks at the host's own limits; they refuse nothing when absent.
+    /// Interval between checks of the host's limits; no checks if absent.
     pub(crate) check_host_every: Option<Duration>,
 }
 
@@ -135,23 +135,23 @@ pub(crate) struct Limits {
 #[derive(Debug, Clone)]
 pub(crate) struct Preempt {
     pub(crate) on_sigterm: OnSigterm,
-    /// Time between a notice that names none and the end of the machine.
+    /// Time until the machine stops, for a notice that states none.
     pub(crate) budget_ms: u32,
-    /// Base URL of Google Compute Engine's metadata server, when it is to be watched.
+    /// Base URL of Google Compute Engine's metadata server; not watched if absent.
     pub(crate) gce_endpoint: Option<String>,
 }
 
 /// `[images]`
 #[derive(Debug, Clone)]
 pub(crate) struct Images {
-    /// Registries that images may be pulled from; any when absent.
+    /// Registries that images may be pulled from; any if absent.
     pub(crate) registries: Option<BTreeSet<String>>,
-    /// Those among them that are spoken to in plain HTTP.
+    /// Those among them that use plain HTTP.
     pub(crate) insecure_registries: BTreeSet<String>,
-    /// Who conman is to registries, by the registry's name.
+    /// Logins at registries, by the registry's name.
     pub(crate) logins: BTreeMap<String, Login>,
     pub(crate) limits: ImageLimits,
-    /// Between two collections; only after a removal when absent.
+    /// Interval between collections; only after a removal if absent.
     pub(crate) collect_every: Option<Duration>,
 }
 
@@ -165,13 +165,13 @@ pub(crate) struct Login {
 /// What SIGTERM means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnSigterm {
-    /// The machine is going: kill and release every session, then stop.
+    /// The machine stops: kill and release every session, then stop.
     Preempt,
-    /// Only the daemon is going: the sessions stay for the next one to adopt.
+    /// Only the daemon stops: the next one adopts the sessions.
     Leave,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     Text,

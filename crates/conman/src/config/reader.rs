@@ -1,5 +1,5 @@
-//! Reads a TOML table field by field, so that every mistake is found in one pass and told with
-//! its line, and every field that nobody asked for is told with the nearest known name.
+//! Reads a TOML table field by field, so that one pass finds every mistake, with its line, and
+//! every unknown field, with the nearest known name.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(crate) struct Mistake {
     pub(crate) text: String,
 }
 
-/// Collects mistakes, and remembers where each field stood for those that show only later.
+/// Collects mistakes. Remembers each field's place for mistakes that are found later.
 #[derive(Debug)]
 pub(crate) struct Reader<'s> {
     source: &'s str,
@@ -34,7 +34,7 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Reports a mistake in the field at `path`, or in the nearest table around it that stands in
+    /// Reports a mistake in the field at `path`, or in the nearest enclosing table that exists in
     /// the file.
     pub(crate) fn mistake(&self, path: &str, text: impl fmt::Display) {
         let lines = self.lines.borrow();
@@ -68,7 +68,7 @@ impl<'s> Reader<'s> {
     }
 }
 
-/// One table that is being read. [`Section::finish`] reports what was not asked for.
+/// A table that is being read. [`Section::finish`] reports the fields that were not read.
 pub(crate) struct Section<'r, 's> {
     reader: &'r Reader<'s>,
     path: String,
@@ -96,7 +96,7 @@ impl<'r, 's> Section<'r, 's> {
         }
     }
 
-    /// A table in a file that has none of this name.
+    /// A table that does not exist in the file.
     pub(crate) fn absent(reader: &'r Reader<'s>, path: &str) -> Self {
         Self {
             reader,
@@ -122,7 +122,7 @@ impl<'r, 's> Section<'r, 's> {
         }
     }
 
-    /// A string that `parse` makes something of; its error text says what is allowed.
+    /// A string that `parse` converts; its error text says what is allowed.
     pub(crate) fn parsed<T>(
         &self,
         field: &str,
@@ -198,7 +198,7 @@ impl<'r, 's> Section<'r, 's> {
             .collect()
     }
 
-    /// The table of this name, an empty one when it is absent or no table.
+    /// The table of this name; an empty one if it is absent or not a table.
     pub(crate) fn section(&self, field: &str) -> Section<'r, 's> {
         match self.take(field) {
             Some(DeValue::Table(table)) => Section::new(self.reader, &self.path(field), table),
@@ -219,7 +219,7 @@ impl<'r, 's> Section<'r, 's> {
             .collect()
     }
 
-    /// Reports every field that nobody asked for.
+    /// Reports every field that was not read.
     pub(crate) fn finish(&self) {
         let known = self.known.borrow();
         for name in self.fields.keys() {

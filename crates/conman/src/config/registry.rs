@@ -1,5 +1,5 @@
-//! `[registry]`, and the time-outs of `[fleet]`: where it is kept who owns what, and how long
-//! everything may take for a takeover to be safe.
+//! `[registry]`, and the time-outs of `[fleet]`: where ownership is recorded, and the bounds that
+//! make a takeover safe.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::reader::{Reader, Section};
 
 const DEFAULT_PREFIX: &str = "/conman/";
 
-/// A longer time than any of the protocol's: an hour.
+/// More than any of the protocol's times: an hour.
 const MAX_MS: u64 = 3_600_000;
 
 /// A registry that other nodes share.
@@ -32,11 +32,11 @@ pub(crate) struct SharedRegistry {
     /// `registry.compact`
     pub(crate) compact: bool,
     pub(crate) timing: Timing,
-    /// `fleet.unsafe_timing`: for tests that show what happens then.
+    /// `fleet.unsafe_timing`: for tests that show the effects.
     pub(crate) unsafe_timing: bool,
 }
 
-/// `fleet` has more than is read here.
+/// `fleet` has more fields than are read here.
 pub(super) fn registry(
     registry: &Section<'_, '_>,
     fleet: &Section<'_, '_>,
@@ -122,7 +122,7 @@ fn timing(section: &Section<'_, '_>) -> Timing {
             .unwrap_or(defaults.drift_ppm),
         ..defaults
     };
-    // Otherwise a single answer that is lost, or comes late, stops everything.
+    // Otherwise a single lost or late answer stops everything.
     if timing.fence_ms < 3 * timing.renew_ms {
         section.mistake(
             "fence_ms",
@@ -135,7 +135,7 @@ fn timing(section: &Section<'_, '_>) -> Timing {
     timing
 }
 
-/// As many sessions as there may be have to be killed in the time that takeovers reckon with.
+/// The configured number of sessions must be killable within the time that takeovers assume.
 pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &SharedRegistry) {
     let sessions = u64::try_from(config.limits.node.max_sessions).unwrap_or(u64::MAX);
     let timing = &shared.timing;
@@ -155,7 +155,7 @@ pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &Share
     );
 }
 
-/// What is not under the shim's fence cannot be proven to stand still.
+/// A process that is not under the shim's fence cannot be proven to be frozen.
 pub(super) fn runtime_mistakes(reader: &Reader<'_>, config: &Config) {
     let kinds = config.runtimes();
     if kinds.contains(&RuntimeKind::Process) {
@@ -171,7 +171,7 @@ fn file(section: &Section<'_, '_>, field: &str) -> Option<PathBuf> {
     section.parsed(field, absolute_path)
 }
 
-/// Both or none.
+/// Both fields or none.
 fn pair<A, B>(
     section: &Section<'_, '_>,
     (first_field, first): (&str, Option<A>),
@@ -180,24 +180,18 @@ fn pair<A, B>(
     match (first, second) {
         (Some(first), Some(second)) => Some((first, second)),
         (Some(_), None) => {
-            section.mistake(
-                first_field,
-                format_args!("needs `{second_field}` beside it"),
-            );
+            section.mistake(first_field, format_args!("needs `{second_field}` as well"));
             None
         }
         (None, Some(_)) => {
-            section.mistake(
-                second_field,
-                format_args!("needs `{first_field}` beside it"),
-            );
+            section.mistake(second_field, format_args!("needs `{first_field}` as well"));
             None
         }
         (None, None) => None,
     }
 }
 
-/// With the numbers that its safety rests on.
+/// Includes the numbers that its safety depends on.
 impl fmt::Display for SharedRegistry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let timing = &self.timing;

@@ -4,8 +4,8 @@ use conman_proto::{Network, OnNodeLoss, SessionRequest};
 use super::load::runtime_kind;
 use super::reader::Section;
 
-/// Any value passes here; whether it is allowed is the policy's to say, with the same words that
-/// a request over the API would get.
+/// Any value passes here. The policy decides whether it is allowed, with the same message as for
+/// a request over the API.
 const ANY: std::ops::RangeInclusive<u64> = 0..=u64::MAX >> 1;
 
 /// Reads one `[templates.<name>]`.

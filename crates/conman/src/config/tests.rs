@@ -190,8 +190,8 @@ fn a_fleet_needs_endpoints_and_both_halves_of_what_comes_in_pairs() {
     for part in [
         "4 mistakes",
         "`registry.endpoints` must name at least one endpoint of etcd",
-        "3: `registry.user` needs `password_file` beside it",
-        "4: `registry.key_file` needs `cert_file` beside it",
+        "3: `registry.user` needs `password_file` as well",
+        "4: `registry.key_file` needs `cert_file` as well",
         "5: `registry.prefix` must begin and end with `/`",
     ] {
         assert!(text.contains(part), "{part}: {text}");

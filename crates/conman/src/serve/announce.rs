@@ -1,4 +1,4 @@
-//! Tells the other nodes what they place sessions by.
+//! Announces this node to the others: the data that placement uses.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 
-/// What the task is called when it ends or stands still.
+/// The task's name in the log when it ends or stalls.
 const NAME: &str = "announcer";
-/// Between two looks at this node. That it drains, and the like, is told at once then; its load when
-/// the next announcement is due.
+/// Interval between checks of this node. A change such as a drain is announced at once then; the
+/// load is announced when the next announcement is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Largest file of /proc that is read here.
 const MAX_PROC_BYTES: usize = 16 * 1024;
@@ -38,7 +38,7 @@ pub(super) fn run(
         max_sessions: u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
         ..Announcement::default()
     };
-    // Now: whoever sees that this node is ready may ask it for a session at once.
+    // At once: a client that sees this node as ready may request a session from it.
     fleet.announce(announcement(&fixed, node));
     let (node, fleet) = (Arc::clone(node), Arc::clone(fleet));
     tokio::spawn(essential(NAME, async move {
@@ -46,7 +46,7 @@ pub(super) fn run(
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             pulse.beat().await;
-            // A tick that is dropped with the daemon is missed by nobody.
+            // Cancel safe: a tick dropped at shutdown is not needed.
             let next = closing.run_until_cancelled(looks.tick());
             if pulse.idle(next).await.is_none() {
                 break;
@@ -62,7 +62,7 @@ pub(super) fn run(
 
 fn announcement(fixed: &Announcement, node: &Node) -> Announcement {
     let view = node.view();
-    // What the host has no room for, other nodes need not try.
+    // Other nodes need not try sessions that the host has no room for.
     let host = view.host_limit.as_ref().map(|limit| limit.max_sessions);
     let max_sessions = host.map_or(fixed.max_sessions, |host| {
         fixed
@@ -83,7 +83,7 @@ fn announcement(fixed: &Announcement, node: &Node) -> Announcement {
     }
 }
 
-/// Pressure and memory, as far as the kernel tells them.
+/// Pressure and memory, as far as the kernel reports them.
 fn host_load() -> NodeLoad {
     let read = |path: &str| {
         let mut text = fs::read_to_string(path).unwrap_or_default();

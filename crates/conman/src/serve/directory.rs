@@ -8,10 +8,10 @@ use conman_proxy::{Backend, Directory, Link, Refusal, Route, Turned, Way};
 
 use super::seeker::Seeker;
 
-/// When a client may ask again for a session that cannot be reached for a while.
+/// Retry-After for a session that cannot be reached for a while.
 const RETRY_AFTER_S: u32 = 1;
 
-/// The node as the proxy's directory, and with others the whole fleet.
+/// The proxy's directory: this node, and in a fleet all nodes.
 #[derive(Debug)]
 pub(super) struct NodeDirectory {
     node: Arc<Node>,
@@ -50,7 +50,7 @@ impl Directory for NodeDirectory {
     }
 }
 
-/// The way to a session of this node.
+/// The route to a session of this node.
 pub(super) fn own_route(route: SessionRoute) -> Route {
     Route {
         session: route.id.clone(),
@@ -62,7 +62,7 @@ pub(super) fn own_route(route: SessionRoute) -> Route {
     }
 }
 
-/// What a client is told of a session that cannot be reached.
+/// The answer to a client about a session that cannot be reached.
 pub(super) fn refusal(error: &RouteError) -> Refusal {
     let problem = conman_api::route_problem(error);
     let retry_after_s = problem.retryable.then_some(RETRY_AFTER_S);

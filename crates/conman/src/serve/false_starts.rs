@@ -1,9 +1,9 @@
-//! What a node does that cannot start: it lets others have its sessions.
+//! Crash-loop protection: a node that fails repeatedly lets other nodes take over its sessions.
 //!
-//! A daemon that has joined its fleet and then fails is started again by the service manager seconds
-//! later, and each time it renews what it owns: nobody would serve its sessions, and nobody else might
-//! take them over. After some such starts in a row one waits before it joins. What runs meanwhile is
-//! its shim's, whose fence stops it in time.
+//! The service manager restarts a daemon that fails after it has joined its fleet, and each
+//! restart renews its ownership: no node would serve its sessions, and no other could take them
+//! over. After some such failures in a row, the daemon waits before it joins. Meanwhile the
+//! shim's fence stops what runs.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _};
@@ -17,26 +17,26 @@ use tokio::time::{Instant, sleep};
 use super::service_manager;
 use super::signals::EndingSignals;
 
-/// Failures in a row that may pass by themselves.
+/// Failures in a row without a wait; they may be transient.
 const MOST: u32 = 3;
 
-/// Long enough for others to take over, and for somebody to look.
+/// Long enough for a takeover and for an operator to notice.
 const LEAST_WAIT: Duration = Duration::from_secs(300);
 
-/// What no start takes that will come to its end: adoption of a thousand sessions takes seconds.
+/// More than any start that succeeds: the adoption of a thousand sessions takes seconds.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// Between two looks at whether to wait on, and to the service manager.
+/// Interval between checks whether to wait on, and reports to the service manager.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Longest file that is read: it holds a number.
+/// Longest file that is read: it contains a number.
 const MAX_FILE_BYTES: u64 = 16;
 
 #[derive(Debug)]
 pub(super) struct FalseStarts {
     file: PathBuf,
     wait: Duration,
-    /// Since when this start counts.
+    /// When this start began to count.
     counted: OnceLock<Instant>,
 }
 
@@ -49,7 +49,7 @@ impl FalseStarts {
         }
     }
 
-    /// Waits where too many starts have failed; `false` when the daemon is to end meanwhile.
+    /// Waits if too many starts have failed; `false` if the daemon is stopped meanwhile.
     pub(super) async fn make_way(&self, ending: &mut EndingSignals) -> bool {
         let failed = self.count();
         if failed < MOST {
@@ -58,16 +58,16 @@ impl FalseStarts {
         tracing::error!(
             failed,
             wait = ?self.wait,
-            "the last starts of this node failed after it had joined its fleet (the log says why): it \
-             stays away for some time, so that other nodes may take over its sessions; remove {} to \
+            "the last starts of this node failed after it had joined its fleet (see the log); \
+             it waits so that other nodes can take over its sessions; remove {} to \
              start at once",
             self.file.display()
         );
         tokio::select! {
-            // Cancel safe: it only looks.
+            // Cancel safe: it only checks.
             () = self.wait_out() => true,
             name = ending.next() => {
-                tracing::info!("stopping: {name}, while the node stayed away from its fleet");
+                tracing::info!("stopping: {name}, during the wait before joining the fleet");
                 false
             }
         }
@@ -81,9 +81,9 @@ impl FalseStarts {
         }
     }
 
-    /// From here on the node renews what it owns. It counts as failed until it serves, since
-    /// whatever ends it before that may leave it no time to say so. One that has not come so far has
-    /// kept nobody from anything, and may begin again at once.
+    /// Call it when the node begins to renew its ownership. The start counts as failed until it
+    /// serves, since a crash may leave no time to record it. A start that has not come so far has
+    /// blocked no takeover, so it does not count.
     pub(super) fn joined(&self) {
         if self.counted.set(Instant::now()).is_err() {
             return;
@@ -91,8 +91,8 @@ impl FalseStarts {
         self.write(self.count().saturating_add(1));
     }
 
-    /// Somebody ends it before it serves: that is no failure of its, unless it has had the time to.
-    /// Of a start that hangs it is the service manager who ends it.
+    /// Call it when the daemon is stopped before it serves. That is no failure, unless the start took
+    /// too long: the service manager stops a start that hangs.
     pub(super) fn stopped(&self) {
         let Some(since) = self.counted.get() else {
             return;
@@ -106,8 +106,8 @@ impl FalseStarts {
         }
     }
 
-    /// In place, and always as long: a full disk that has the file takes this, too, and no moment has
-    /// half of it.
+    /// Written in place with a fixed length: that works on a full disk if the file exists, and is
+    /// never half done.
     fn write(&self, count: u32) {
         let mut options = fs::File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
@@ -116,11 +116,11 @@ impl FalseStarts {
             .and_then(|file| file.write_all_at(format!("{count:010}").as_bytes(), 0));
         if let Err(error) = written {
             let path = self.file.display();
-            tracing::warn!(%path, %error, "cannot write down how many starts have failed");
+            tracing::warn!(%path, %error, "cannot record the number of failed starts");
         }
     }
 
-    /// From here on it serves.
+    /// Call it when the daemon serves.
     pub(super) fn started(&self) {
         match fs::remove_file(&self.file) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -131,7 +131,7 @@ impl FalseStarts {
         }
     }
 
-    /// How many have failed; what cannot be read is none.
+    /// Number of failed starts; 0 if it cannot be read.
     fn count(&self) -> u32 {
         let read = || -> io::Result<String> {
             let mut text = String::new();
@@ -153,7 +153,7 @@ mod tests {
         FalseStarts::new(dir, Duration::from_secs(12))
     }
 
-    /// It is gone once it has joined.
+    /// A start that fails after joining.
     fn fails(dir: &Path) {
         starts(dir).joined();
     }
@@ -170,7 +170,7 @@ mod tests {
         for _ in 0..MOST {
             assert_eq!(waited().await, Duration::ZERO);
             fails(dir.path());
-            // Neither does one count that somebody ends, nor one that has not come so far.
+            // Starts that are stopped, or fail before joining, do not count.
             let ended = starts(dir.path());
             ended.stopped();
             ended.joined();
@@ -183,7 +183,7 @@ mod tests {
         let good = starts(dir.path());
         good.joined();
         good.started();
-        // What it says later changes nothing.
+        // Later calls have no effect.
         good.joined();
         assert_eq!(waited().await, Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! A node among others: its registry in etcd, the fence that it drives, and the time before the node
+//! A node in a fleet: its registry in etcd, the fence that it controls, and the time before it
 //! has joined.
 
 use std::collections::BTreeSet;
@@ -31,21 +31,21 @@ use super::trouble::{News, Trouble};
 use crate::config::{Config, SharedRegistry};
 use crate::shim::{self, ShimPlace};
 
-/// How often the service manager hears that a start goes on that waits for others.
+/// Interval of status reports to the service manager while the start waits for others.
 const JOINING_SIGN: Duration = Duration::from_secs(10);
 const JOINING: &str = "joining the fleet";
 
 const EXPIRY: &str = "conman_etcd_certificate_expiry_seconds";
 
-/// Between two looks at the files by which etcd knows this node.
+/// Interval between checks of the credential files for etcd.
 const ACCESS_LOOK: Duration = Duration::from_secs(10);
 
-/// Between two looks at whether what was killed is dead.
+/// Interval between checks whether killed processes are dead.
 const KILL_LOOK: Duration = Duration::from_millis(20);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Begins to join the fleet.
+/// Starts to join the fleet.
 pub(super) fn registry(
     config: &Config,
     fleet: &SharedRegistry,
@@ -77,7 +77,7 @@ pub(super) fn registry(
     let registry = EtcdRegistry::start(options, Arc::new(Link(fence)))
         .context("cannot begin to join the fleet")?;
     let (fleet, weak) = (fleet.clone(), Arc::downgrade(&registry));
-    // It reads files and nothing else.
+    // It only reads files.
     std::thread::Builder::new()
         .name("etcd-access".to_owned())
         .spawn(move || renew_access(&fleet, access, &weak))
@@ -108,11 +108,11 @@ fn tell_expiry(access: &EtcdAccess) {
     }
 }
 
-/// Takes what is in the files once it has changed: certificates are short-lived, and a node whose
-/// own has expired loses its ownership with the next connection to etcd.
+/// Reloads the files when they change: certificates are short-lived, and a node whose certificate
+/// has expired loses its ownership with the next connection to etcd.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a thread of its own, not a runtime's"
+    reason = "runs on a dedicated thread, not the runtime's"
 )]
 fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak<EtcdRegistry>) {
     metrics::describe_gauge!(
@@ -130,7 +130,7 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
             Ok(read) if read == present => Ok(()),
             Ok(read) => match registry.renew_access(&read) {
                 Ok(()) => {
-                    tracing::info!("read again what etcd knows this node by");
+                    tracing::info!("reloaded the credentials for etcd");
                     present = read;
                     Ok(())
                 }
@@ -141,10 +141,13 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
         // A pair of files may be half written.
         match trouble.look(renewed.err(), false) {
             Some(News::Wrong(why)) => {
-                tracing::error!("kept what etcd knew this node by: {why}");
+                tracing::error!(
+                    %why,
+                    "cannot reload the credentials for etcd; keeping the former ones"
+                );
             }
             Some(News::Over) => {
-                tracing::info!("nothing is wrong with what etcd knows this node by any more");
+                tracing::info!("the credentials for etcd are valid again");
             }
             None => {}
         }
@@ -175,7 +178,7 @@ fn tls(fleet: &SharedRegistry) -> Result<Option<EtcdTls>> {
     Ok(Some(EtcdTls { ca, identity }))
 }
 
-/// Waits until the node owns what it owns, and says meanwhile why it does not.
+/// Waits until the node has its ownership, and reports why it does not.
 pub(super) async fn join(
     config: &Config,
     fleet: &dyn Fleet,
@@ -193,7 +196,7 @@ pub(super) async fn join(
         ..ServeOptions::default()
     };
     let router = || conman_api::joining_router(fleet.standing());
-    // The service manager waits for no signs of life before the node is ready.
+    // The service manager expects no heartbeats before the node is ready.
     let unwatched = || Pulse::unwatched("joining");
     let servers = [
         tokio::spawn(serve_tcp(
@@ -231,23 +234,23 @@ pub(super) async fn join(
     Ok(listeners)
 }
 
-/// The fleet's key of connect tokens, which is asked for again while the registry does not answer.
+/// The fleet's key of connect tokens; retries while the registry does not answer.
 pub(super) async fn shared_key(fleet: &dyn Fleet) -> Result<Option<[u8; 32]>, RegistryError> {
     let mut asking = fleet.shared_key();
     loop {
         service_manager::goes_on(JOINING_SIGN * 3, JOINING);
-        // Cancel safe: it is the same call that is waited for.
+        // Cancel safe: the wait continues with the same call.
         if let Ok(key) = timeout(JOINING_SIGN, &mut asking).await {
             return key;
         }
     }
 }
 
-/// Kills whatever an earlier daemon left with the shim: the machine is going, and nobody knows yet
-/// what is still this node's. Nothing is released, for there is no registry to tell; other nodes
-/// take it over once this one is silent for long enough.
+/// Kills everything that an earlier daemon left with the shim, when the machine stops before it
+/// is known what this node owns. Nothing is released, since the registry is not connected; other
+/// nodes take over after the takeover delay.
 pub(super) async fn preempt_unjoined(instance: &Instance, budget: Duration) {
-    // Where there is no shim, there is nothing of its.
+    // Without a shim, nothing of it runs.
     let fence = ShimFence::new(ShimPlace::of(instance).socket(), None, None);
     let mut killed = BTreeSet::new();
     let ending = async {
@@ -268,20 +271,16 @@ pub(super) async fn preempt_unjoined(instance: &Instance, budget: Duration) {
     let ended = timeout(budget, ending).await;
     let count = killed.len();
     match ended {
-        Ok(Ok(())) => tracing::info!(count, "killed what an earlier conman had left running"),
+        Ok(Ok(())) => tracing::info!(count, "killed what a previous daemon had left running"),
         Ok(Err(why)) => {
             let why: String = why;
-            tracing::warn!(
-                count,
-                why,
-                "whether anything is left of an earlier conman is not known"
-            );
+            tracing::warn!(count, why, "cannot list leftovers of a previous daemon");
         }
-        Err(_) => tracing::warn!(count, "killed, and not all of it is dead in time"),
+        Err(_) => tracing::warn!(count, "killed leftovers do not die in time"),
     }
 }
 
-/// The registry's orders to end sessions, passed on to the node.
+/// Passes the registry's orders to end sessions on to the node.
 pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, vitals: &Vitals) -> JoinHandle<()> {
     const NAME: &str = "orders";
     let node = Arc::downgrade(node);
@@ -305,7 +304,7 @@ pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, vitals: &Vitals) -> Jo
     }))
 }
 
-/// The shim's fence as the registry knows one.
+/// Implements the registry's fence interface by the shim's fence.
 #[derive(Debug)]
 struct Link(ShimFence);
 

@@ -3,7 +3,7 @@ use conman_proto::SessionId;
 use conman_proxy::{Gate, SubprotocolAnswer, Verdict};
 use http::request::Parts;
 
-/// The session guard as the proxy's gate.
+/// Implements the proxy's gate by the session guard.
 #[derive(Debug)]
 pub(super) struct SessionGate {
     guard: SessionGuard,

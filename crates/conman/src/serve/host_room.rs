@@ -1,5 +1,5 @@
-//! Looks now and then how many sessions the host has room for, and tells the node, which refuses
-//! those beyond by the name of the limit.
+//! Checks periodically how many sessions the host has room for. The node refuses more, and names
+//! the limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use conman_proto::{LimitMet, RuntimeKind};
 use crate::config::Config;
 use crate::doctor;
 
-/// Between two looks when starts are refused meanwhile: what is full may have become empty.
+/// Pause between checks while starts are refused: a full resource may become free.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
-/// What to look at.
+/// The subject of the checks.
 struct Subject {
     kind: RuntimeKind,
     footprint: Footprint,
     folders: Vec<String>,
 }
 
-/// Looks once, so that the first start is judged, and then for as long as the daemon runs.
+/// Checks once, so that the first start is judged, and then for as long as the daemon runs.
 pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
     let Some(every) = config.limits.check_host_every else {
         return;
@@ -50,16 +50,16 @@ pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
         tracing::warn!(
             runtime = %kind, limit = limit.met.name, value = limit.met.value,
             remedy = limit.met.remedy,
-            "the host has room for {} sessions, fewer than limits.max_sessions; `conman doctor` \
-             tells more", limit.max_sessions
+            "the host has room for {} sessions, fewer than limits.max_sessions; see \
+             `conman doctor`", limit.max_sessions
         );
     }
     tokio::spawn(async move {
         loop {
             tokio::select! {
-                // A sleep that is dropped is begun anew.
+                // Cancel safe: a dropped sleep is started again.
                 () = tokio::time::sleep(every) => {}
-                // What one wait misses the next one is told.
+                // Cancel safe: the next call returns what this one missed.
                 () = watch.node.host_limit_met() => tokio::time::sleep(REFUSED_PAUSE).await,
             }
             watch.look().await;
@@ -75,10 +75,10 @@ struct Watch {
 }
 
 impl Watch {
-    /// What binds.
+    /// The limits that apply.
     async fn look(&self) -> Vec<(RuntimeKind, HostLimit)> {
-        // First: what starts while the kernel is asked is counted by the kernel at most, and so
-        // once too often instead of not at all.
+        // First, so that a session that starts during the checks is counted twice rather than not
+        // at all.
         let settled = self.node.settled();
         let (subjects, cgroup, max_sessions) = (
             Arc::clone(&self.subjects),
@@ -100,7 +100,7 @@ impl Watch {
             };
             subjects.iter().map(look).collect::<Vec<_>>()
         });
-        // It panics nowhere, and without an answer the last one holds.
+        // It does not panic; without an answer the last result holds.
         let mut binding = Vec::new();
         for (kind, check) in looked.await.unwrap_or_default() {
             let limit = check.map(|check| host_limit(settled, &check));

@@ -1,4 +1,4 @@
-//! The image store as this daemon uses it: who may be asked for images, and what is collected.
+//! This daemon's image store: its registries, and the collection of unused images.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use conman_image::{ImageKeeper, ImageStore, Login, PullConfig};
 
 use crate::config::Images;
 
-/// Longest password file: registries' tokens are a few kilobytes.
+/// Longest password file: registries' tokens have a few kilobytes.
 const MAX_PASSWORD_BYTES: u64 = 64 << 10;
 
 /// The store with its registries.
@@ -31,8 +31,8 @@ pub(super) fn keeper(store: &ImageStore, config: &Images) -> Result<ImageKeeper>
     Ok(ImageKeeper::new(store.clone(), pulls))
 }
 
-/// Collects in the background for as long as the daemon runs. Only after everything that outlived
-/// an earlier daemon was adopted, and thus holds its image.
+/// Collects in the background for as long as the daemon runs. Call it only after everything that
+/// outlived an earlier daemon was adopted and thus holds its image.
 pub(super) fn collect(keeper: &ImageKeeper, config: &Images) {
     let (keeper, every) = (keeper.clone(), config.collect_every);
     tokio::spawn(async move { keeper.collect_from_time_to_time(every).await });

@@ -16,14 +16,13 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Config;
 
-/// Clients of the admin socket that the kernel lets wait.
+/// Backlog of the admin socket.
 const BACKLOG: i32 = 128;
 
-/// Likewise other nodes: a whole fleet's, which all come back at once.
+/// Backlog for other nodes: a whole fleet may reconnect at once.
 const PEERS_BACKLOG: i32 = 1_024;
 
-/// Everything that is listened on: bound, so that a port in use is told at once, and not yet
-/// served.
+/// All listening sockets: bound, so that a port in use is reported at once, and not served yet.
 pub(super) struct Listeners {
     pub(super) api: TcpListener,
     pub(super) sessions: std::net::TcpListener,
@@ -37,8 +36,9 @@ fn in_use(what: &str, field: &str, address: SocketAddr) -> String {
     format!("cannot listen on {address} for {what}; change `listen.{field}`, or stop what uses it")
 }
 
-/// The socket for other nodes: bound, and refusing until it is served. Who is refused waits for the node,
-/// and who is let wait by the kernel would take it for one that does not answer.
+/// The socket for other nodes: bound, and refusing connections until it is served. A node that is
+/// refused waits for this one; a connection in the backlog would look like a node that does not
+/// answer.
 pub(super) struct PeersSocket {
     socket: OwnedFd,
     address: SocketAddr,
@@ -51,14 +51,14 @@ impl PeersSocket {
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // As the standard library does it: connections of an earlier daemon are no hindrance.
+        // As the standard library does: connections of an earlier daemon must not block the bind.
         set_socket_reuseaddr(&socket, true)?;
         bind(&socket, &address)?;
         Ok(Self { socket, address })
     }
 
     pub(super) fn listen(self) -> Result<std::net::TcpListener> {
-        // Another one may have been bound to it as well, and listens by now.
+        // Another program may have bound the address as well and be listening.
         listen(&self.socket, PEERS_BACKLOG)
             .with_context(|| in_use("other nodes", "peers", self.address))?;
         Ok(self.socket.into())
@@ -71,7 +71,7 @@ pub(super) struct AdminSocket {
     pub(super) path: SocketPath,
 }
 
-/// A socket's name in the file system.
+/// Path of a Unix socket.
 pub(super) struct SocketPath(PathBuf);
 
 impl Listeners {
@@ -97,7 +97,7 @@ impl Listeners {
         })
     }
 
-    /// The API's listeners once more, for somebody else to serve them meanwhile.
+    /// Copies of the API's listeners, to be served by another task meanwhile.
     pub(super) fn share(self) -> Result<(Self, TcpListener, UnixListener)> {
         let share = || -> std::io::Result<_> {
             let api = self.api.into_std()?;
@@ -122,7 +122,7 @@ impl Listeners {
         Ok((own, api, admin))
     }
 
-    /// Whose name may stand in `Host` at a listener of this address.
+    /// The allowed `Host` names at a listener of this address.
     pub(super) fn host_rules(&self, config: &Config, address: SocketAddr) -> Result<HostRules> {
         let domain = (address == self.sessions_address).then_some(config.listen.domain.as_str());
         HostRules::new(address, &config.listen.hosts, domain).map_err(|mistakes| {
@@ -136,7 +136,7 @@ impl Listeners {
 }
 
 impl SocketPath {
-    /// Takes the name away; that nobody answers there says the same to a client.
+    /// Removes the path. For a client, a missing path means the same as a refused connection.
     pub(super) fn remove(&self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::warn!(%error, "cannot remove the admin socket {}", self.0.display());
@@ -160,8 +160,8 @@ fn bind_admin(path: &Path) -> Result<AdminSocket> {
     })
 }
 
-/// A listening socket that only its owner may ever connect to: Linux gives the name the mode that
-/// the socket itself has when it is bound, so there is no moment between bind and chmod.
+/// A listening socket that only its owner may connect to. Linux gives the path the mode that the
+/// socket has when it is bound, so there is no moment between bind and chmod.
 fn private_listener(path: &Path) -> std::io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -171,8 +171,8 @@ fn private_listener(path: &Path) -> std::io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-/// Removes the socket of a daemon that is gone. The state directory's lock keeps out a second one
-/// of this installation; one of another installation still answers.
+/// Removes the socket of a daemon that has gone. The state directory's lock excludes a second
+/// daemon of this installation; a daemon of another installation still answers.
 fn remove_stale(path: &Path) -> Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -196,7 +196,7 @@ fn remove_stale(path: &Path) -> Result<()> {
             fs::remove_file(path)
                 .with_context(|| format!("cannot remove the stale socket {}", path.display()))
         }
-        // A daemon whose backlog is full is no stale socket.
+        // A daemon whose backlog is full has no stale socket.
         Err(error) => Err(error).with_context(|| {
             format!(
                 "cannot tell whether another conman answers on {}",
@@ -218,7 +218,7 @@ mod tests {
         let socket = PeersSocket::bind(any).expect("bound");
         let bound = rustix::net::getsockname(&socket.socket).expect("bound");
         let address = SocketAddr::try_from(bound).expect("an address of IP");
-        let refused = TcpStream::connect(address).expect_err("nobody serves it");
+        let refused = TcpStream::connect(address).expect_err("it is not served");
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
         let listener = socket.listen().expect("it listens");
         TcpStream::connect(address).expect("it is served");

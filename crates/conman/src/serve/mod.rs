@@ -1,13 +1,13 @@
 //! `conman serve`: the daemon.
 //!
-//! The steps of the start take what the step before gave, so that their order cannot be mistaken:
+//! The steps of the start consume the results of the previous steps, which fixes their order:
 //! configuration → [`state::State`] (directory, lock, registry, journal, instance) →
 //! [`listeners::Listeners`] (bound, not yet served) → the running node (everything adopted) →
 //! images collected → served.
 //!
-//! Threads: the main tokio runtime (API, node), the data plane's and the emergency thread's own.
-//! Signals are handled on the emergency thread, so that SIGTERM works when all else hangs. One
-//! watch channel carries the word to stop from there to the main task.
+//! Threads: the main tokio runtime (API, node), the data plane's, and the emergency thread.
+//! Signals are handled on the emergency thread, so that SIGTERM works when everything else hangs.
+//! A watch channel carries the stop order from there to the main task.
 
 mod announce;
 mod directory;
@@ -61,25 +61,26 @@ use seeker::Seeker;
 use signals::Signals;
 use state::State;
 
-/// What the tasks are called that accept connections to the API.
+/// Names of the tasks that accept connections to the API.
 const API: &str = "API";
 const ADMIN_API: &str = "admin API";
 
-/// Exit code for a configuration that cannot be used, as for wrong usage of the command line.
+/// Exit code for an invalid configuration, as for wrong usage of the command line.
 pub(crate) const EXIT_CONFIG: u8 = 2;
-/// Descriptors beside standard input, output and error.
+/// The first descriptor after standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
-/// As in the unit file: the daemon is ended last but for the shim (proc_pid_oom_score_adj(5)).
+/// As in the unit file: the daemon is killed last except for the shim
+/// (proc_pid_oom_score_adj(5)).
 const OOM_SCORE: &str = "-900";
-/// Time for tunnels and requests in flight when the daemon stops.
+/// Time for open tunnels and requests when the daemon stops.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5);
-/// What histograms count in, in seconds. Without them the recorder keeps sketches of 400 KiB each,
-/// and tells quantiles, which nobody can add up over nodes.
+/// The buckets of histograms, in seconds. Without them the recorder keeps sketches of 400 KiB
+/// each and exports quantiles, which cannot be added up over nodes.
 const BUCKETS_S: [f64; 16] = [
     0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0,
     300.0,
 ];
-/// Between two clean-ups of the metrics' histograms.
+/// Interval between clean-ups of the metrics' histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// How often free memory is given back to the kernel.
@@ -93,7 +94,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // With the configuration, so that a mistake in it is told before anything is made or bound.
+    // With the configuration, so that a mistake is reported before anything is made or bound.
     let tokens = match config.tokens_file.as_ref().map(TokenFile::load).transpose() {
         Ok(tokens) => tokens.map(Arc::new),
         Err(error) => {
@@ -137,7 +138,7 @@ fn start(
         crate::state_dir::prepare(&config.state_dir)?;
         name = Some(name::settle(&mut config));
     }
-    // What this process was given is not for the shim, which outlives it.
+    // The shim outlives this process and must not inherit its descriptors.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     protect_from_oom_killer();
@@ -156,8 +157,8 @@ fn start(
         .thread_name("conman-main")
         .build()
         .context("cannot start the tokio runtime")?;
-    // First of all: a SIGTERM that finds the daemon still opening its state or adopting what runs
-    // must have its configured meaning, not end the process on the spot.
+    // First of all: a SIGTERM during the start must have its configured meaning, instead of ending
+    // the process at once.
     let mut signals = {
         let _entered = runtime.enter();
         Signals::listen().context("cannot watch for signals")?
@@ -184,18 +185,19 @@ fn start(
         let starting = (name, starts.as_ref());
         serve(config, state, listeners, access, signals, starting).await
     });
-    // The registry joins by itself, whatever fails beside it.
+    // The registry joins automatically, whatever else fails.
     if let (Err(_), Some(starts)) = (&result, &starts)
         && fleet.standing().borrow().is_ready()
     {
         starts.joined();
     }
-    // Whatever still blocks a thread must not hold up a stop that has been answered for.
+    // A blocked thread must not delay the exit.
     runtime.shutdown_background();
     result
 }
 
-/// Makes the OOM killer prefer sessions to the daemon, also when no service manager has set its score.
+/// Makes the OOM killer prefer sessions to the daemon, also if no service manager has set its
+/// score.
 fn protect_from_oom_killer() {
     let file = "/proc/self/oom_score_adj";
     let present = std::fs::read_to_string(file).unwrap_or_default();
@@ -222,7 +224,7 @@ async fn serve(
     let mut runtimes = Runtimes::open(&config, &state)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
-        // Not one that another node has.
+        // Not a name that another node has.
         if let Some(name) = name {
             let remembering = tokio::task::spawn_blocking(|| name.remember());
             remembering
@@ -234,10 +236,10 @@ async fn serve(
         anyhow::Ok((listeners, Arc::new(connect_tokens)))
     };
     let (listeners, connect_tokens) = tokio::select! {
-        // A node of its own has joined already, and a signal that came before has to find what
-        // an earlier daemon left.
+        // A node outside a fleet has joined already, and an earlier signal must find what a
+        // previous daemon left.
         biased;
-        // The listeners go with it, as does the process.
+        // The listeners are dropped with it, as is the process.
         joined = joining => joined?,
         // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
         name = signals.ending.next() => {
@@ -251,10 +253,10 @@ async fn serve(
     };
     let node = tokio::select! {
         started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
-        // What is cut off is as after a crash, and the next daemon's to finish. A preemption has
-        // to know what runs and keeps the signal until then.
+        // An interrupted step is as after a crash; the next daemon completes it. A preemption needs
+        // to know what runs, so it keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
-            tracing::info!("stopping: {name}, before what runs here was taken over");
+            tracing::info!("stopping: {name}, before running sessions were taken over");
             starts.inspect(|starts| starts.stopped());
             listeners.admin.path.remove();
             return Ok(());
@@ -278,7 +280,7 @@ async fn serve(
     let map = listeners.peers.is_some().then(|| {
         let fleet = Arc::clone(fleet);
         let client = PeerClient::new(credentials.dialer(&config.name));
-        // Whatever waits for one node, half of the connections are left for the others.
+        // However many wait for one node, half of the connections are left for the others.
         let limits = &config.limits;
         let waiting = limits.node.max_held.min(limits.max_api_connections / 2);
         let map = FleetMap::new(fleet, client, PlacementLimits::default());
@@ -336,7 +338,7 @@ async fn serve(
         max_connections: config.limits.max_api_connections,
         ..ServeOptions::default()
     };
-    // Only who serves it has it: nobody is let wait where nobody comes any more.
+    // Only the server holds the listener, so that the kernel refuses clients once it has stopped.
     drop(listeners.sessions);
     let peers = listeners.peers.map(|socket| {
         let listener = socket.listen()?;
@@ -380,7 +382,7 @@ async fn serve(
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
-    // Tunnels and streams are told first; the listeners accept nothing more from here on.
+    // Tunnels and streams first; the listeners accept nothing more from here on.
     closing.cancel();
     let (_, _) = tokio::join!(proxy.shutdown(PROXY_PATIENCE), async {
         if let Some(peers) = peers {
@@ -393,7 +395,7 @@ async fn serve(
     if let Some(obeying) = obeying {
         obeying.abort();
     }
-    // After a preemption there is nothing left to stop; otherwise the containers stay.
+    // After a preemption nothing is left to stop; otherwise the containers stay.
     node.shutdown(true).await;
     runtimes.close().await;
     remove_empty_cgroup(&node);
@@ -402,14 +404,14 @@ async fn serve(
     Ok(())
 }
 
-/// Kills what an earlier daemon left, on a machine that goes before this one has taken it over.
+/// Kills what an earlier daemon left, if the machine stops before this daemon has taken it over.
 async fn preempt_unjoined(config: &Config, instance: &Instance) {
     let budget = Duration::from_millis(config.preempt.budget_ms.into());
     fleet::preempt_unjoined(instance, budget).await;
 }
 
-/// Takes away the cgroup that all of this installation's containers were in, once there are none.
-/// Not earlier: a container might just be made in it.
+/// Removes the cgroup of all of this installation's containers, once there are none. Not earlier:
+/// a container might be starting in it.
 fn remove_empty_cgroup(node: &Node) {
     let view = node.view();
     if view.sessions_running + view.sessions_starting + view.sessions_stuck > 0 {
@@ -419,15 +421,15 @@ fn remove_empty_cgroup(node: &Node) {
     match Cgroups::detect() {
         Ok(cgroups) => {
             for error in cgroups.remove_tree(&path) {
-                tracing::warn!(%error, "an empty cgroup stays behind");
+                tracing::warn!(%error, "cannot remove an empty cgroup");
             }
         }
         Err(error) => tracing::warn!(%error, "cannot look for the cgroup {path}"),
     }
 }
 
-/// A token that one node makes must open connections to every other: so their key comes from the
-/// fleet's secret, which is nowhere but in files of the nodes, or else from the registry.
+/// A token that one node makes must be valid on every other. So its key comes from the fleet's
+/// secret, which exists only in files of the nodes, or else from the registry.
 async fn connect_tokens(
     config: &Config,
     state: &State,
@@ -460,14 +462,14 @@ fn install_metrics() -> Result<PrometheusHandle> {
     Ok(handle)
 }
 
-/// Gives memory back that a crowd of clients needed and that nothing needs any more.
+/// Returns memory to the kernel that a crowd of clients needed.
 fn keep_heap_small() {
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(HEAP_TRIM).await;
-            // It walks the heap, and waits for the locks of its arenas.
+            // It walks the heap and waits for the locks of its arenas.
             if let Err(error) = tokio::task::spawn_blocking(conman_linux::trim_heap).await {
-                tracing::warn!(%error, "cannot give memory back");
+                tracing::warn!(%error, "cannot return memory to the kernel");
             }
         }
     });
@@ -512,7 +514,7 @@ async fn start_node(
     .context("cannot take over what an earlier conman left")
 }
 
-/// As a client on this machine reaches the sessions listener.
+/// The sessions listener's address for a client on this machine.
 fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
     if sessions.ip().is_unspecified() {
         sessions.set_ip(Ipv4Addr::LOCALHOST.into());

@@ -1,9 +1,9 @@
-//! A node of a fleet keeps its name for as long as something of it may run: until the machine boots
-//! anew.
+//! A node of a fleet keeps its name until the machine reboots, as long as anything of it may run.
 //!
-//! What runs here is recorded as that node's. Under another name a daemon would find none of it in
-//! its records and end all, and one that does not start for it would lose all to other nodes. The
-//! host's name, which is the default, may change under a running machine, and so may a configuration.
+//! Running sessions are recorded under the node's name. A daemon with another name would not find
+//! them in its records and would end them all; a daemon that does not start would lose them to
+//! other nodes. The default name, the host's, may change while the machine runs, and so may the
+//! configuration.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _};
@@ -20,22 +20,22 @@ const FILE: &str = "node-name.json";
 /// Longest file that is read: two short names.
 const MAX_FILE_BYTES: u64 = 4_096;
 
-/// What is written down. What a newer conman adds is passed over.
+/// The stored name. Unknown fields, of newer versions, are ignored.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
     name: String,
     boot_id: String,
 }
 
-/// What is to be remembered once this daemon is known to be the only one of its state directory, and
-/// of its name.
+/// The name to store once this daemon is known to be the only one with its state directory and
+/// its name.
 #[must_use]
 pub(super) struct Settled {
     path: PathBuf,
     news: Option<Known>,
 }
 
-/// Has the configuration name the node that this installation is. Nothing is written.
+/// Sets the configuration's name to the stored one. Writes nothing.
 pub(super) fn settle(config: &mut Config) -> Settled {
     match conman_linux::boot_id() {
         Ok(boot_id) => settle_since(config, boot_id),
@@ -50,7 +50,7 @@ fn settle_since(config: &mut Config, boot_id: String) -> Settled {
     let path = config.state_dir.join(FILE);
     let known = read(&path).unwrap_or_else(|error| {
         let path = path.display();
-        tracing::warn!(%path, %error, "cannot read which node this installation was");
+        tracing::warn!(%path, %error, "cannot read the node's stored name");
         None
     });
     let Some(Known { name, .. }) = known.filter(|known| known.boot_id == boot_id) else {
@@ -69,29 +69,29 @@ fn tell(config: &Config, name: &str, path: &Path) {
     let other = &config.name;
     if config.name_is_given {
         tracing::error!(
-            "`node.name` is `{other}` in the configuration by now; the node stays `{name}`, as whose \
-             all that runs here is recorded, until the machine boots anew. To rename it before: \
-             drain the node (`conman drain`), stop conman, remove {}, and start it again",
+            "`node.name` is `{other}` in the configuration, but the node stays `{name}` until the \
+             machine reboots, since its running sessions are recorded under that name. To rename \
+             it before: drain the node (`conman drain`), stop conman, remove {}, and start conman",
             path.display()
         );
     } else {
         tracing::warn!(
-            "this machine is called `{other}` by now; the node stays `{name}`, as whose all that runs \
-             here is recorded, until the machine boots anew; `node.name` gives it a name that does \
-             not change"
+            "the host name is `{other}`, but the node stays `{name}` until the machine reboots, \
+             since its running sessions are recorded under that name; set `node.name` to a name \
+             that does not change"
         );
     }
 }
 
 impl Settled {
-    /// On a full disk a node is no worse off than without.
+    /// On a full disk the file stays as it is.
     pub(super) fn remember(self) {
         let Self { path, news } = self;
         if let Some(known) = news
             && let Err(error) = write(&path, &known)
         {
             let path = path.display();
-            tracing::warn!(%path, %error, "cannot write down which node this installation is");
+            tracing::warn!(%path, %error, "cannot store the node's name");
         }
     }
 }
@@ -114,7 +114,7 @@ fn write(path: &Path, known: &Known) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The configuration of a start under this name, which is the host's or the configuration's.
+    /// The configuration of a start with this name, from the host or the configuration file.
     fn start(dir: &Path, name: &str, given: bool) -> Config {
         let mut config = crate::config::tests::accepted("");
         config.state_dir = dir.to_owned();

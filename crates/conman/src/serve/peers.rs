@@ -1,4 +1,4 @@
-//! The listener for other nodes, and the connections to theirs.
+//! The listener for other nodes, and the connections to them.
 
 use std::io;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use super::directory::own_route;
 use crate::config::Config;
 
-/// Bytes on their way between the listener and the API, in each direction.
+/// Buffered bytes between the listener and the API, in each direction.
 const API_PIPE_BYTES: usize = 64 * 1024;
 
-/// By what nodes know each other.
+/// The credentials that authenticate nodes.
 #[derive(Debug, Clone)]
 pub(super) struct Credentials {
     pub(super) secret: Option<Arc<ClusterSecret>>,
@@ -50,7 +50,7 @@ impl Credentials {
     }
 }
 
-/// Starts to serve other nodes: sessions by `node`, everything else by `api`.
+/// Serves other nodes: session traffic by `node`, everything else by `api`.
 pub(super) fn start(
     config: &Config,
     listener: std::net::TcpListener,
@@ -71,7 +71,7 @@ pub(super) fn start(
     start_with(&config.name, options, listener, credentials, node, serving)
 }
 
-/// As [`start`], for the node `name`.
+/// Like [`start`], for the node `name`.
 pub(super) fn start_with(
     name: &str,
     proxied: ProxyOptions,
@@ -112,8 +112,8 @@ impl OwnSessions for Own {
     }
 }
 
-/// The API of this node, at the other end of a pipe. It runs on the main runtime, so that nothing
-/// there holds up the bytes of sessions.
+/// The API of this node, at the other end of a pipe. It runs on the main runtime, so that it does
+/// not delay session traffic.
 struct Api {
     router: Router,
     options: ServeOptions,

@@ -1,4 +1,4 @@
-//! Reads again what nodes know each other by, when it changes.
+//! Reloads the nodes' credentials when their files change.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,35 +10,35 @@ use tokio_util::sync::CancellationToken;
 use super::peers::Credentials;
 use super::trouble::{News, Trouble};
 
-/// Between two looks at the files. They are small, and a certificate that lives shortly must not
-/// wait for long.
+/// Interval between checks of the files. They are small, and a short-lived certificate must be
+/// replaced in time.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// What is read again.
+/// The credentials that are reloaded.
 #[derive(Debug, Clone)]
 pub(super) struct Renewal {
     credentials: Credentials,
     troubles: Arc<Troubles>,
 }
 
-/// What is wrong with the files.
+/// Errors of the files.
 #[derive(Debug, Default)]
 struct Troubles {
     secret: Mutex<Trouble>,
     tls: Mutex<Trouble>,
 }
 
-/// Why files are looked at.
+/// Why the files are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occasion {
-    /// Their turn has come.
+    /// The periodic check.
     Turn,
-    /// Somebody wants it, and to know what comes of it.
+    /// An operator's order; its result is always reported.
     Order,
 }
 
 impl Renewal {
-    /// Looks now and then whether the certificates or the secret have changed, until the daemon
+    /// Checks periodically whether the certificates or the secret have changed, until the daemon
     /// stops.
     pub(super) fn run(credentials: &Credentials, closing: CancellationToken) -> Self {
         let renewal = Self {
@@ -58,7 +58,7 @@ impl Renewal {
         let looking = renewal.clone();
         tokio::spawn(async move {
             let pause = || tokio::time::sleep(LOOK_EVERY);
-            // A look that is not taken any more matters to nobody.
+            // Cancel safe: a check skipped at shutdown is not needed.
             while closing.run_until_cancelled(pause()).await.is_some() {
                 looking.look(Occasion::Turn).await;
             }
@@ -66,18 +66,18 @@ impl Renewal {
         renewal
     }
 
-    /// Takes what has changed; what is wrong stays as it was, and is told.
+    /// Takes changed files. Invalid ones are reported, and the former content stays in use.
     pub(super) async fn look(&self, occasion: Occasion) {
         self.look_at_tls(occasion).await;
         self.look_at_secret(occasion).await;
     }
 
-    /// The keys of connect tokens follow.
+    /// The keys of connect tokens change with the secret.
     async fn look_at_secret(&self, occasion: Occasion) {
         let Some(secret) = self.credentials.secret.clone() else {
             return;
         };
-        // A file is read: not on a thread that serves requests.
+        // It reads a file, so it must not run on a thread that serves requests.
         let read = spawn_blocking(move || secret.reload().map_err(|error| super::chain(&error)));
         let read = read.await.unwrap_or_else(|error| Err(panicked(&error)));
         let known = &self.troubles.secret;
@@ -110,7 +110,7 @@ fn panicked(error: &dyn Display) -> String {
     format!("reading it panicked: {error}")
 }
 
-/// Tells what came of a look: whether it has changed, or why it cannot be used.
+/// Logs the result of a check: whether the file has changed, or why it cannot be used.
 fn tell(
     known: &Mutex<Trouble>,
     occasion: Occasion,
@@ -118,13 +118,13 @@ fn tell(
     read: Result<bool, String>,
 ) {
     if read == Ok(true) {
-        tracing::info!("read {what} again");
+        tracing::info!("reloaded {what}");
     }
     // A panic while the lock is held cannot leave half a change.
     let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
     match known.look(read.err(), occasion == Occasion::Order) {
-        Some(News::Wrong(why)) => tracing::error!("kept {former}: {why}"),
-        Some(News::Over) => tracing::info!("nothing is wrong with {what} any more"),
+        Some(News::Wrong(why)) => tracing::error!(%why, "cannot reload {what}; keeping {former}"),
+        Some(News::Over) => tracing::info!("{what} can be read again"),
         None => {}
     }
 }

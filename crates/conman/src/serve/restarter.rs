@@ -1,9 +1,9 @@
-//! Restarts the sessions of nodes that have gone, where their specs want that.
+//! Restarts the sessions of lost nodes, if their specs require it.
 //!
-//! One task looks at the records now and then, and at once when a node goes. Whose restart is this
-//! node's, and when, `conman_core::restart` says; what it begins runs in tasks of its own, a few at
-//! a time. Nothing here is relied on for who owns what: a restart is a claim like any other. What is
-//! restarted by nobody, and tells of nodes that are gone, it has forgotten in time.
+//! One task reads the records periodically, and at once when a node is lost.
+//! `conman_core::restart` decides which node restarts a session, and when. Restarts run in
+//! separate tasks, a few at a time. Ownership does not depend on this: a restart is a claim like
+//! any other. Records of lost nodes that no node restarts are removed in time.
 
 mod ages;
 mod leftovers;
@@ -28,32 +28,33 @@ use tokio_util::sync::CancellationToken;
 use self::leftovers::Leftovers;
 use super::seeker::{LostSession, Seeker};
 
-/// What the task is called when it ends or stands still.
+/// The task's name in the log when it ends or stalls.
 const NAME: &str = "restarter";
-/// Above what the registry takes at most to read a page, or to give that up.
+/// More than the registry needs to read a page, or to give up.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at the nodes, which cost nothing; jittered.
+/// Interval between checks of the nodes, which cost nothing; jittered.
 const LOOK_EVERY_MS: u64 = 500;
-/// Records are read this often while the nodes that are gone have just changed.
+/// Interval between reads of the records just after nodes were lost.
 const SCAN_SOON: Duration = Duration::from_secs(1);
-/// Likewise while sessions wait for their restart, as that may last.
+/// Interval while sessions wait for their restart, which may last.
 const SCAN_LACKING: Duration = Duration::from_secs(10);
-/// Likewise in quiet times, for what nobody has told of.
+/// Interval in quiet times, for losses that were missed.
 const SCAN_EVERY: Duration = Duration::from_secs(30);
-/// For so long after a node went its records are read often: it may be giving up its sessions yet.
+/// How long after the loss of a node its records are read often: it may still be releasing
+/// sessions.
 const ATTENTIVE: Duration = Duration::from_secs(20);
-/// Restarts under way at a time, of those that this node orders.
+/// Restarts of this node that run at a time.
 const PARALLEL: usize = 8;
-/// How long an order is waited for; what it has begun goes on.
+/// How long a restart order is waited for; the other node completes it anyway.
 const ORDER_PATIENCE: Duration = Duration::from_secs(10);
-/// Between scans passes so many times what the last one took, which etcd and the network took part in.
+/// The pause after a scan, in multiples of its duration, which also loads etcd and the network.
 const REST: u32 = 20;
-/// Records read at a time.
+/// Records per page.
 const PAGE: usize = 500;
-/// Sessions that were given up, and that it was told of; beyond, it is told again.
+/// Most given-up sessions whose report is remembered; more are reported again.
 const MAX_TOLD: usize = 10_000;
 
-/// Begins to look, until the daemon stops.
+/// Runs until the daemon stops.
 pub(super) fn run(
     node: &Arc<Node>,
     fleet: &Arc<dyn Fleet>,
@@ -76,7 +77,7 @@ pub(super) fn run(
         told: HashSet::new(),
         leftovers: Leftovers::new(Arc::clone(node), retention),
     };
-    // Orders that are dropped with the daemon are another node's to give again.
+    // Orders dropped at shutdown are left to other nodes.
     let pulse = vitals.task(NAME);
     let work = async move { closing.run_until_cancelled(restarter.run(&pulse)).await };
     tokio::spawn(essential(NAME, work));
@@ -89,7 +90,7 @@ struct Restarter {
     watch: Arc<Mutex<Watch>>,
     parallel: Arc<Semaphore>,
     began: Instant,
-    /// Those given up, by the generation that was the last.
+    /// Given-up sessions that were reported, with their last generation.
     told: HashSet<(SessionId, Generation)>,
     leftovers: Leftovers,
 }
@@ -116,7 +117,7 @@ impl Restarter {
             let now_gone = gone_nodes(&peers);
             let news = now_gone != gone;
             gone = now_gone;
-            // A node that comes back is about to tell what its fence has killed.
+            // A node that comes back is about to report what its fence has killed.
             if news || std::mem::take(&mut was_frozen) {
                 changed = Some(Instant::now());
             }
@@ -137,7 +138,7 @@ impl Restarter {
                         pulse.wait(READ_PATIENCE, counting).await;
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the sessions' records cannot be looked through");
+                        tracing::warn!(%error, "cannot read the sessions' records");
                         self.leftovers.look_failed();
                     }
                 }
@@ -146,14 +147,14 @@ impl Restarter {
         }
     }
 
-    /// Looks at all records, and has restarted whatever is this node's to restart now.
+    /// Reads all records, and restarts the sessions that are this node's to restart.
     async fn scan(&mut self, pulse: &Pulse) -> Result<(), RegistryError> {
         let peers = self.fleet.peers();
         let mut lacking = HashSet::new();
         let mut after = None;
         loop {
             let page = self.fleet.sessions(after.as_ref(), PAGE);
-            // A page is looked through at once; reading it ends in time, whatever etcd does.
+            // A page is processed at once; reading it is bounded, whatever etcd does.
             let page = pulse.wait(READ_PATIENCE, page).await?;
             for session in page.sessions {
                 if self.look_at(&session, &peers) {
@@ -170,7 +171,7 @@ impl Restarter {
         Ok(())
     }
 
-    /// Whether the session is to be restarted by somebody.
+    /// Whether the session is to be restarted by some node.
     fn look_at(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
         let record = &session.record;
         let known = peers.iter().find(|peer| peer.name == session.node);
@@ -190,7 +191,7 @@ impl Restarter {
         let count = match verdict {
             Verdict::Restart(next) => next.count,
             Verdict::No | Verdict::GivenUp { .. } => {
-                // One of the nodes says so.
+                // One node reports it.
                 if let Verdict::GivenUp { count } = verdict
                     && first
                 {
@@ -226,18 +227,18 @@ impl Restarter {
                 began,
                 id: lost.id.clone(),
             };
-            // Nobody closes it.
+            // The semaphore is never closed.
             let _place = parallel.acquire_owned().await;
             let (id, from) = (&lost.id, &lost.from);
-            // Cancelled with the time: what another node has begun goes on, and is seen.
+            // Cancelled at the time-out: the other node completes its start, which is seen later.
             match timeout(ORDER_PATIENCE, seeker.restart(&lost)).await {
                 Ok(Ok(node)) => {
-                    tracing::info!(session = %id, from, node, "restarted, as its node has gone");
+                    tracing::info!(session = %id, from, node, "restarted a lost session");
                 }
                 Ok(Err(why)) => {
-                    tracing::warn!(session = %id, from, why, "could not be restarted yet");
+                    tracing::warn!(session = %id, from, why, "cannot restart the session yet");
                 }
-                Err(_) => tracing::warn!(session = %id, from, "its restart takes long"),
+                Err(_) => tracing::warn!(session = %id, from, "the session's restart is slow"),
             }
         });
     }
@@ -273,7 +274,7 @@ impl Restarter {
     }
 }
 
-/// Tells the watch that an order is over when it is dropped.
+/// Reports to the watch on drop that an order is over.
 struct Tried {
     watch: Arc<Mutex<Watch>>,
     began: Instant,
@@ -286,7 +287,7 @@ impl Drop for Tried {
     }
 }
 
-/// Which of the nodes that can this one is, to see to a session.
+/// This node's rank among those that can restart a session.
 fn turn(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
     let live: Vec<&str> = peers
         .iter()
@@ -301,7 +302,7 @@ fn is_leaving(peer: &Peer) -> bool {
     told.is_some_and(|told| told.draining)
 }
 
-/// The nodes whose sessions go, or have gone.
+/// Nodes that are lost or being drained.
 fn gone_nodes(peers: &[Peer]) -> BTreeSet<(String, u64)> {
     peers
         .iter()
@@ -310,7 +311,7 @@ fn gone_nodes(peers: &[Peer]) -> BTreeSet<(String, u64)> {
         .collect()
 }
 
-/// Between a half and one and a half of it, so that nodes do not all ask etcd at once.
+/// Between 0.5 and 1.5 times `ms`, so that nodes do not all read etcd at once.
 fn jittered(ms: u64) -> Duration {
     let random = getrandom::u64().unwrap_or_default();
     Duration::from_millis(ms / 2 + random % ms.max(1))
@@ -320,15 +321,15 @@ fn ms_since(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Each call on it is complete in itself.
+/// Every change under the lock is complete, so a poisoned lock is fine.
 fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
     watch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a drain asks.
+/// Relocates sessions for a drain.
 #[derive(Debug)]
 struct Relocator {
-    /// The node must not keep itself.
+    /// Weak, so that the node does not keep itself alive.
     seeker: Weak<Seeker>,
     node: Weak<Node>,
 }

@@ -18,26 +18,26 @@ use crate::shim::{self, ShimPlace};
 
 /// Bound on the process runtime's calls.
 const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
-/// Directories in the state directory, each one runtime's.
+/// Directories in the state directory, one for each runtime.
 const NATIVE: &str = "native";
 const PROCESS: &str = "process";
 
-/// What the task is called that sees to it that there is a shim.
+/// Name of the task that keeps a shim running.
 const KEEPER: &str = "shim keeper";
 
-/// The runtimes that the node or one of its templates names.
+/// The runtimes that the node or one of its templates uses.
 pub(super) struct Runtimes {
     all: Vec<Arc<dyn Runtime>>,
     native: Option<Arc<NativeRuntime>>,
     docker: Option<Arc<DockerRuntime>>,
-    /// What is this node's of that which a fleet's fence holds, where it was of one.
+    /// The recorded sessions that a fleet's fence may hold, if the node was in a fleet.
     recorded: Option<Arc<Recorded>>,
-    /// Sees to it that there is a shim.
+    /// The task that keeps a shim running.
     keeper: Option<JoinHandle<()>>,
 }
 
 impl Runtimes {
-    /// Asks none of them anything yet. Blocks on the disk.
+    /// Calls none of them. Blocks on the disk.
     pub(super) fn open(config: &Config, state: &State) -> Result<Self> {
         let mut runtimes = Self {
             all: Vec::new(),
@@ -72,25 +72,25 @@ impl Runtimes {
         self.all.clone()
     }
 
-    /// Where this node was of a fleet, the fence may be closed: now that it is known what is this
-    /// node's, that goes on, and nothing else.
+    /// If this node was in a fleet, the fence may be closed. Opens it for the sessions that this
+    /// node has adopted, and for no others.
     pub(super) async fn open_fence(&self, node: &Node) {
         let Some(recorded) = &self.recorded else {
             return;
         };
         recorded.are(node.containers());
-        // Both of them mean the same shim.
+        // Both of them use the same shim.
         let opened = match (&self.native, &self.docker) {
             (Some(native), _) => native.open_fence().await,
             (None, Some(docker)) => docker.open_fence().await,
             (None, None) => return,
         };
         if let Err(error) = opened {
-            tracing::error!(%error, "the shim's fence may hold everything until it is connected to");
+            tracing::error!(%error, "cannot open the shim's fence yet");
         }
     }
 
-    /// From now on a shim that dies is succeeded at once. In a fleet whoever drives the fence sees to
+    /// From here on a shim that dies is replaced at once. In a fleet the owner of the fence does
     /// that.
     pub(super) fn keep_shim(&mut self, config: &Config, vitals: &Vitals) {
         if let Some(native) = self.native.clone().filter(|_| config.shared.is_none()) {
@@ -100,7 +100,7 @@ impl Runtimes {
         }
     }
 
-    /// Lets go of what serves nobody any more, once nothing more is started.
+    /// Ends helpers that are no longer needed. Call it once nothing more is started.
     pub(super) async fn close(&mut self) {
         if let Some(keeper) = self.keeper.take() {
             keeper.abort();
@@ -131,9 +131,9 @@ fn docker(config: &Config, state: &State, opener: FenceOpener) -> Result<DockerR
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
     // A session's cgroup may be below that of all sessions, whose limit is `limits.total_cpus`.
     options.max_cpus = options.max_cpus.min(config.limits.total_cpus);
-    // Only where there is a shim anyway, since a node alone needs no fence, or where others take
-    // over what this node loses: one that Docker's sessions alone need would be one more thing that
-    // they depend on.
+    // Docker's sessions get a fence only if there is a shim anyway, or if other nodes take over
+    // from this one. A node outside a fleet needs no fence, and a shim only for Docker would be one
+    // more dependency.
     if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
         options.fence = Some(DockerFence {
             socket: ShimPlace::of(&state.instance).socket(),
@@ -144,8 +144,8 @@ fn docker(config: &Config, state: &State, opener: FenceOpener) -> Result<DockerR
     DockerRuntime::connect(options).context("cannot set up the Docker runtime")
 }
 
-/// Where others may have taken over what was this node's, the registry knows what may run; where
-/// they may have done so once, this node's own records do.
+/// In a fleet, the registry knows what may run here. On a node that was in a fleet before, its
+/// records do.
 fn opener(config: &Config) -> Result<FenceOpener> {
     if config.shared.is_some() {
         return Ok(FenceOpener::Registry);

@@ -1,9 +1,10 @@
-//! Finds the node that serves a session, and waits where there is none yet.
+//! Finds the node that serves a session, and waits if there is none yet.
 //!
-//! Whatever takes time — a session that is started, one that is not ready at its node, a node that
-//! is not to be reached — is done once for all who wait for the session (`Quest`): by a task of the
-//! main runtime, which ends when nobody waits for it any more. Each who has waited then looks the
-//! session up anew. How long and how many may wait in all, the proxy bounds.
+//! Whatever takes time (starting a session, waiting until it is ready at its node, waiting for a
+//! node that cannot be reached) is done once for all requests that wait for the session
+//! (`Quest`): by a task of the main runtime, which ends when no request waits any more. Each
+//! waiting request then looks the session up again. The proxy bounds how long and how many
+//! requests may wait in all.
 
 mod asking;
 mod owner;
@@ -32,14 +33,14 @@ use self::refusals::{is_elsewhere, is_over, no_registry, passing, refused, unrea
 pub(super) use self::restarting::LostSession;
 use super::directory::{own_route, refusal};
 
-/// Look-ups of one call: each but the first asks the registry, after something was waited for.
+/// Look-ups of one call. Each but the first reads the registry, after a wait.
 const MAX_LOOKUPS: u32 = 8;
-/// Nodes that are asked to start one session, at a time.
+/// Nodes that are asked at a time to start one session.
 const MAX_CANDIDATES: usize = 4;
-/// Between two tries, at first and at most.
+/// Pause between two attempts, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Between two looks at which nodes are gone.
+/// Interval between checks for lost nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Finds sessions of the whole fleet.
@@ -61,12 +62,12 @@ struct Was {
     is_lost: bool,
 }
 
-/// What has to be waited for.
+/// What a request has to wait for.
 #[derive(Debug, Clone)]
 enum Need {
-    /// Nobody owns it: some node has to start it.
+    /// No node owns the session: one has to start it.
     Start { may_start: bool, was: Was },
-    /// Its node has to have it ready.
+    /// Its node has to make it ready.
     Ready { node: Arc<str>, may_start: bool },
     /// Its node cannot be reached.
     Reach { node: Arc<str> },
@@ -92,7 +93,7 @@ impl Seeker {
         let watching = Arc::clone(&seeker);
         tokio::spawn(essential("look for gone nodes", async move {
             let pause = || tokio::time::sleep(LOOK_EVERY);
-            // A look that is not taken any more tells nobody anything.
+            // Cancel safe: a check skipped at shutdown is not needed.
             while closing.run_until_cancelled(pause()).await.is_some() {
                 watching.map.tell_of_gone_nodes();
             }
@@ -100,7 +101,7 @@ impl Seeker {
         seeker
     }
 
-    /// Where the session is served, once it is.
+    /// The session's route, once it is served.
     pub(super) async fn find(
         self: &Arc<Self>,
         id: &SessionId,
@@ -123,12 +124,12 @@ impl Seeker {
                 }
             }
             let looked = self.map.look(id, &mut fresh).await;
-            // Where nobody can tell of another node, what this one knows is told.
+            // If no other node is known, the answer is this node's.
             let whereabouts = looked.map_err(|error| over.unwrap_or_else(|| no_registry(error)))?;
             match whereabouts {
                 Whereabouts::There(owner) => match owner.node.address.clone() {
                     Ok(address) => return Ok(self.way(id, owner, address)),
-                    // It has just come, or has gone and is not declared dead yet.
+                    // It has just joined, or has gone and is not declared dead yet.
                     Err(NoAddress::NotYet { .. }) => {
                         let node = owner.node.name;
                         let _held = self.held(&node, Cause::Silent);
@@ -168,7 +169,7 @@ impl Seeker {
         )))
     }
 
-    /// Where a request goes that the node of `from` did not take.
+    /// The route for a request that the node of `from` refused.
     pub(super) async fn find_anew(
         self: &Arc<Self>,
         from: &Route,
@@ -184,7 +185,7 @@ impl Seeker {
         match why {
             Turned::NotOwner => {
                 self.map.fleet().forget_location(id, from.generation);
-                // The first time the registry was not asked yet.
+                // The first time, the registry was not read yet.
                 if times > 1 {
                     tokio::time::sleep(pause(times)).await;
                 }
@@ -203,7 +204,7 @@ impl Seeker {
             Turned::Unreachable(_) => {
                 let _held = self.held(&node, Cause::Silent);
                 self.wait_for(id, Need::Reach { node }).await?;
-                // It can be reached and yet not be used, for example because it is full.
+                // It may be reachable but unusable, for example because it is full.
                 if times > 1 {
                     tokio::time::sleep(pause(times)).await;
                 }
@@ -217,10 +218,10 @@ impl Seeker {
         route.map(own_route).map_err(|error| refusal(&error))
     }
 
-    /// By this node's own word, for which a session that starts has to be waited for.
+    /// The session's route according to this node; waits for a session that starts.
     async fn own(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
         let mut route = std::pin::pin!(self.node.route(id, may_start));
-        // Most are there already, and wait for nothing.
+        // Most sessions are ready, so nothing is waited for.
         let first = poll_fn(|cx| Poll::Ready(route.as_mut().poll(cx))).await;
         if let Poll::Ready(route) = first {
             return route;
@@ -233,7 +234,7 @@ impl Seeker {
         route.await
     }
 
-    /// Counts who waits for a session that is on this node, or was.
+    /// Counts requests that wait for a session that is on this node, or was.
     fn held(&self, node: &str, otherwise: Cause) -> Held {
         let peers = self.map.fleet().peers();
         let peer = peers.iter().find(|peer| peer.name == node);

@@ -1,5 +1,5 @@
-//! Tells the service manager, by systemd's notification protocol (sd_notify(3)), that the daemon
-//! is ready, that it lives, and that it stops. Without one nothing is told to anybody.
+//! Notifies the service manager, by systemd's protocol (sd_notify(3)), that the daemon is ready,
+//! alive or stopping. Without a service manager nothing is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-/// Signs of life in each interval of the watchdog: one may be late.
+/// Heartbeats in each interval of the watchdog: one may be late.
 const BEATS: u32 = 3;
 
 /// Everything is adopted, and the listeners answer.
@@ -19,7 +19,7 @@ pub(super) fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// The start takes at least this much longer, and is no failure.
+/// Extends the start's time-out by at least this much.
 pub(super) fn goes_on(longer: Duration, status: &str) {
     let micros = u32::try_from(longer.as_micros()).unwrap_or(u32::MAX);
     tell(&[
@@ -28,15 +28,15 @@ pub(super) fn goes_on(longer: Duration, status: &str) {
     ]);
 }
 
-/// The daemon ends from here on.
+/// The daemon is stopping.
 pub(super) fn stopping(why: &str) {
     let status = format!("stopping: {why}");
     tell(&[NotifyState::Stopping, NotifyState::Status(&status)]);
 }
 
-/// Gives signs of life, if the service manager waits for any, for as long as the main runtime's
-/// tasks and the node's tables answer, and no essential task stands still. They come from the
-/// emergency thread, which can tell when nothing else does.
+/// Sends heartbeats, if the service manager expects any, as long as the main runtime's tasks and
+/// the node's tables answer and no essential task is stalled. They are sent from the emergency
+/// thread, which still runs when nothing else does.
 pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
@@ -51,7 +51,7 @@ pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
         let still = vitals.still();
         if still.is_empty() {
             if stood.swap(false, Ordering::Relaxed) {
-                tell(&[NotifyState::Status("goes on")]);
+                tell(&[NotifyState::Status("running")]);
             }
             return tell(&[NotifyState::Watchdog]);
         }
@@ -60,8 +60,8 @@ pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
         let status = format!("standing still: {}", names.join(", "));
         tracing::error!(
             ?still,
-            "tasks have shown nothing for too long; the service manager restarts the daemon if that \
-             goes on, and what runs here stays"
+            "tasks are stalled; if this continues, the service manager restarts the daemon, and \
+             the sessions keep running"
         );
         tell(&[NotifyState::Status(&status)]);
     };
@@ -69,7 +69,7 @@ pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
         .spawn(beats(interval / BEATS, Handle::current(), look, beat));
 }
 
-/// Calls `beat` after every pause in which `look` came to its end on `main`.
+/// Calls `beat` after every pause in which `look` completed on `main`.
 async fn beats(
     pause: Duration,
     main: Handle,
@@ -81,11 +81,11 @@ async fn beats(
         let look = look.clone();
         match timeout(pause, main.spawn(async move { look() })).await {
             Ok(Ok(())) => beat(),
-            Ok(Err(error)) => tracing::error!(%error, "the daemon could not look at itself"),
+            Ok(Err(error)) => tracing::error!(%error, "the daemon's self-check panicked"),
             Err(_) => tracing::error!(
-                "the daemon's own tasks have not answered for {} ms; the service manager restarts \
-                 it if that goes on, and what runs here stays",
-                pause.as_millis()
+                pause_ms = pause.as_millis(),
+                "the main runtime does not answer; if this continues, the service manager restarts \
+                 the daemon, and the sessions keep running"
             ),
         }
     }
@@ -93,7 +93,7 @@ async fn beats(
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager cannot be told of the daemon's state");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// Signs of life in a hundred pauses of a clock that runs only while nothing else does.
+    /// Counts heartbeats in a hundred pauses, on a clock that advances only while all is idle.
     async fn count(main: Handle) -> usize {
         let count = AtomicUsize::new(0);
         let beat = || {
@@ -123,7 +123,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn none_comes_while_the_main_tasks_hang() {
-        // Nobody drives this one.
+        // It is never polled.
         let hung = tokio::runtime::Builder::new_current_thread()
             .build()
             .expect("a runtime");

@@ -14,8 +14,8 @@ use crate::config::OnSigterm;
 /// Time for the rest of the daemon to stop in order once every session is dead and released.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The signals that this process handles from the moment that they are listened for. One that
-/// comes before anybody waits for it is kept.
+/// The signals that this process handles once this exists. A signal that arrives before a wait is
+/// kept.
 pub(super) struct Signals {
     pub(super) ending: EndingSignals,
     hangup: Signal,
@@ -42,7 +42,7 @@ impl Signals {
 }
 
 impl EndingSignals {
-    /// The name of the next one. Cancelling loses none: the next call reports it.
+    /// The name of the next one. Cancelling loses none: the next call returns it.
     pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
             // Cancelling either `recv` keeps its signal.
@@ -52,23 +52,22 @@ impl EndingSignals {
     }
 }
 
-/// Tells the main task to stop.
+/// The main task's stop order.
 pub(super) struct Stopped(watch::Receiver<Option<&'static str>>);
 
 impl Stopped {
-    /// Waits for the word to stop and gives its reason.
+    /// Waits for the stop order and returns its reason.
     pub(super) async fn wait(mut self) -> &'static str {
         // Cancelling loses nothing: the value stays in the channel.
         match self.0.wait_for(Option::is_some).await {
-            Ok(why) => why.unwrap_or("told to"),
+            Ok(why) => why.unwrap_or("ordered to"),
             Err(_) => "the signal handler has ended",
         }
     }
 }
 
-/// Handles signals on the emergency thread: SIGTERM and SIGINT stop the daemon, after a preemption
-/// where the configuration says so; SIGHUP reads the token file, and what nodes know each other by,
-/// again.
+/// Handles signals on the emergency thread: SIGTERM and SIGINT stop the daemon, after a
+/// preemption if so configured; SIGHUP reloads the token file and the nodes' credentials.
 pub(super) fn watch(
     signals: Signals,
     node: &Arc<Node>,
@@ -96,9 +95,9 @@ async fn stop_on_signal(
     let name = signals.next().await;
     if on_sigterm == OnSigterm::Leave {
         sender.send_replace(Some(name));
-        // A second signal means that somebody has lost patience.
+        // A second signal ends the daemon at once.
         tokio::select! {
-            // Cancelling loses nothing that anybody waits for.
+            // Cancel safe: the signal is not needed any more.
             _ = signals.next() => {}
             // The main task has stopped.
             () = sender.closed() => return,
@@ -112,13 +111,13 @@ async fn stop_on_signal(
     match emergency.preempt(&request, SIGNAL) {
         Ok(report) => {
             if let Err(error) = report.wait().await {
-                tracing::error!(%error, "the preemption on {name} has no report");
+                tracing::error!(signal = name, %error, "cannot get the preemption's report");
             }
         }
-        Err(error) => tracing::error!(%error, "cannot preempt on {name}"),
+        Err(error) => tracing::error!(signal = name, %error, "cannot preempt"),
     }
     sender.send_replace(Some("preempted"));
-    // The sessions are dead and released; a main runtime that hangs must not keep the machine.
+    // The sessions are dead and released; a main runtime that hangs must not delay the machine.
     if tokio::time::timeout(EXIT_PATIENCE, sender.closed())
         .await
         .is_err()
@@ -131,16 +130,19 @@ async fn reload_on_hangup(hangup: &mut Signal, tokens: Option<Arc<TokenFile>>, r
     while hangup.recv().await.is_some() {
         renewal.look(Occasion::Order).await;
         let Some(tokens) = tokens.clone() else {
-            tracing::info!("SIGHUP: there is no token file to read again");
+            tracing::info!("SIGHUP: no token file to reload");
             continue;
         };
-        // A file is read: not on a thread that serves requests.
+        // It reads a file, so it must not run on a thread that serves requests.
         match tokio::task::spawn_blocking(move || tokens.reload()).await {
-            Ok(Ok(count)) => tracing::info!(count, "read the token file again"),
+            Ok(Ok(count)) => tracing::info!(count, "reloaded the token file"),
             Ok(Err(error)) => {
-                tracing::error!("kept the former tokens: {}", super::chain(&error));
+                tracing::error!(
+                    error = %super::chain(&error),
+                    "cannot reload the token file; keeping the former tokens"
+                );
             }
-            Err(error) => tracing::error!(%error, "reading the token file panicked"),
+            Err(error) => tracing::error!(%error, "reloading the token file panicked"),
         }
     }
 }

@@ -19,22 +19,22 @@ use crate::state_dir;
 /// Directory of the image store in the state directory.
 const IMAGES: &str = "images";
 
-/// The state directory, held by this process alone.
+/// The state directory, locked by this process.
 pub(super) struct State {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) fleet: Arc<dyn Fleet>,
-    /// What the registry has ended, where others may own what was this node's.
+    /// The sessions that the registry ended, if other nodes may own this node's.
     pub(super) orders: Option<Arc<Orders>>,
     pub(super) journal: Arc<Journal>,
     pub(super) instance: Instance,
     pub(super) images: ImageStore,
-    /// Looks after the tasks that the daemon cannot do without.
+    /// Watches the tasks that the daemon cannot do without.
     pub(super) vitals: Vitals,
 }
 
 impl State {
-    /// Opens everything in the state directory. The registry comes first, but for the installation's
-    /// id: its lock is what keeps a second daemon out, which must not touch anything.
+    /// Opens everything in the state directory. After the installation's id comes the registry: its
+    /// lock excludes a second daemon, which must not change anything.
     pub(super) fn open(config: &Config, generation_floor: Option<Generation>) -> Result<Self> {
         let directory = &config.state_dir;
         state_dir::prepare(directory)?;
@@ -70,10 +70,10 @@ impl State {
     }
 }
 
-/// The image store. Every guard of an image is taken by the runtime that uses it: by a start, or
-/// as it adopts what runs, before the first collection.
+/// The image store. The runtimes take the guards of images, at a start or when they adopt running
+/// containers, before the first collection.
 fn images(directory: &Path, config: &Config) -> Result<ImageStore> {
-    let features = Features::probe().context("cannot ask the kernel what it can do")?;
+    let features = Features::probe().context("cannot detect the kernel's features")?;
     let first_id = if features.mapped_layers {
         0
     } else {
@@ -82,7 +82,7 @@ fn images(directory: &Path, config: &Config) -> Result<ImageStore> {
     let opened = ImageStore::open_for(directory, config.images.limits.clone(), first_id);
     opened.with_context(|| {
         format!(
-            "cannot open the image store; when {} cannot be mended, move it away and import the \
+            "cannot open the image store; if {} cannot be repaired, move it away and import the \
              images again",
             directory.display()
         )

@@ -1,21 +1,21 @@
-//! What stays wrong: told when it begins, when it changes and when it is over.
+//! A lasting error: reported when it begins, changes and ends.
 
-/// What was wrong with one thing when it was last looked at.
+/// The last check's error of one subject.
 #[derive(Debug, Default)]
 pub(super) struct Trouble(Option<String>);
 
-/// What is to be told of a look.
+/// What to report after a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// It is wrong, for another reason than before or for the first time.
+    /// An error that is new or has changed.
     Wrong(String),
-    /// What was wrong is not any more.
+    /// The error is over.
     Over,
 }
 
 impl Trouble {
-    /// Takes what is wrong now, if anything is; where somebody has asked for the look, what is known
-    /// is told once more.
+    /// Takes a check's error, if any. `asked`: an operator ordered the check, so an error is
+    /// reported again.
     pub(super) fn look(&mut self, wrong: Option<String>, asked: bool) -> Option<News> {
         let news = match (&self.0, &wrong) {
             (Some(before), Some(now)) if before == now && !asked => None,

@@ -562,8 +562,8 @@ impl Tokens<'_> {
 
 #[tokio::test]
 async fn the_token_file_is_read_again_on_sighup_and_a_bad_one_changes_nothing() {
-    const READ: &str = "read the token file again";
-    const KEPT: &str = "kept the former tokens";
+    const READ: &str = "reloaded the token file";
+    const KEPT: &str = "cannot reload the token file; keeping the former tokens";
     let Some(docker) = docker_shared().await else {
         return;
     };

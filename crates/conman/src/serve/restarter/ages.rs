@@ -1,5 +1,5 @@
-//! For how long nodes have been gone, by a clock that nobody sets. What other daemons saw, and this one
-//! did not live for, is taken over from the registry, where what this one sees is kept in turn.
+//! How long nodes have been lost, by a monotonic clock. Times that other daemons observed, also
+//! before this one ran, come from the registry, where this one's are stored in turn.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -8,22 +8,21 @@ use conman_core::retention::Age;
 use conman_registry::{Peer, PeerStanding};
 use tokio::time::Instant;
 
-/// The nodes that are gone and have records yet. One that is gone stays so until it joins again, by
-/// which it has another incarnation: so that it was gone meanwhile is known also where nobody could
-/// look for a while, as while etcd elects.
+/// Lost nodes that still have records. A lost node stays lost until it joins again, with a new
+/// incarnation. So the time counts on while it cannot be observed, as while etcd elects a leader.
 #[derive(Debug, Default)]
 pub(super) struct Ages {
     gone: HashMap<String, Gone>,
-    /// Those of the present look at all records.
+    /// Those met in the current scan of all records.
     met: HashSet<String>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Gone {
-    /// `None` for one that was forgotten before, until the registry tells.
+    /// `None` for a node that was forgotten before, until the registry states it.
     incarnation: Option<u64>,
     since: Instant,
-    /// As long as others saw it before.
+    /// How long it had been lost before, as others observed.
     before: Duration,
 }
 
@@ -47,7 +46,7 @@ impl Gone {
         })
     }
 
-    /// Whether it has not come back since, as far as what is known of it now tells.
+    /// Whether it has not come back since, as far as `known` shows.
     fn is_still(&self, known: Option<&Peer>) -> bool {
         known.is_none_or(|peer| {
             peer.standing == PeerStanding::Fenced && self.incarnation == Some(peer.incarnation)
@@ -56,14 +55,13 @@ impl Gone {
 }
 
 impl Ages {
-    /// Lets go of those that are back, or were.
+    /// Removes nodes that are back, or were.
     pub(super) fn see(&mut self, peers: &[Peer]) {
         self.gone
             .retain(|node, gone| gone.is_still(peers.iter().find(|peer| peer.name == *node)));
     }
 
-    /// For how long a node has been seen to be gone that a record is of; `known` where it is not
-    /// forgotten.
+    /// How long the node of a record has been lost. `known`: its entry, unless it is forgotten.
     pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
         if !self.met.contains(node) {
             self.met.insert(node.to_owned());
@@ -77,21 +75,21 @@ impl Ages {
         Duration::ZERO
     }
 
-    /// All records were looked at: of nodes that have none any more, nothing is to be known.
+    /// All records were read: removes nodes without records.
     pub(super) fn all_met(&mut self) {
         let met = std::mem::take(&mut self.met);
         self.gone.retain(|node, _| met.contains(node));
     }
 
-    /// What is known of those that all records were just found to be of.
+    /// Ages of the nodes that the last scan of all records met.
     pub(super) fn seen(&self) -> BTreeMap<String, Option<Age>> {
         let seen = self.gone.iter();
         seen.map(|(node, gone)| (node.clone(), gone.age()))
             .collect()
     }
 
-    /// Takes over what anybody saw, this daemon included. What was seen of a node before its
-    /// incarnation was known may have been of another life.
+    /// Takes over what any daemon observed, including this one. Observations from before a node's
+    /// incarnation was known may be of an earlier incarnation.
     pub(super) fn learn(&mut self, ages: &BTreeMap<String, Age>) {
         for (node, gone) in &mut self.gone {
             let Some(age) = ages.get(node) else {
@@ -103,7 +101,7 @@ impl Ages {
         }
     }
 
-    /// Not all records were looked at.
+    /// Not all records were read.
     pub(super) fn look_failed(&mut self) {
         self.met.clear();
     }
@@ -125,7 +123,7 @@ mod tests {
         }
     }
 
-    /// What a look at one record of `n` finds, an hour after the one before.
+    /// Result for one record of `n`, an hour after the previous one.
     async fn hour(ages: &mut Ages, known: Option<&Peer>) -> u64 {
         tokio::time::advance(Duration::from_secs(3_600)).await;
         ages.see(known.map(std::slice::from_ref).unwrap_or_default());
@@ -164,7 +162,7 @@ mod tests {
             ages.see(std::slice::from_ref(back));
             assert_eq!(hour(&mut ages, Some(&again)).await, 0, "{back:?}");
         }
-        // One that was forgotten was back if it is known again.
+        // A forgotten node that is known again had come back.
         assert_eq!(hour(&mut Ages::default(), None).await, 0);
         let mut ages = Ages::default();
         hour(&mut ages, None).await;
@@ -198,18 +196,18 @@ mod tests {
         for age in 0..5 {
             assert_eq!(hour(&mut first, Some(&fenced)).await, age);
         }
-        let kept = first.seen()["n"].expect("its life is known");
+        let kept = first.seen()["n"].expect("its incarnation is known");
         assert_eq!(kept, hours(3, 4));
         let mut next = Ages::default();
         hour(&mut next, Some(&fenced)).await;
         learn(&mut next, kept);
         assert_eq!(hour(&mut next, Some(&fenced)).await, 5);
-        // Its own time comes back to it, and less than it has seen.
+        // Its stored time comes back, and less than it has observed.
         for told in [5, 2] {
             learn(&mut next, hours(3, told));
             assert_eq!(next.seen()["n"], Some(hours(3, 5)));
         }
-        // The other one has looked on, too.
+        // The other one has observed more.
         learn(&mut next, hours(3, 7));
         assert_eq!(hour(&mut next, Some(&fenced)).await, 8);
         assert_eq!(hour(&mut next, None).await, 9);
@@ -220,12 +218,12 @@ mod tests {
         let mut ages = Ages::default();
         hour(&mut ages, None).await;
         hour(&mut ages, None).await;
-        assert_eq!(ages.seen()["n"], None, "of which life nobody knows");
+        assert_eq!(ages.seen()["n"], None, "of an unknown incarnation");
         learn(&mut ages, hours(3, 0));
-        assert_eq!(ages.seen()["n"], Some(hours(3, 0)), "nor knew then");
+        assert_eq!(ages.seen()["n"], Some(hours(3, 0)), "nor was it known then");
         learn(&mut ages, hours(3, 40));
         assert_eq!(hour(&mut ages, None).await, 41);
-        // It was forgotten after another life.
+        // It was forgotten after another incarnation.
         learn(&mut ages, hours(4, 2));
         assert_eq!(hour(&mut ages, None).await, 3);
         let again = peer(PeerStanding::Fenced, 5);

@@ -1,5 +1,5 @@
-//! Has records go that nobody looks after: of nodes that are gone, and what this one failed to
-//! forget.
+//! Removes records without a responsible node: those of lost nodes, and those that this node
+//! failed to remove.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use tokio::time::{Instant, timeout};
 use super::ages::Ages;
 use super::turns::Turns;
 
-/// Records that go after one look at all of them; the others go after the next ones, all in turn:
-/// some may be damaged, so that they never go.
+/// Most records that are removed after one scan; the others follow after later scans, in turn,
+/// since damaged ones may never be removed.
 const MAX_AT_ONCE: usize = 200;
 
-/// For how long nodes have been gone is told and asked this often: what a daemon sees must have grown
-/// by so much to be kept.
+/// Interval between exchanges of nodes' ages with the registry: an age is stored once it has
+/// grown by this much.
 const COUNT_EVERY: Duration = AGE_STEP;
-/// Before what failed of that is tried again.
+/// Pause before a failed exchange is tried again.
 const COUNT_AGAIN: Duration = Duration::from_mins(1);
-/// How long the registry is waited for then: nobody looks meanwhile whether nodes go.
+/// Bound on an exchange, since no node is checked meanwhile.
 const COUNT_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Leftovers {
     ages: Ages,
     next_count: Instant,
     found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
-    /// What goes just now.
+    /// The running removal.
     going: Option<JoinHandle<()>>,
 }
 
@@ -49,19 +49,17 @@ impl Leftovers {
         }
     }
 
-    /// What the nodes are like now.
+    /// Takes the nodes' current state.
     pub(super) fn see(&mut self, peers: &[Peer]) {
         self.ages.see(peers);
     }
 
-    /// For how long a node has been seen to be gone that a record is of; `known` where it is not
-    /// forgotten.
+    /// How long the node of a record has been lost. `known`: its entry, unless it is forgotten.
     pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
         self.ages.gone_for(node, known)
     }
 
-    /// All records were looked at: has it kept for how long nodes have been gone, and asks what others
-    /// saw, now and then.
+    /// All records were read: exchanges the nodes' ages with the registry if that is due.
     pub(super) async fn count(&mut self, fleet: &dyn Fleet) {
         if Instant::now() < self.next_count {
             return;
@@ -76,11 +74,11 @@ impl Leftovers {
             Err(_) => "the registry took too long".to_owned(),
         };
         self.next_count = Instant::now() + COUNT_AGAIN;
-        tracing::debug!(why, "for how long nodes have been gone is not kept yet");
+        tracing::debug!(why, "cannot store how long nodes have been lost");
     }
 
-    /// Of a session that nobody restarts by itself; `gone_for` where its node is gone and it is this
-    /// node's to see to.
+    /// Considers a session that is not restarted automatically. `gone_for`: how long its node has
+    /// been lost, if this node is responsible for it.
     pub(super) fn look_at(&mut self, session: &FleetSession, gone_for: Option<Duration>) {
         let record = &session.record;
         let ended_at = match &record.state {
@@ -101,19 +99,18 @@ impl Leftovers {
         }
     }
 
-    /// Whether this node should have forgotten it: what has ended is shown for as long as it is kept.
+    /// Whether this node should have removed it: an ended session is kept for a limited time.
     fn was_not_forgotten(&self, session: &FleetSession) -> bool {
         session.node == self.node.name() && self.node.get(&session.record.id).is_none()
     }
 
-    /// Not all records could be looked at. Which nodes were gone then still are, unless they are seen
-    /// to be back.
+    /// Not all records were read. Lost nodes stay so unless they are seen to be back.
     pub(super) fn look_failed(&mut self) {
         self.ages.look_failed();
         self.found.drop_met();
     }
 
-    /// All records were looked at: those that were found go, in the background.
+    /// All records were read: removes the ones found, in the background.
     pub(super) fn clear(&mut self) {
         self.ages.all_met();
         let busy = self
@@ -129,7 +126,7 @@ impl Leftovers {
             return;
         }
         let (node, kept) = (Arc::clone(&self.node), self.retention.lost);
-        // One that ends with the daemon is begun again by the next one.
+        // A removal dropped at shutdown is repeated by the next daemon.
         self.going = Some(tokio::spawn(async move {
             for (record, lot) in found {
                 go(&node, record, lot, kept).await;
@@ -143,19 +140,19 @@ async fn go(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
     let failed = match lot {
         Lot::Stays => None,
         Lot::Forgotten => match node.forget(&id, generation).await {
-            // Somebody was quicker.
+            // Another node was faster.
             Ok(()) | Err(RegistryError::Superseded { .. }) => None,
             Err(error) => Some(super::super::chain(&error)),
         },
         Lot::Ended => {
             let days = kept.as_secs() / (24 * 3_600);
-            let why = format!("its node was lost, and nobody asked for it for {days} days");
+            let why = format!("its node was lost, and no client used it for {days} days");
             let ended = node.stop_lost(record, why).await;
             ended.err().map(|error| super::super::chain(&error))
         }
     };
     match failed {
-        Some(why) => tracing::debug!(session = %id, why, "an old record did not go yet"),
-        None => tracing::debug!(session = %id, %generation, "an old record has gone"),
+        Some(why) => tracing::debug!(session = %id, why, "cannot remove an old record yet"),
+        None => tracing::debug!(session = %id, %generation, "removed an old record"),
     }
 }

@@ -1,12 +1,12 @@
-//! A few at a time of what is met in looks at everything, so that each has its turn, however many of
-//! those before it stay.
+//! Takes a few of the items that a scan meets, in rotation, so that each one has its turn even if
+//! earlier ones are never done.
 
 use conman_proto::SessionId;
 
-/// What one look has met, by session. Looks go by their ids' order; `N` have their turn after each.
+/// Items of one scan, by session. Scans are in order of the ids; `N` items are taken after each.
 #[derive(Debug)]
 pub(super) struct Turns<T, const N: usize> {
-    /// Whose turn was the latest: the next ones are those behind.
+    /// The last item taken; the next ones follow it.
     after: Option<SessionId>,
     behind: Vec<(SessionId, T)>,
     /// They come after the last.
@@ -35,7 +35,7 @@ impl<T, const N: usize> Turns<T, N> {
         }
     }
 
-    /// Everything was looked at: those whose turn it is.
+    /// The scan is complete: returns the items whose turn it is.
     pub(super) fn take(&mut self) -> Vec<T> {
         let mut turn = std::mem::take(&mut self.behind);
         turn.append(&mut self.before);
@@ -46,7 +46,7 @@ impl<T, const N: usize> Turns<T, N> {
         turn.into_iter().map(|(_, what)| what).collect()
     }
 
-    /// The look was in vain: it is nobody's turn.
+    /// The scan failed: returns no items.
     pub(super) fn drop_met(&mut self) {
         self.behind.clear();
         self.before.clear();
@@ -63,7 +63,7 @@ mod tests {
         format!("s-{number:03}").parse().expect("an id")
     }
 
-    /// Those whose turn it is after a look at these.
+    /// The items taken after a scan of these.
     fn look(turns: &mut Turns<usize, 10>, all: &BTreeSet<usize>) -> Vec<usize> {
         for number in all {
             turns.meet(&id(*number), || *number);

@@ -1,4 +1,4 @@
-//! Asks another node for something, and reads what it says.
+//! Sends requests to another node, and reads its answers.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::{Seeker, Was};
 use crate::serve::chain;
 
-/// Bytes of a problem that another node answers with.
+/// Most bytes of another node's problem.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
-/// Time for it, once its head is there: by then nobody looks whether the node still answers.
+/// Time for its body, once the head has arrived: the node's liveness is not checked then.
 const PROBLEM_PATIENCE: Duration = Duration::from_secs(5);
-/// Who asks for a session to be ready, as the other node's log has it.
+/// The caller's name, for the other node's log.
 const CALLER: HeaderValue = HeaderValue::from_static("frontend sessions");
 
-/// What another node said.
+/// Another node's answer.
 pub(super) enum Said {
     Ready,
-    /// The session is elsewhere by now.
+    /// The session is elsewhere.
     Elsewhere,
     Problem(Problem),
-    /// It takes nothing of this one's.
+    /// It rejects this node.
     Refused(RefusedBy),
     Nothing,
 }
 
 impl Seeker {
-    /// Asks a node to have the session ready.
+    /// Requests a node to make the session ready.
     pub(super) async fn ask(
         &self,
         id: &SessionId,
@@ -71,7 +71,7 @@ impl Seeker {
                 | AskError::NoRoom { .. }
                 | AskError::Unanswered { .. }),
             ) => {
-                tracing::debug!(session = %id, error = chain(&error), "a node did not answer");
+                tracing::debug!(session = %id, error = chain(&error), "no answer from the node");
                 return Said::Nothing;
             }
         };

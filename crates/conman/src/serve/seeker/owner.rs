@@ -1,4 +1,5 @@
-//! Waits for the node of a session: until it is ready there, is lost, or can be reached.
+//! Waits for the node of a session: until the session is ready there or lost, or the node
+//! reachable.
 
 use conman_peer::{NoAddress, PeerAddress, Whereabouts};
 use conman_proto::SessionId;
@@ -10,7 +11,7 @@ use super::refusals::{TOO_MANY_WAITING, refused, with_retry};
 use super::{LONGEST_PAUSE, LOOK_EVERY, PAUSE, Seeker, Was, pause};
 
 impl Seeker {
-    /// Has the session's node say when it takes requests.
+    /// Waits until the session's node reports that it takes requests.
     pub(super) async fn ready(
         &self,
         id: &SessionId,
@@ -27,8 +28,8 @@ impl Seeker {
         match said {
             Said::Ready | Said::Elsewhere => Ok(()),
             Said::Refused(by) => Err(refused(&by)),
-            // Its own clients have all the places for the session: how long and how many wait here
-            // is not for it to say.
+            // The node's own clients have all the places for the session. How long and how many
+            // requests wait here does not depend on that.
             Said::Problem(problem) if problem.slug() == TOO_MANY_WAITING => {
                 tokio::time::sleep(LONGEST_PAUSE).await;
                 Ok(())
@@ -38,26 +39,26 @@ impl Seeker {
                 Ok(())
             }
             Said::Problem(problem) => {
-                // What a node says of a session that it has lost meanwhile is of no interest.
+                // A node's answer about a session that it has lost meanwhile is of no interest.
                 match self.map.whereabouts(id).await {
                     Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {
                         Err(with_retry(problem))
                     }
-                    // Who looks again is told where the registry does not answer.
+                    // The next look-up reports that the registry does not answer.
                     Ok(_) | Err(_) => Ok(()),
                 }
             }
         }
     }
 
-    /// Returns when a node that answers, and yet is not heard of, is not the session's any more: its
-    /// ownership lapses, and what it has is frozen.
+    /// Returns when a node that answers but is silent in the registry does not own the session any
+    /// more: its ownership expires, and its sessions are frozen.
     pub(super) async fn lost(&self, id: &SessionId, name: &str) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let peers = self.map.fleet().peers();
             let peer = peers.iter().find(|peer| peer.name == name);
-            // Nobody can have claimed what is its own before it is declared dead.
+            // Other nodes cannot claim its sessions before it is declared dead.
             if peer.is_some_and(|peer| peer.standing != PeerStanding::Fenced) {
                 continue;
             }
@@ -70,7 +71,7 @@ impl Seeker {
         }
     }
 
-    /// Returns when the node can be reached, or is not the session's any more.
+    /// Returns when the node can be reached, or does not own the session any more.
     pub(super) async fn reach(&self, id: &SessionId, name: &str) {
         for times in 1.. {
             tokio::time::sleep(pause(times)).await;
@@ -83,7 +84,7 @@ impl Seeker {
                     match owner.node.address {
                         Ok(address) if self.answers(&address).await => return,
                         Ok(_) | Err(NoAddress::NotYet { .. }) => {}
-                        // Who looks again is told why it cannot be.
+                        // The next look-up reports why it cannot be reached.
                         Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
                     }
                 }
@@ -92,7 +93,7 @@ impl Seeker {
         }
     }
 
-    /// Whether a node answers, for as long as nobody asks anew whose the session is.
+    /// Whether a node answers; valid until the session's owner is looked up again.
     async fn answers(&self, address: &PeerAddress) -> bool {
         let pulse = self.map.client().pulse();
         tokio::time::timeout(LONGEST_PAUSE, pulse.answers(address)).await == Ok(true)

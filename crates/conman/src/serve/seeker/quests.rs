@@ -1,4 +1,4 @@
-//! What all who wait for one session wait for together.
+//! Shared waits: all requests that wait for one session wait for the same task.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,21 +9,21 @@ use tokio::sync::watch;
 use super::refusals::{TOO_MANY_WAITING, passing};
 use super::{Need, Seeker};
 
-/// Sessions that are waited for at a time.
+/// Most sessions that are waited for at a time.
 const MAX_QUESTS: usize = 10_000;
 
-/// Those who may wait for one session, of all who may wait at a listener: a quarter, so that the
-/// clients of one do not keep all others' from waiting.
+/// How many of the `max_held` waiting requests of a listener may wait for one session: a quarter,
+/// so that clients of one session do not exclude all others.
 pub(super) const fn share_of_one(max_held: usize) -> usize {
     if max_held < 4 { 1 } else { max_held / 4 }
 }
 
-/// Something that all who wait for one session wait for. `None` until it is over.
+/// A wait that all requests for one session share. `None` until it is over.
 #[derive(Debug, Default)]
 pub(super) struct Quest(watch::Sender<Option<Result<(), Refusal>>>);
 
 impl Quest {
-    /// Waits with the others, while there is a place.
+    /// Waits with the others, if there is a place.
     pub(super) fn join(
         &self,
         id: &SessionId,
@@ -45,7 +45,7 @@ impl Quest {
 }
 
 impl Seeker {
-    /// Waits for what is needed, with all who wait for the session.
+    /// Waits for `need`, together with all requests for the session.
     pub(super) async fn wait_for(
         self: &Arc<Self>,
         id: &SessionId,
@@ -82,14 +82,14 @@ impl Seeker {
         metrics::gauge!("conman_hop_quests").set(lock(&self.quests).len() as f64);
         let ended = match over.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone(),
-            // Its task panicked: look anew.
+            // Its task panicked: look the session up again.
             Err(_) => None,
         };
         ended.unwrap_or(Ok(()))
     }
 
     async fn run(&self, id: &SessionId, need: Need, quest: &Arc<Quest>) {
-        // Also when the quest panics: those who wait must not wait for ever.
+        // Also if the task panics: the requests must not wait for ever.
         let _entry = Entry {
             seeker: self,
             id,
@@ -99,12 +99,12 @@ impl Seeker {
         loop {
             tokio::select! {
                 outcome = &mut work => {
-                    // First, so that nobody joins what is over: they may need something else.
+                    // First, so that no request joins a wait that is over.
                     lock(&self.quests).remove(id);
                     quest.0.send_replace(Some(outcome));
                     return;
                 }
-                // Looked at anew below, where nobody can join meanwhile.
+                // Checked again below, where no request can join meanwhile.
                 () = quest.0.closed() => {
                     let mut quests = lock(&self.quests);
                     if quest.0.receiver_count() == 0 {
@@ -119,7 +119,7 @@ impl Seeker {
     async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
         match need {
             Need::Start { may_start, was } => self.start(id, *may_start, was).await,
-            // Cancel safe: what is asked of the node is asked anew, and a look is only a look.
+            // Cancel safe: the request to the node is repeated, and a look-up has no effect.
             Need::Ready { node, may_start } => tokio::select! {
                 outcome = self.ready(id, node, *may_start) => outcome,
                 () = self.lost(id, node) => Ok(()),
@@ -132,7 +132,7 @@ impl Seeker {
     }
 }
 
-/// A quest's place in the table, until its task ends.
+/// A wait's entry in the table, until its task ends.
 struct Entry<'run> {
     seeker: &'run Seeker,
     id: &'run SessionId,
@@ -148,7 +148,7 @@ impl Drop for Entry<'_> {
         {
             quests.remove(self.id);
         }
-        // For those whose quest has panicked.
+        // For requests whose task has panicked.
         self.quest.0.send_if_modified(|outcome| {
             let without = outcome.is_none();
             if without {
@@ -159,7 +159,7 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The maps are sound after every single step.
+/// Every single change leaves the maps valid, so a poisoned lock is fine.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

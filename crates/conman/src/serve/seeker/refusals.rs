@@ -1,4 +1,4 @@
-//! What clients are told, and what the problems of other nodes mean.
+//! Answers to clients, and the meaning of other nodes' problems.
 
 use conman_node::{EnsureError, RouteError};
 use conman_peer::RefusedBy;
@@ -8,12 +8,12 @@ use conman_registry::RegistryError;
 
 use crate::serve::chain;
 
-/// What a node says whose clients take all the places of a session that is not ready.
+/// Slug of a node whose clients take all the places of a session that is not ready.
 pub(super) const TOO_MANY_WAITING: &str = "too-many-waiting";
-/// What a node says that lacks what the session needs: another one may have it.
+/// Slug of a node that lacks what the session needs; another one may have it.
 pub(super) const NO_SUCH_IMAGE: &str = "no-such-image";
 pub(super) const NO_SUCH_RUNTIME: &str = "no-such-runtime";
-/// When a client may ask again.
+/// Retry-After of transient problems.
 const RETRY_AFTER_S: u32 = 1;
 
 pub(super) fn is_for_want_of_something(problem: &Problem) -> bool {
@@ -25,7 +25,7 @@ pub(super) fn is_elsewhere(error: &RouteError) -> bool {
     matches!(error, RouteError::NotStarted { source, .. } if is_of_another(source))
 }
 
-/// What ends here, or cannot, may be another node's by now.
+/// Whether the session ended or cannot run here, so that another node may own it.
 pub(super) fn is_over(error: &RouteError) -> bool {
     matches!(error, RouteError::Ended { .. } | RouteError::Stuck { .. })
 }

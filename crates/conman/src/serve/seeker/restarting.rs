@@ -1,4 +1,4 @@
-//! Has some node restart what lost its node, unasked.
+//! Makes a node restart a session that lost its node.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use super::refusals::{
 use super::{MAX_CANDIDATES, Seeker, wish_of};
 use crate::serve::chain;
 
-/// For so long nodes are asked whether they have the image, before one tries without: a fleet may be
-/// large, and a Docker slow. Well below what an order is waited for.
+/// How long nodes are asked whether they have the image, before one is tried without it: a fleet
+/// may be large, and Docker slow. Far below the bound of a restart order.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A session to be restarted.
+/// A session to restart.
 #[derive(Debug, Clone)]
 pub(in crate::serve) struct LostSession {
     pub(in crate::serve) id: SessionId,
@@ -28,14 +28,14 @@ pub(in crate::serve) struct LostSession {
     pub(in crate::serve) spec: ResolvedSpec,
     /// The node that it was on.
     pub(in crate::serve) from: String,
-    /// Which restart in a row this is.
+    /// The number of this restart in a row.
     pub(in crate::serve) count: u32,
 }
 
 impl Seeker {
-    /// Has some node restart a session that lost its node, each asked once: the node that it runs
-    /// on then, or why it runs on none. One that lacks its image or its runtime is passed over, and
-    /// only where all do, one of them tries, which is counted.
+    /// Makes a node restart a session that lost its node; each node is asked once. Returns the node
+    /// that it runs on, or why it runs on none. Nodes without its image or runtime are skipped. If
+    /// all lack it, one of them tries anyway, so that the attempt is counted.
     pub(in crate::serve) async fn restart(&self, lost: &LostSession) -> Result<String, String> {
         let placement = self.map.place(&lost.id, &wish_of(&lost.spec));
         let first = placement.candidates.len();
@@ -44,7 +44,7 @@ impl Seeker {
         let (mut asked, mut lacks_image) = (0, None);
         let begun = Instant::now();
         for (number, name) in order.iter().chain(&placement.second).enumerate() {
-            // Those of second choice are for want of the image or the runtime alone.
+            // Second-choice nodes only lack the image or the runtime.
             if asked >= MAX_CANDIDATES || number >= first && asked > 0 {
                 break;
             }
@@ -67,7 +67,7 @@ impl Seeker {
                 },
             }
         }
-        // So that it ends: nothing would be counted otherwise.
+        // So that the attempts end: otherwise none would be counted.
         if let Some(name) = lacks_image.filter(|_| asked == 0) {
             let said = self.restart_on(lost, name, WithoutImage::Try).await;
             return match self.restarted(lost, name, said).await {
@@ -97,7 +97,7 @@ impl Seeker {
         self.post(id, address, target).await
     }
 
-    /// What a restart has come to by what a node said, or why the next is to be asked.
+    /// The result of a restart by a node's answer, or why the next node is to be asked.
     async fn restarted(
         &self,
         lost: &LostSession,
@@ -113,7 +113,7 @@ impl Seeker {
         }
     }
 
-    /// The node that owns a session by now.
+    /// The node that owns a session at present.
     pub(in crate::serve) async fn whose(&self, id: &SessionId) -> Result<String, String> {
         match self.map.whereabouts(id).await {
             Ok(Whereabouts::There(owner)) => Ok(owner.node.name.to_string()),
@@ -153,7 +153,8 @@ impl Seeker {
     }
 }
 
-/// The nodes that are asked to restart a session: what failed on one may succeed on the next.
+/// The order in which nodes are asked to restart a session: what failed on one may succeed on the
+/// next.
 fn in_turn(mut candidates: Vec<String>, count: u32) -> Vec<String> {
     let first = candidates.len().min(MAX_CANDIDATES);
     if first > 0 {

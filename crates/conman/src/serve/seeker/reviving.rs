@@ -1,4 +1,4 @@
-//! Has some node start by its record what nobody owns.
+//! Makes a node start a session without an owner from its record.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,11 @@ use super::refusals::{
 };
 use super::{MAX_CANDIDATES, Seeker, Was, pause, wish_of};
 
-/// How often a record is asked for that the registry does not tell.
+/// Attempts to read a record while the registry does not answer.
 const MAX_READS: u32 = 8;
 
 impl Seeker {
-    /// Has some node start the session by its record.
+    /// Makes a node start the session from its record.
     pub(super) async fn start(
         &self,
         id: &SessionId,
@@ -80,7 +80,7 @@ impl Seeker {
             {
                 return Err(refused(last));
             }
-            tracing::debug!(session = %id, ?trouble, times, "no node could start it yet");
+            tracing::debug!(session = %id, ?trouble, times, "no node could start the session yet");
             tokio::time::sleep(pause(times)).await;
         }
         Ok(())
@@ -99,7 +99,7 @@ impl Seeker {
     }
 }
 
-/// The nodes that a quest has found to lack its session's image, or its runtime.
+/// The nodes found to lack the session's image, or its runtime.
 #[derive(Debug, Default)]
 struct Lacking {
     nodes: BTreeSet<String>,
@@ -109,7 +109,7 @@ struct Lacking {
 impl Lacking {
     fn add(&mut self, node: &str, why: Problem) {
         self.nodes.insert(node.to_owned());
-        // That an image is missing is nearer to a start than that a runtime is.
+        // A missing image is closer to a start than a missing runtime.
         let nearer = self
             .why
             .as_ref()
@@ -119,14 +119,14 @@ impl Lacking {
         }
     }
 
-    /// The first of the others.
+    /// Candidates that are not in the set.
     fn others<'a>(&self, candidates: &'a [String]) -> Vec<&'a str> {
         let others = candidates.iter().map(String::as_str);
         let others = others.filter(|name| !self.nodes.contains(*name));
         others.take(MAX_CANDIDATES).collect()
     }
 
-    /// What the last one said that had the most of it, where no other is left.
+    /// The last answer of the node that lacked least, if no other node is left.
     fn all_of(&mut self, nodes: [&[String]; 2]) -> Option<Problem> {
         let lack = nodes.iter().all(|nodes| self.others(nodes).is_empty());
         lack.then(|| self.why.take()).flatten()

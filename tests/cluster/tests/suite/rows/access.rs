@@ -13,8 +13,8 @@ use super::fleet::{Fleet, PATIENCE};
 /// The first second of the year.
 const ENDS_2090: &str = "conman_etcd_certificate_expiry_seconds 3786912000";
 const ENDS_2092: &str = "conman_etcd_certificate_expiry_seconds 3849984000";
-const RENEWED: &str = "read again what etcd knows this node by";
-const KEPT: &str = "kept what etcd knew this node by";
+const RENEWED: &str = "reloaded the credentials for etcd";
+const KEPT: &str = "cannot reload the credentials for etcd; keeping the former ones";
 /// In which a daemon looks at the files again, and once more.
 const LOOKS: Duration = Duration::from_secs(12);
 

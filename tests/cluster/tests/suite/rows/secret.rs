@@ -15,8 +15,8 @@ use tokio::time::sleep;
 
 use super::fleet::{Fleet, PATIENCE};
 
-const KEPT: &str = "kept the fleet's former secret: ";
-const OVER: &str = "nothing is wrong with the fleet's secret any more";
+const KEPT: &str = "cannot reload the fleet's secret; keeping the fleet's former secret";
+const OVER: &str = "the fleet's secret can be read again";
 /// In which a daemon looks at the file again, and once more.
 const LOOKS: Duration = Duration::from_secs(12);
 
@@ -52,7 +52,7 @@ fn write(fleet: &Fleet, node: usize, lines: &[&str]) {
 async fn has_read_it_again(fleet: &Fleet, node: usize) {
     eventually("it has read the secret again", PATIENCE, async || {
         let log = fleet.node(node).log();
-        log.contains("read the fleet's secret again")
+        log.contains("reloaded the fleet's secret")
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Sessions that run somewhere, or that somebody starts for whoever asks.
+//! Sessions that run somewhere, or that a node starts for a request.
 
 use conman_proto::SessionRequest;
 use conman_registry::ModelFleet;
@@ -30,7 +30,7 @@ async fn a_preempted_nodes_session_is_started_by_who_is_asked_for_it() {
         assert!(is_served(&answer, &id), "{answer}");
     }
     assert!(a.node.is_live(&id));
-    // The node that is going away brings its own clients there.
+    // The draining node brings its own clients there.
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
 }
@@ -64,7 +64,7 @@ async fn a_session_is_started_anew_only_where_the_labels_are_that_it_was_asked_f
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_node_has_is_not_waited_for() {
     let (_fleet, a, _b) = two().await;
-    let answer = a.fetch(&id("nobody")).await;
+    let answer = a.fetch(&id("absent")).await;
     assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
     assert_eq!(a.fleet.asked(), 1);
 }
@@ -96,7 +96,7 @@ async fn a_session_of_a_node_that_refuses_this_one_is_answered_with_both_and_the
     for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
         assert!(answer.contains(part), "{answer}");
     }
-    // What is given up there is started by another that may be used.
+    // A session that is given up there is started by another usable node.
     fleet.announced("a", |a| a.draining = true);
     let c = Member::join(&fleet, "c", &secret()).await;
     fleet.announced("b", |b| b.draining = true);

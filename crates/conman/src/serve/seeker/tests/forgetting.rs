@@ -1,4 +1,4 @@
-//! Records of sessions that nobody serves any more.
+//! Records of sessions that no node serves any more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const AT_ONCE: Retention = Retention {
     lost: Duration::ZERO,
 };
 
-/// Waits until the record is so.
+/// Waits until the record has the given state.
 async fn is_recorded(node: &Node, id: &SessionId, is: impl Fn(Option<&SessionRecord>) -> bool) {
     let becoming = async {
         loop {
@@ -50,7 +50,7 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     b.node.stop(&stopped, "a test").await.expect("stopped");
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let keeping = Member::join(&fleet, "a", &secret).await;
-    // Whoever restarts it has looked at all records before.
+    // The node that restarts it has read all records before.
     keeping.runs(&back).await;
     let record = keeping.node.record(&stopped).await.expect("readable");
     assert!(record.is_some_and(|record| record.state.is_ended()));
@@ -70,15 +70,15 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     assert!(keeping.node.is_live(&back));
 }
 
-/// As while etcd elects: all nodes are late then, one after another or often.
+/// As while etcd elects a leader: all nodes are late then, in turn or often.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
-    /// More than passes between two times in which it is late.
+    /// More than the time between two delays.
     const KEPT: Retention = Retention {
         ended: Duration::from_secs(6),
         lost: Duration::from_secs(6),
     };
-    /// A look at how it stands comes sooner.
+    /// The next check of its state comes sooner.
     const A_WHILE: Duration = Duration::from_secs(2);
     let (fleet, secret) = (ModelFleet::new(), secret());
     let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
@@ -97,7 +97,7 @@ async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
     }
 }
 
-/// As in a fleet none of whose daemons lives for as long as records are kept.
+/// As in a fleet in which no daemon lives as long as records are kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
     const HOUR: Duration = Duration::from_secs(3_600);
@@ -136,7 +136,7 @@ async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
     assert!(record.is_some());
 }
 
-/// Has a record of a session that has ended.
+/// Creates a record of a session that has ended.
 async fn ends(registry: &dyn Registry, id: &SessionId, spec: &ResolvedSpec) {
     ended_at(registry, id, spec, jiff::Timestamp::now()).await;
 }
@@ -168,7 +168,7 @@ async fn ended_at(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_another() {
-    /// Five times as many as go after one look.
+    /// Five times as many as are removed after one scan.
     const RECORDS: usize = 1_000;
     let (fleet, secret) = (ModelFleet::new(), secret());
     let a = Member::join_keeping(&fleet, "a", &secret, AT_ONCE).await;
@@ -197,7 +197,7 @@ async fn what_a_node_failed_to_forget_goes_later() {
     let spec = a.node.get(&kept).expect("it is shown").spec;
     let (registry, _) = fleet.join("a");
     ends(&*registry, &left, &spec).await;
-    // Whoever sees a node go looks at all records soon.
+    // A node that sees another one go reads all records soon.
     let _gone = fleet.join("gone");
     fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
     is_recorded(&a.node, &left, |record| record.is_none()).await;

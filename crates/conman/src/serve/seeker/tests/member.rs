@@ -36,7 +36,7 @@ use crate::serve::directory::NodeDirectory;
 use crate::serve::peers::{Credentials, start_with};
 use crate::serve::restarter;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Member {
@@ -50,9 +50,9 @@ pub(super) struct Member {
     _state: TempDir,
 }
 
-struct Anybody;
+struct OpenGate;
 
-impl Gate for Anybody {
+impl Gate for OpenGate {
     fn admit(&self, _: &mut Parts, _: &SessionId, _: &str) -> Verdict {
         Verdict::Admit { may_start: true }
     }
@@ -95,8 +95,8 @@ impl Member {
         Self::join_with(fleet, name, secret, retention, true).await
     }
 
-    /// Without the runtime that sessions are of here, and as an earlier version, which does not
-    /// tell that.
+    /// Joins without the runtime of these tests' sessions, and like an earlier version, which does
+    /// not announce its runtimes.
     pub(super) async fn join_without_runtime(
         fleet: &Arc<ModelFleet>,
         name: &str,
@@ -121,7 +121,7 @@ impl Member {
         let faults = process.faults().clone();
         let runtimes: Vec<Arc<dyn Runtime>> = match has_runtime {
             true => vec![process],
-            // Nobody listens there: of it, only its kind is of interest.
+            // Nothing listens there: only its kind matters.
             false => {
                 let socket = state.path().join("docker.sock");
                 let docker = DockerRuntime::connect(DockerOptions::new(socket, instance.clone()));
@@ -171,7 +171,7 @@ impl Member {
         });
         let directory = NodeDirectory::new(Arc::clone(&node), Some(seeker));
         let (listener, _) = loopback();
-        let clients = Proxy::start(listener, proxied(), Arc::new(directory), Arc::new(Anybody));
+        let clients = Proxy::start(listener, proxied(), Arc::new(directory), Arc::new(OpenGate));
         Self {
             node,
             fleet: seen,
@@ -227,7 +227,7 @@ impl Member {
         self.node.preempt(&notice, "test").await.expect("a report");
     }
 
-    /// Asks for a file of the session's, by this node, and gives the whole answer.
+    /// Requests a file of the session through this node, and returns the whole answer.
     pub(super) fn fetch(&self, id: &SessionId) -> impl Future<Output = String> + Send + use<> {
         let address = self.clients.local_addr();
         let request = format!(
@@ -291,7 +291,7 @@ fn policy() -> SpecPolicy {
 
 fn limits() -> PlacementLimits {
     PlacementLimits {
-        // A busy machine must not decide where a test's sessions go.
+        // A busy machine must not decide where a test's sessions are placed.
         max_cpu_pressure_percent: 1_000.0,
         ..PlacementLimits::default()
     }
@@ -332,7 +332,7 @@ impl Drop for Member {
                 return;
             }
             for process in pids.into_iter().filter_map(|pid| PidFd::open(pid).ok()) {
-                // Gone is just as well.
+                // It may have gone already.
                 let _ = process.kill();
             }
             std::thread::park_timeout(Duration::from_millis(10));

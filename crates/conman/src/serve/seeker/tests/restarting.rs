@@ -1,4 +1,4 @@
-//! Sessions that come back unasked on another node.
+//! Sessions that are restarted on another node without a request.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn of_a_preempted_node_what_is_to_be_restarted_comes_back_unasked_and_the_
     let restarted = session.spec.restarted.expect("it says so");
     assert_eq!((restarted.from.as_str(), restarted.count), ("b", 1));
     assert_eq!(restarted.because, NodeLoss::Preempted);
-    // The same look at the records met this one first.
+    // The same scan of the records met this one first.
     assert!(!a.node.is_live(&waits));
     let answer = a.fetch(&waits).await;
     assert!(is_served(&answer, &waits), "{answer}");
@@ -142,14 +142,14 @@ async fn a_drain_with_nowhere_to_go_ends_and_its_sessions_come_back_when_there_i
     a.runs(&back).await;
 }
 
-/// Has `b` run what is to come back, and go.
+/// Lets `b` run a session that is to come back, and lose it.
 async fn loses_its_node(fleet: &ModelFleet, b: &Member, id: &SessionId) {
     b.start_with(id, OnNodeLoss::Restart).await;
     fleet.announced("b", |b| b.draining = true);
     b.preempt().await;
 }
 
-/// As it knows before it begins.
+/// Makes a runtime report a missing image before a start.
 fn lacks_image(node: &Member) {
     let lacks = || Fault::LackImage("web:1".to_owned());
     node.faults.always(Operation::LookForImage, lacks());
@@ -160,7 +160,7 @@ fn lacks_image(node: &Member) {
 async fn a_node_that_lacks_the_image_uses_up_no_restart_while_another_may_have_it() {
     let (fleet, secret) = (ModelFleet::new(), secret());
     let b = Member::join(&fleet, "b", &secret).await;
-    // More than are asked where each of them fails.
+    // More than are asked if each of them fails.
     let mut without = Vec::new();
     for name in ["a", "d", "e", "f", "g"] {
         without.push(Member::join(&fleet, name, &secret).await);
@@ -213,7 +213,7 @@ async fn a_restart_that_every_node_lacks_the_image_of_is_counted_and_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_is_tried_however_long_the_nodes_take_to_say_that_they_lack_the_image() {
-    // Together it takes them longer than an order is waited for.
+    // Together they take longer than a restart order is waited for.
     const SLOW: Duration = Duration::from_millis(1_500);
     let (fleet, secret) = (ModelFleet::new(), secret());
     let b = Member::join(&fleet, "b", &secret).await;

@@ -1,4 +1,4 @@
-//! Sessions that wait for a connection since their node has gone, and whose first start fails.
+//! Sessions that lost their node and wait for a connection, and whose first start fails.
 
 use conman_proto::{NodeLoss, OnNodeLoss, SessionRequest, SessionState};
 use conman_registry::ModelFleet;
@@ -6,7 +6,7 @@ use conman_runtime::{Fault, Operation};
 
 use super::member::{Member, id, is_served, secret, two, web};
 
-/// Has a node go that has sessions.
+/// Removes a node that has sessions.
 async fn gone(fleet: &ModelFleet, b: &Member) {
     fleet.announced("b", |b| b.draining = true);
     b.preempt().await;
@@ -43,7 +43,7 @@ async fn the_next_connection_starts_what_the_first_one_could_not() {
         let answer = a.fetch(&id).await;
         assert!(answer.contains("there is no such thing"), "{answer}");
     }
-    // By the other node, too, which is asked to have it started.
+    // Likewise through the other node, which requests the start.
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     assert!(a.node.is_live(&id));
@@ -109,7 +109,7 @@ async fn what_one_node_lacks_the_image_of_is_started_by_another() {
     assert!(answer.starts_with("HTTP/1.1 422"), "{answer}");
     assert!(answer.contains("web:1"), "{answer}");
     let c = Member::join(&fleet, "c", &secret).await;
-    // Whichever of the two comes first for each of them.
+    // In any order.
     for id in &ids {
         let answer = a.fetch(id).await;
         assert!(is_served(&answer, id), "{answer}");
@@ -143,7 +143,7 @@ async fn what_one_node_lacks_the_runtime_of_is_started_by_another() {
         b.start(id).await;
     }
     gone(&fleet, &b).await;
-    // What has it may take sessions again.
+    // The node with the image may take sessions again.
     let answer = a.fetch(&ids[0]).await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(answer.contains("node `b` is draining"), "{answer}");
@@ -156,7 +156,7 @@ async fn what_one_node_lacks_the_runtime_of_is_started_by_another() {
     assert!(answer.starts_with("HTTP/1.1 422"), "{answer}");
     assert!(answer.contains("no process runtime"), "{answer}");
     let c = Member::join(&fleet, "c", &secret).await;
-    // Whichever of the two comes first for each of them, and where it is known which has it.
+    // In any order, and also if it is known which node has it.
     for id in &ids {
         if *id == ids[2] {
             tell("a");

@@ -34,7 +34,7 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     let (fleet, a, mut b) = two().await;
     let id = id("alice");
     b.start(&id).await;
-    // Returns when nobody listens there any more.
+    // Returns when nothing listens there any more.
     let peers = b.peers.take().expect("it listens");
     peers.shutdown(Duration::ZERO).await;
     let waiting = tokio::spawn(a.fetch(&id));
@@ -47,7 +47,7 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     assert_eq!(a.clients.stats().held, 0);
 }
 
-/// One that has just begun may have sessions to adopt before it says anything.
+/// A node that has just joined may have sessions to adopt before it announces its address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_for_a_node_that_comes_until_it_has_said_where_it_listens() {
     let (fleet, a, b) = two().await;
@@ -119,7 +119,7 @@ async fn what_a_silent_node_has_frozen_is_served_by_its_new_owner_though_the_old
     let answer = elsewhere.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
     assert!(a.node.is_live(&id) && !there.is_finished());
-    // Back from the dead, it may know that it owns again before it has ended what it lost.
+    // Back in the fleet, it may know its new ownership before it has ended the lost generation.
     fleet.change("b", |b| b.standing = PeerStanding::Live);
     b.fleet.stand(Standing::Live);
     b.node.condemn(&id, old, "it was lost");
@@ -178,5 +178,5 @@ fn those_who_wait_for_one_session_leave_places_to_others() {
     quest
         .join(&id("ann"), most)
         .expect("there are places again");
-    assert_eq!(share_of_one(0), 1, "somebody is served");
+    assert_eq!(share_of_one(0), 1, "one request is served");
 }
