@@ -183,7 +183,10 @@ async fn a_node_that_fails_at_each_start_stays_away_and_another_serves_its_sessi
     fleet.node(0).kill_daemon().expect("it has ended");
     fleet.node(0).start().expect("started");
     eventually("n1 stays away", PATIENCE, async || {
-        fleet.node(0).log().contains("it waits so that other nodes can take over its sessions")
+        fleet
+            .node(0)
+            .log()
+            .contains("it waits so that other nodes can take over its sessions")
     })
     .await;
     let next = fleet.ensure_after(1, "w", generation).await;
