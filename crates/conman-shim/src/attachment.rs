@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::seqpacket;
 use crate::terminal::{MAX_TYPED, TerminalEvent, TerminalInput};
 
-/// One who watches and uses a terminal, blocking; for tests and the command line.
+/// A blocking client of a terminal; for tests and the command line.
 #[derive(Debug)]
 pub struct Attachment {
     socket: OwnedFd,
@@ -15,7 +15,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// On the socket that came with [`crate::Reply::Attached`].
+    /// Uses the socket that came with [`crate::Reply::Attached`].
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         Self {
@@ -24,7 +24,7 @@ impl Attachment {
         }
     }
 
-    /// What is told next; `None` when nothing was within `timeout`, or the shim has gone.
+    /// Returns the next event; `None` on a timeout, or when the shim has closed the socket.
     pub fn next(&mut self, timeout: Duration) -> io::Result<Option<TerminalEvent>> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let timeout = Timespec::try_from(timeout).ok();
@@ -39,12 +39,12 @@ impl Attachment {
         event.map(Some).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the shim tells of a terminal what is not understood",
+                "the shim's terminal event is malformed",
             )
         })
     }
 
-    /// Types; waits as long as the program does not read.
+    /// Types; blocks while the program does not read.
     pub fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
         for part in bytes.chunks(MAX_TYPED) {
             self.say(&TerminalInput::Typed(part.to_vec()))?;

@@ -15,13 +15,13 @@ use crate::protocol::{
 use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec, TerminalSize};
 
-/// Told ends that wait to be taken; beyond, the oldest answer is waited for first.
+/// Unread notifications that are kept; the oldest is dropped first.
 const MAX_TOLD: usize = 65_536;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("the connection to the shim failed while it was asked to {action}")]
+    #[error("the connection to the shim failed during the request to {action}")]
     Io {
         action: &'static str,
         #[source]
@@ -30,7 +30,7 @@ pub enum ClientError {
     /// It may still carry the request out.
     #[error("the shim did not {action} within {after_ms} ms")]
     TimedOut { action: &'static str, after_ms: u64 },
-    #[error("the shim's answer is not one to the request to {action}")]
+    #[error("the shim's answer does not match the request to {action}")]
     Unexpected { action: &'static str },
     #[error(transparent)]
     Refused(#[from] CallError),
@@ -40,7 +40,7 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Launched {
     pub pid: i32,
-    /// A hold on its init; `None` when it ended before anybody could take hold of it.
+    /// A pidfd of its init; `None` when it ended before the pidfd was opened.
     pub process: Option<PidFd>,
     pub phases: Phases,
 }
@@ -92,7 +92,7 @@ impl Client {
         }
     }
 
-    /// What the launcher found, when it was ready at the time of the hello.
+    /// The launcher's features, if it was ready at the time of the hello.
     #[must_use]
     pub fn features(&self) -> Option<&Features> {
         self.features.as_ref()
@@ -142,8 +142,8 @@ impl Client {
         }
     }
 
-    /// Tells that a container has started which somebody else was asked to start
-    /// ([`Request::Guard`]), by its first process.
+    /// Reports that a container that another program starts ([`Request::Guard`]) has started, with its
+    /// first process.
     pub fn appeared(&mut self, name: &str, process: &PidFd) -> Result<(), ClientError> {
         let request = Request::Appeared {
             name: name.to_owned(),
@@ -185,7 +185,7 @@ impl Client {
         }
     }
 
-    /// All containers.
+    /// Lists all containers.
     pub fn list(&mut self) -> Result<Vec<ContainerView>, ClientError> {
         let mut all: Vec<ContainerView> = Vec::new();
         loop {
@@ -202,12 +202,12 @@ impl Client {
         }
     }
 
-    /// Any other request.
+    /// Sends any other request.
     pub fn ask(&mut self, request: Request) -> Result<Reply, ClientError> {
         Ok(self.call("carry out a request", request, &[])?.0)
     }
 
-    /// The next thing that is told unasked, after [`Request::Subscribe`].
+    /// Returns the next notification, after [`Request::Subscribe`].
     pub fn next_told(&mut self) -> Result<Message, ClientError> {
         let deadline = Instant::now() + self.timeout;
         loop {

@@ -1,11 +1,11 @@
-//! Names of starts that are never to begin.
+//! Names of starts that must never begin.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::containers::MAX_CONTAINERS;
 
-/// Condemned before a start of them was ordered. As many are remembered as there may be containers,
-/// so that the start of the oldest has been given up.
+/// Condemned before a start of them was ordered. As many are kept as there may be containers, so that
+/// the oldest one's start has been given up.
 #[derive(Debug, Default)]
 pub(crate) struct Condemned {
     /// The oldest first.
@@ -18,7 +18,7 @@ impl Condemned {
         self.names.contains(name)
     }
 
-    /// Whom it pushes out, if anybody.
+    /// Adds a name. Returns the name that it replaces, if any.
     pub(crate) fn add(&mut self, name: String) -> Option<String> {
         if !self.names.insert(name.clone()) {
             return None;

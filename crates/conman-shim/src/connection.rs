@@ -6,9 +6,9 @@ use crate::containers::MAX_CONTAINERS;
 use crate::protocol::{Message, encode};
 use crate::seqpacket;
 
-/// Messages that wait for a client that does not read: all ends that there can be, which a new
-/// subscriber is told at once, and some answers. A client further behind is dropped and can ask
-/// again when it is back.
+/// Messages that wait for a client that does not read: all ends that are possible, which a new
+/// subscriber gets at once, and some answers. A client further behind is dropped and can ask again
+/// after reconnecting.
 const MAX_WAITING: usize = MAX_CONTAINERS + 1_024;
 
 /// One client. Nothing here waits.
@@ -31,7 +31,7 @@ impl Connection {
         }
     }
 
-    /// One that an earlier program had.
+    /// A connection of the program that this one replaces.
     pub(crate) fn kept(socket: OwnedFd, greeted: bool, subscribed: bool) -> Self {
         Self {
             greeted,
@@ -50,7 +50,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Sends what can be sent.
+    /// Sends as much as the socket takes.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, fd)) = self.waiting.front() {
             let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
@@ -65,7 +65,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the client must become writable first.
+    /// Whether the socket must become writable first.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

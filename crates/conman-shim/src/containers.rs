@@ -9,58 +9,58 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::{ContainerState, ContainerView, PAGE};
 use crate::sweeper::BoundedLog;
 
-/// Ends that came before the launcher's word of their begin. Each belongs to a start that is under
-/// way, so their number is bounded by those.
+/// Ends that came before the launcher's report of the beginning. Each belongs to a start under way, so
+/// the number of starts bounds them.
 type Unclaimed = BTreeMap<i32, Ended>;
 
-/// Containers, living or not acknowledged: as many as there are ranges of ids.
+/// Maximum of containers, living or not acknowledged: the number of ranges of ids.
 pub(crate) const MAX_CONTAINERS: usize = 16_384;
 
-/// A container from the order to start it until its end is acknowledged. Written as it is for a
+/// A container from the order to start it until its end is acknowledged. Serialized in this form for a
 /// later shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Container {
     pub(crate) cgroup: String,
     /// 0 before its clone.
     pub(crate) pid: i32,
-    /// With the PID and the boot, what tells it from every other process.
+    /// With the PID and the boot, identifies the process.
     #[serde(default)]
     pub(crate) start_ticks: u64,
-    /// First of its own ids; a command has none.
+    /// First of its range of ids; `None` for a command.
     #[serde(default)]
     pub(crate) ids: Option<u32>,
-    /// Its directory, to be removed when its start is interrupted; a command has none.
+    /// Its directory, removed when its start is interrupted; `None` for a command.
     #[serde(default)]
     pub(crate) scratch: Option<PathBuf>,
     /// The container it is a command in.
     #[serde(default)]
     pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
-    /// To be kept bounded; what has a terminal, and a command, has none.
+    /// The log to bound; `None` for a command, or with a terminal.
     #[serde(default)]
     pub(crate) log: Option<BoundedLog>,
     /// Whether a client ordered its freezing.
     #[serde(default)]
     pub(crate) frozen: bool,
-    /// Somebody else starts it.
+    /// Another program starts it.
     #[serde(default)]
     pub(crate) foreign: bool,
-    /// It is to be killed, and so is whatever appears of somebody else's start.
+    /// It must be killed, with every process that appears of a start by another program.
     #[serde(default)]
     pub(crate) doomed: bool,
-    /// The fence kills it, by no order.
+    /// The fence kills it; no client ordered that.
     #[serde(default)]
     pub(crate) fenced: bool,
-    /// Its limit of processor time is lifted, or will be.
+    /// Its CPU limit is lifted, or will be.
     #[serde(skip)]
     pub(crate) is_lifted: bool,
-    /// For one that an earlier shim started, so that it is no child.
+    /// Set if an earlier shim started it, so that it is no child.
     #[serde(skip)]
     pub(crate) held: Option<PidFd>,
 }
 
 impl Container {
-    /// One whose start is ordered.
+    /// A container whose start is ordered.
     pub(crate) fn starting(
         cgroup: &str,
         ids: Option<u32>,
@@ -85,7 +85,7 @@ impl Container {
         }
     }
 
-    /// Its process was made.
+    /// Its process was created.
     pub(crate) fn begun(self, pid: i32, start_ticks: u64) -> Self {
         Self {
             pid,
@@ -98,12 +98,12 @@ impl Container {
         self.state.is_alive()
     }
 
-    /// Somebody else is about to start it, or has, and has not said so.
+    /// Whether another program may start it, or has, without having reported it.
     pub(crate) fn may_appear(&self) -> bool {
         self.foreign && self.state == ContainerState::Launching
     }
 
-    /// What a program that replaces this one is told; a hold goes beside it.
+    /// A copy for the program that replaces this one; the pidfd is passed separately.
     pub(crate) fn copy(&self) -> Self {
         Self {
             cgroup: self.cgroup.clone(),
@@ -123,7 +123,7 @@ impl Container {
         }
     }
 
-    /// To its first process alone.
+    /// Sends a signal to its first process only.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         match &self.held {
             Some(process) => {
@@ -143,7 +143,7 @@ impl Container {
             state: self.state,
             exec_in: self.exec_in.clone(),
             foreign: self.foreign,
-            // One that was about to end by itself may have been first.
+            // One that was about to exit may have been first.
             fenced: self.fenced
                 && match self.state {
                     ContainerState::Launching | ContainerState::Running | ContainerState::Lost => {
@@ -156,7 +156,7 @@ impl Container {
     }
 }
 
-/// Only for a child that has not been reaped: its PID is no other process's.
+/// Only for a child that has not been reaped: its PID is not reused.
 pub(crate) fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
     let pid = Some(pid).filter(|pid| *pid > 0);
     let pid = pid.and_then(rustix::process::Pid::from_raw);
@@ -170,7 +170,7 @@ pub(crate) struct Containers {
     by_name: BTreeMap<String, Container>,
     names: HashMap<i32, String>,
     unclaimed: Unclaimed,
-    /// Of starts that failed: to be reaped, and of no interest.
+    /// PIDs of failed starts: reaped and ignored.
     doomed: BTreeSet<i32>,
 }
 
@@ -180,7 +180,7 @@ pub(crate) enum Reaped {
     Container(String),
     /// A failed start's.
     Doomed,
-    /// Nobody's that is known yet.
+    /// Of a child that is not known yet.
     Unknown,
 }
 
@@ -206,7 +206,7 @@ impl Containers {
         self.by_name.iter()
     }
 
-    /// A child has begun. `Some` when its end came first.
+    /// A child has begun. Returns its end if that came first.
     pub(crate) fn begin(&mut self, name: String, container: Container) -> Option<Ended> {
         let pid = container.pid;
         self.names.insert(pid, name.clone());
@@ -214,12 +214,12 @@ impl Containers {
         self.unclaimed.remove(&pid)
     }
 
-    /// One that is no child, or has ended.
+    /// Adds a container that is no child, or has ended.
     pub(crate) fn adopt(&mut self, name: String, container: Container) {
         self.by_name.insert(name, container);
     }
 
-    /// One that still is a child, since only the program was replaced.
+    /// Adds a container that is still a child, since only the program was replaced.
     pub(crate) fn keep_child(&mut self, name: String, container: Container) {
         if container.is_alive() {
             self.names.insert(container.pid, name.clone());
@@ -227,7 +227,7 @@ impl Containers {
         self.by_name.insert(name, container);
     }
 
-    /// Children of no interest.
+    /// Children that are only reaped.
     pub(crate) fn doomed(&self) -> impl Iterator<Item = i32> {
         self.doomed.iter().copied()
     }
@@ -239,7 +239,7 @@ impl Containers {
         }
     }
 
-    /// A child was reaped; from now on its PID may be anybody's.
+    /// A child was reaped; its PID may be reused from now on.
     pub(crate) fn reaped(&mut self, pid: i32, ended: Ended) -> Reaped {
         if self.doomed.remove(&pid) {
             return Reaped::Doomed;
@@ -253,17 +253,17 @@ impl Containers {
         Reaped::Container(name)
     }
 
-    /// Keeps the end of a child whose begin has not been told.
+    /// Keeps the end of a child whose beginning has not been reported.
     pub(crate) fn keep_unclaimed(&mut self, pid: i32, ended: Ended) {
         self.unclaimed.insert(pid, ended);
     }
 
-    /// No start is under way, so nobody will ask for these.
+    /// No start is under way, so these ends are not needed.
     pub(crate) fn forget_unclaimed(&mut self) {
         self.unclaimed.clear();
     }
 
-    /// Its start has failed: nobody hears of it again.
+    /// Removes a container whose start has failed; its end is not reported.
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
         let container = self.by_name.remove(name)?;
         if container.held.is_none() && self.names.remove(&container.pid).is_some() {

@@ -1,8 +1,8 @@
-//! The shim's one thread of control.
+//! The shim's main thread.
 //!
-//! It waits in one epoll for: clients, the launcher, deaths of children, the fence's timer. It
-//! writes to sockets that do not block, to cgroupfs, and to nothing else; whatever may wait on a
-//! disk or on rtnl is the launcher's.
+//! It waits in one epoll for clients, the launcher, deaths of children and the fence's timer. It writes
+//! only to non-blocking sockets and to cgroupfs; everything that may wait on a disk or on rtnl is the
+//! launcher's work.
 
 mod adopting;
 mod children;
@@ -57,16 +57,16 @@ const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
 const LAUNCHER: u64 = 2;
 const TIMER: u64 = 3;
-/// The program that is asked whether it can take over.
+/// The program that is checked before it takes over.
 const CANDIDATE: u64 = 4;
 const SWEEPER: u64 = 5;
 const FIRST_CLIENT: u64 = 16;
-/// Holds on containers that are no children. Clients never become so many.
+/// Pidfds of containers that are no children. The number of clients stays below this.
 const FIRST_ADOPTED: u64 = 1 << 32;
 const FIRST_TERMINAL: u64 = 2 << 32;
 const FIRST_WATCHER: u64 = 3 << 32;
 
-/// Everything the shim knows.
+/// The shim's whole state.
 #[derive(Debug)]
 pub(crate) struct Control {
     options: ShimOptions,
@@ -77,50 +77,49 @@ pub(crate) struct Control {
     timer: OwnedFd,
     freezer: Freezer,
     fence: DeadMan,
-    /// Whose freezing is ordered and not proven.
+    /// Containers that were ordered to freeze and are not proven frozen.
     unverified: BTreeSet<String>,
     condemned_early: Condemned,
-    /// Names of others' starts of which everything is to be killed that appears.
+    /// Names of starts by other programs; all their processes are killed.
     doomed: BTreeSet<String>,
-    /// What subscribers were told last.
+    /// The state that subscribers got last.
     told_fence: FenceState,
     ids: IdRanges,
     containers: Containers,
     launching: Launching,
     sweeper: Sweeper,
     clients: BTreeMap<u64, Connection>,
-    /// Given up to turn a client away when there is no other.
+    /// Closed to refuse a client when no other descriptor is left.
     spare: Option<File>,
     next_client: u64,
     buffer: Vec<u8>,
     lock: File,
     ledger: Ledger,
-    /// Names by the tokens of their holds.
+    /// Names by the tokens of their pidfds.
     adopted: BTreeMap<u64, String>,
     next_adopted: u64,
-    /// Those that are dead, whose status is not to be had yet, and since when.
+    /// Dead containers whose exit status is not available yet, and since when.
     unexplained: BTreeMap<String, adopting::Unexplained>,
-    /// Containers that were killed, by when their limit of processor time is lifted unless they are
-    /// dead.
+    /// Killed containers, and when their CPU limit is lifted unless they are dead.
     lifts: VecDeque<(u64, String)>,
-    /// By the name of what they are the terminal of, with their tokens.
+    /// Terminals with their tokens, by the name of their container or command.
     terminals: BTreeMap<String, (u64, Terminal)>,
     terminal_names: BTreeMap<u64, String>,
     next_terminal: u64,
     watchers: BTreeMap<u64, Watcher>,
     next_watcher: u64,
-    /// What its path was at its start; the file may be another one since.
+    /// The program's path at its start; the file may have been replaced since.
     program: PathBuf,
     replacing: Option<replacing::Replacing>,
     replacements: u32,
-    /// It was told to end, and waits until nothing runs, or until then.
+    /// It was ordered to end, and waits until nothing runs, or until this time.
     ending_until_ns: Option<u64>,
-    /// What could not be done for the fence to work when memory is short.
+    /// Protections of the fence against a shortage of memory that are missing.
     unprotected: Vec<String>,
 }
 
 impl Control {
-    /// Serves until SIGTERM, and until nothing runs if the fence is armed. Containers live on.
+    /// Serves until SIGTERM and, if the fence is armed, until nothing runs. Containers survive.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         loop {
             let mut space = [MaybeUninit::<Event>::uninit(); BATCH];
@@ -157,7 +156,7 @@ impl Control {
 
     /// Carries out what is due, and sets the timer for what comes next.
     fn on_time(&mut self) {
-        // A timer that has run off stays readable until it is set or read.
+        // A timer that has expired stays readable until it is set or read.
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&self.timer, &mut count);
         self.fence_on_time();
@@ -178,14 +177,14 @@ impl Control {
             self.replacing.as_ref().map(replacing::Replacing::until_ns),
             self.ending_until_ns,
         ];
-        // Zero would be no time at all.
+        // Zero would disarm the timer.
         let at = next.into_iter().flatten().min().map_or(0, |at| at.max(1));
         let value = Itimerspec {
             it_interval: timespec(0),
             it_value: timespec(at),
         };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value) {
-            tracing::error!(%error, "the timer cannot be set");
+            tracing::error!(%error, "cannot set the timer");
         }
     }
 
@@ -203,7 +202,7 @@ impl Control {
         )?)
     }
 
-    /// Whether the launcher or a client is also waited for to become writable.
+    /// Polls the launcher or a client for writability only while messages wait.
     fn update_interest(&self, token: u64) {
         let (fd, waiting) = match token {
             LAUNCHER => match self.launching.socket() {
@@ -221,7 +220,7 @@ impl Control {
             EventFlags::IN
         };
         if let Err(error) = epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags) {
-            tracing::error!(%error, "epoll refuses a change");
+            tracing::error!(%error, "cannot change the epoll");
         }
     }
 }
@@ -233,7 +232,7 @@ fn child_pid(pid: i32) -> io::Result<Pid> {
         .ok_or_else(|| Errno::SRCH.into())
 }
 
-/// Only for a child that has not been reaped: its PID is nobody else's.
+/// Only for a child that has not been reaped: its PID is not reused.
 fn open_child(pid: i32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(child_pid(pid)?, PidfdFlags::empty())?)
 }

@@ -1,7 +1,7 @@
 //! The dead-man fence as the shim drives it: [`conman_core::ownership::Fence`] by names and
 //! nanoseconds.
 //!
-//! Unarmed there is none, as with a registry that nobody else can take over from. The first deadline
+//! It is unarmed at first, as with a registry that no other node can take over from. The first deadline
 //! arms it with all that lives.
 
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::protocol::FenceState;
 
 const NS_IN_MS: u64 = 1_000_000;
 
-/// What of an armed fence outlives the shim, as it is written down.
+/// The state of an armed fence that outlives the shim, as recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeptFence {
     pub(crate) deadline_ms: u64,
-    /// When it fired, until an order thaws.
+    /// When it fired; `None` after an order to thaw.
     pub(crate) fired_ms: Option<u64>,
-    /// How long it waits for proof that everything is frozen; none where that was never told, and
-    /// the shim's own arguments say it.
+    /// How long it waits for proof that everything is frozen; `None` if no client set it, so that the
+    /// shim's arguments apply.
     #[serde(default)]
     pub(crate) freeze_ms: Option<u64>,
 }
@@ -71,20 +71,20 @@ impl DeadMan {
         self.fence.as_ref().is_some_and(Fence::has_fired)
     }
 
-    /// Whether nothing lives that it knows, nor may yet appear.
+    /// Whether nothing lives or may yet appear.
     pub(crate) fn holds_nothing(&self) -> bool {
         let slots = self.fence.as_ref().map(Fence::view).unwrap_or_default();
         slots.iter().all(|view| view.certified)
     }
 
-    /// Whether it has fired and has not yet given up on what is not proven frozen.
+    /// Whether it has fired and still waits for proof that everything is frozen.
     pub(crate) fn awaits_proof(&self, now_ns: u64) -> bool {
         let kept = self.fence.as_ref().map(Fence::kept);
         let fired = kept.and_then(|kept| kept.fired);
         fired.is_some_and(|at| whole_ms(now_ns) < at.0.saturating_add(self.timing.freeze_ms))
     }
 
-    /// `all_verified`: no look at a cgroup is outstanding.
+    /// `all_verified`: no check of a cgroup is outstanding.
     pub(crate) fn state(&self, all_verified: bool) -> FenceState {
         let Some(fence) = &self.fence else {
             return FenceState::Unarmed;
@@ -104,8 +104,7 @@ impl DeadMan {
         }
     }
 
-    /// Takes up what was written down, with what lives and what had been condemned; `None` disarms
-    /// it.
+    /// Restores the recorded state, with what lives and what is condemned; `None` disarms the fence.
     pub(crate) fn restore(
         &mut self,
         now_ns: u64,
@@ -127,13 +126,13 @@ impl DeadMan {
         });
     }
 
-    /// While it is being opened, since when; `None` once all is thawed. A later shim that finds it so
-    /// takes that for the deadline: it closes at once, with as long to freeze as ever.
+    /// Sets since when it is being opened; `None` once all is thawed. A later shim takes that time for the
+    /// deadline: it closes at once, with the usual time to freeze.
     pub(crate) fn open_from(&mut self, now_ns: Option<u64>) {
         self.opening_ms = now_ns.map(whole_ms);
     }
 
-    /// What is to be written down.
+    /// The state to record.
     pub(crate) fn kept(&self) -> Option<KeptFence> {
         self.fence.as_ref().map(|fence| {
             let kept = fence.kept();
@@ -146,7 +145,7 @@ impl DeadMan {
         })
     }
 
-    /// Nothing is demanded of an unarmed one.
+    /// Returns no actions while unarmed.
     pub(crate) fn on(&mut self, now_ns: u64, event: FenceEvent) -> Vec<FenceAction> {
         match &mut self.fence {
             Some(fence) => fence.on(BootTime(whole_ms(now_ns)), event),
@@ -159,14 +158,14 @@ impl DeadMan {
         self.fence.as_ref().and_then(Fence::next_wake).map(ns)
     }
 
-    /// All that it knows.
+    /// All known slots.
     pub(crate) fn slots(&self) -> Vec<Slot> {
         let views = self.fence.as_ref().map(Fence::view).unwrap_or_default();
         views.into_iter().map(|view| view.slot).collect()
     }
 }
 
-/// In the fence's own unit: a deadline rather too early than too late.
+/// In the fence's unit, rounded down: a deadline may be early, never late.
 pub(crate) fn whole_ms(ns: u64) -> u64 {
     ns / NS_IN_MS
 }
@@ -179,7 +178,7 @@ fn ns(at: BootTime) -> u64 {
 pub(crate) fn slot(name: &str) -> Slot {
     let parsed = name.rsplit_once('.').and_then(|(session, text)| {
         let generation: u64 = text.parse().ok()?;
-        // Numbers have more than one spelling, such as 07.
+        // A number may have more than one spelling, such as 07.
         (generation > 0 && generation.to_string() == text).then_some((session, generation))
     });
     let (session, generation) = parsed.unwrap_or((name, 0));

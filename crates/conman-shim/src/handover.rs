@@ -1,10 +1,10 @@
-//! What a shim leaves to the program that replaces it, in a sealed piece of memory.
+//! The state that a shim passes to the program that replaces it, in sealed memory.
 //!
 //! ```text
-//! old: seal a first handover ─▶ child: exec the new program to *check* it ─▶ says whether it can
-//! old: let no start be under way, stop the launcher, seal, exec the new program to *take* it
+//! old: seal a first handover ─▶ child: exec the new program to *check* it ─▶ reports whether it can
+//! old: wait for starts under way, stop the launcher, seal, exec the new program to *take* it
 //! ```
-//! Descriptors go by their numbers. Containers stay children, since the process stays the same.
+//! Descriptors are passed by number. Containers stay children, since the process stays the same.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,14 +21,14 @@ use crate::protocol::{decode, encode};
 use crate::seqpacket;
 use crate::spec::TerminalSize;
 
-/// Form of a handover. It grows when another shim would misunderstand; new fields with defaults
-/// leave it.
+/// Version of the handover format. It grows when another shim would misunderstand; new fields with
+/// defaults do not change it.
 pub(crate) const VERSION: u32 = 1;
 
-/// Names the descriptors of a handover to the program that is executed.
+/// Names the descriptors of a handover for the program that is executed.
 pub(crate) const VARIABLE: &str = "CONMAN_SHIM_HANDOVER";
 
-/// First bytes, so that nothing else is taken for a handover.
+/// First bytes, to recognize a handover.
 const MAGIC: &[u8; 8] = b"conshim\n";
 
 /// Magic, version, length of the text.
@@ -38,7 +38,7 @@ const HEADER: usize = 8 + 4 + 8;
 /// screens of a thousand terminals.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Nobody can change it any more, the writer included.
+/// No process can change it any more, including the writer.
 const SEALS: SealFlags = SealFlags::SEAL
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
@@ -48,31 +48,30 @@ const SEALS: SealFlags = SealFlags::SEAL
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Handover {
-    /// What the ledger says, too.
+    /// The same as the ledger's.
     pub(crate) lines: Vec<Line>,
     pub(crate) listener: RawFd,
     pub(crate) lock: RawFd,
     pub(crate) clients: Vec<KeptClient>,
     pub(crate) next_client: u64,
-    /// Holds on containers that are no children.
+    /// Pidfds of containers that are no children.
     pub(crate) adopted: Vec<(String, RawFd)>,
-    /// Children of no interest.
+    /// Children that are only reaped.
     pub(crate) doomed: Vec<i32>,
-    /// Starts that no launcher has been told of.
+    /// Starts that were not sent to a launcher.
     pub(crate) starts: Vec<KeptStart>,
-    /// What starts may have left, by tickets.
+    /// What starts may have left, by ticket.
     pub(crate) left: Vec<(u64, Left)>,
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,
     pub(crate) watchers: Vec<KeptWatcher>,
-    /// Condemned before a start of theirs was ordered, the oldest first.
+    /// Condemned before their start was ordered, the oldest first.
     pub(crate) condemned: Vec<String>,
-    /// Who asked, and in which call.
+    /// The client that asked for the replacement, and its call.
     pub(crate) asked_by: Option<(u64, u64)>,
     /// How often the shim has been replaced.
     pub(crate) replacements: u32,
-    /// How long the fence waits for proof that everything is frozen; the arguments may say another
-    /// time, which was not told since.
+    /// How long the fence waits for proof that everything is frozen; it overrides the arguments.
     pub(crate) freeze_ms: Option<u64>,
 }
 
@@ -85,7 +84,7 @@ pub(crate) struct KeptClient {
     pub(crate) subscribed: bool,
 }
 
-/// A terminal; its scrollback lies in the bytes beside.
+/// A terminal; its scrollback is in the blobs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptTerminal {
     pub(crate) name: String,
@@ -100,7 +99,7 @@ pub(crate) struct KeptTerminal {
     pub(crate) hung_up: bool,
 }
 
-/// Who watches a terminal.
+/// A watcher of a terminal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptWatcher {
     pub(crate) terminal: String,
@@ -117,7 +116,7 @@ pub(crate) struct KeptStart {
     pub(crate) fds: Vec<RawFd>,
 }
 
-/// What a program that was only asked whether it can says.
+/// The answer of a program that was only checked.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     pub(crate) version: u32,
@@ -126,16 +125,16 @@ pub(crate) struct Verdict {
     pub(crate) refused: Option<String>,
 }
 
-/// What the program is asked by whoever executed it.
+/// What the executing shim asks of this program.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Nothing,
-    /// To say on this socket whether it could take this.
+    /// Answer on this socket whether it could take this.
     Check(OwnedFd, OwnedFd),
     Take(OwnedFd),
 }
 
-/// Reads what the variable says: `check MEMORY SOCKET` or `take MEMORY`.
+/// Parses the variable: `check MEMORY SOCKET` or `take MEMORY`.
 pub(crate) fn asked() -> io::Result<Asked> {
     let Some(text) = std::env::var_os(VARIABLE) else {
         return Ok(Asked::Nothing);
@@ -169,10 +168,9 @@ pub(crate) fn check(memory: OwnedFd, socket: &OwnedFd) -> io::Result<()> {
     seqpacket::send(socket, &bytes, &[])
 }
 
-/// Whether the answer to a check is that of a program that can.
+/// Whether a check's answer is of a program that can take over.
 pub(crate) fn judge(bytes: &[u8]) -> Result<(), String> {
-    let verdict: Verdict =
-        decode(bytes).map_err(|_| "it does not answer as a shim does".to_owned())?;
+    let verdict: Verdict = decode(bytes).map_err(|_| "its answer is not a shim's".to_owned())?;
     if let Some(reason) = verdict.refused {
         return Err(reason);
     }
@@ -185,16 +183,16 @@ pub(crate) fn judge(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A handover and the bytes beside it.
+/// A handover with its blobs.
 #[derive(Debug, Default)]
 pub(crate) struct Sealed {
     pub(crate) handover: Handover,
-    /// Raw bytes; who put them there knows where they lie.
+    /// Raw bytes; the handover's fields say where each part is.
     pub(crate) blobs: Vec<u8>,
 }
 
 impl Sealed {
-    /// Into memory that nobody can change. It is close-on-exec.
+    /// Writes it into sealed memory, close-on-exec.
     pub(crate) fn write(&self) -> io::Result<OwnedFd> {
         let text = serde_json::to_vec(&self.handover).map_err(io::Error::other)?;
         let length = HEADER as u64 + text.len() as u64 + self.blobs.len() as u64;
@@ -214,7 +212,7 @@ impl Sealed {
         Ok(file.into())
     }
 
-    /// From memory that came from another program; nothing about it is taken on trust.
+    /// Reads it from another program's memory, which is not trusted.
     pub(crate) fn open(memory: OwnedFd) -> io::Result<Self> {
         let seals = fcntl_get_seals(&memory)?;
         if !seals.contains(SEALS) {
@@ -234,7 +232,7 @@ impl Sealed {
     pub(crate) fn parse(bytes: &[u8]) -> io::Result<Self> {
         let (magic, rest) = split(bytes, MAGIC.len())?;
         if magic != MAGIC {
-            return Err(bad("it is no handover"));
+            return Err(bad("it is not a handover"));
         }
         let (version, rest) = split(rest, 4)?;
         let version = u32::from_le_bytes(version.try_into().unwrap_or_default());
@@ -258,7 +256,7 @@ impl Sealed {
 }
 
 impl Handover {
-    /// No descriptor has two owners.
+    /// Checks that no descriptor has two owners.
     fn check(&self) -> io::Result<()> {
         let mut seen = BTreeSet::new();
         if self.fds().all(|fd| seen.insert(fd)) {
@@ -267,7 +265,7 @@ impl Handover {
         Err(bad("the handover names a descriptor twice"))
     }
 
-    /// All that it names.
+    /// All descriptors that it names.
     pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
         let starts = self.starts.iter().flat_map(|start| start.fds.iter());
         [self.listener, self.lock]
@@ -280,7 +278,7 @@ impl Handover {
     }
 }
 
-/// Reads from the beginning, wherever the description's position is.
+/// Reads from the beginning, regardless of the file's position.
 struct AtStart<'a> {
     file: &'a File,
     at: u64,
@@ -294,7 +292,7 @@ impl Read for AtStart<'_> {
     }
 }
 
-/// The number of a descriptor, to be named in a handover.
+/// The number of a descriptor, for a handover.
 pub(crate) fn number(fd: impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
 }

@@ -2,14 +2,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Ids that a container has: all that a 16-bit id can name.
+/// Ids of one container: all 16-bit ids.
 pub const RANGE_SIZE: u32 = 65_536;
 
-/// Least first id of a pool: beyond what adduser and subuid files give out.
+/// Lowest first id of a pool: above those that adduser and subuid files assign.
 const LEAST: u32 = 0x4000_0000;
 
-/// First id of the range that containers share whose layers' owners cannot be mapped. Part of no
-/// pool.
+/// First id of the range that all containers share whose layers' owners cannot be mapped. In no pool.
 pub const SHARED_IDS: u32 = 0x7fff_0000;
 
 /// The host's user and group ids that containers get, as ranges of [`RANGE_SIZE`].
@@ -33,7 +32,7 @@ impl Default for IdPool {
 }
 
 impl IdPool {
-    /// Containers that it has ids for at a time.
+    /// Maximum number of concurrent containers with ids from it.
     #[must_use]
     pub fn ranges(&self) -> u32 {
         self.ranges
@@ -47,7 +46,7 @@ impl IdPool {
         first < own + u64::from(self.ranges) * size && own < first + size
     }
 
-    /// Which of its ranges begins with this id.
+    /// Returns the index of the range that begins with this id.
     fn slot(&self, base: u32) -> Option<u32> {
         let slot = base.checked_sub(self.first)? / RANGE_SIZE;
         (slot < self.ranges).then_some(slot)
@@ -62,7 +61,7 @@ impl FromStr for IdPool {
         let (first, last) = text.split_once('-').ok_or(rule)?;
         let first: u32 = first.parse().map_err(|_| rule)?;
         let end: u32 = last.parse().map_err(|_| rule)?;
-        // The highest id of all means "none".
+        // The highest id means "none".
         let end = end.checked_add(1).ok_or("must end below 4294967295")?;
         if !first.is_multiple_of(RANGE_SIZE) || !end.is_multiple_of(RANGE_SIZE) {
             return Err(format!(
@@ -93,13 +92,13 @@ impl fmt::Display for IdPool {
     }
 }
 
-/// Ranges of user and group ids, each one container's as long as files of it may exist.
+/// Ranges of user and group ids. A range belongs to one container as long as files of it may exist.
 #[derive(Debug, Default)]
 pub(crate) struct IdRanges {
     pool: IdPool,
-    /// Given back, to be used before a new one.
+    /// Ranges that were given back; used before new ones.
     free: BTreeSet<u32>,
-    /// Given out so far, counted from the first.
+    /// Ranges given out so far, counted from the first.
     used: u32,
 }
 
@@ -111,7 +110,7 @@ impl IdRanges {
         }
     }
 
-    /// The first id of a range that no container has.
+    /// Returns the first id of an unused range.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let slot = match self.free.pop_first() {
             Some(slot) => slot,
@@ -124,9 +123,8 @@ impl IdRanges {
         Some(self.pool.first + slot * RANGE_SIZE)
     }
 
-    /// Takes this one, which an earlier shim gave out. `false` when it is no range of ids of
-    /// containers or another container has it. The shared range, and those of a pool that the
-    /// configuration named before, are not counted.
+    /// Reserves a range that an earlier shim gave out. `false` when it is no valid range, or another
+    /// container has it. The shared range, and ranges of an earlier configuration's pool, are not tracked.
     pub(crate) fn reserve(&mut self, base: u32) -> bool {
         if base < LEAST || !base.is_multiple_of(RANGE_SIZE) || base > u32::MAX - RANGE_SIZE {
             return false;
@@ -142,7 +140,7 @@ impl IdRanges {
         true
     }
 
-    /// Takes it back, if it is one of the pool's.
+    /// Gives a range back, if it is one of the pool's.
     pub(crate) fn give_back(&mut self, base: u32) {
         if let Some(slot) = self.pool.slot(base) {
             debug_assert!(slot < self.used, "{base} was never given out");

@@ -1,4 +1,4 @@
-//! The shim's side of the launcher: orders out, reports in, and a new launcher when one dies.
+//! The shim's side of the launcher: sends orders, reads reports, and replaces a launcher that dies.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
@@ -17,12 +17,12 @@ use crate::protocol::{decode, encode};
 use crate::seqpacket;
 use crate::sweeper::BoundedLog;
 
-/// Starts of containers that wait or are under way. A start takes about a millisecond, so this is
-/// seconds of work; more are refused. As many commands may wait or be under way, apart from them.
+/// Containers' starts that wait or are under way. A start takes about a millisecond, so this is seconds
+/// of work; more are refused. The same number of commands may wait or be under way in addition.
 pub(crate) const MAX_PENDING: usize = 4_096;
 
 /// Commands of one container that the launcher has at a time. They run in the container's cgroups, so
-/// that its limits can hold them for seconds.
+/// that its limits can delay them by seconds.
 const MAX_COMMANDS_UNDER_WAY: usize = 8;
 
 /// Commands of one container that wait or are under way; more are refused.
@@ -38,20 +38,20 @@ pub(crate) struct Pending {
     pub(crate) call: u64,
     pub(crate) name: String,
     pub(crate) cgroup: String,
-    /// A container's own; a command has neither.
+    /// A container's own resources; `None` for a command.
     pub(crate) own: Option<Own>,
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
-    /// To be killed as soon as there is a process.
+    /// Kill it as soon as there is a process.
     #[serde(default)]
     pub(crate) killed: bool,
-    /// The answer's, from the moment of its clone.
+    /// For the answer; set when it is cloned.
     #[serde(skip)]
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Pending {
-    /// A copy of one that no launcher knows.
+    /// A copy of one that was not sent to a launcher.
     fn unsent(&self) -> Self {
         let own = self.own.as_ref().map(|own| Own {
             ids: own.ids,
@@ -70,7 +70,7 @@ impl Pending {
         }
     }
 
-    /// What a later shim must know of it before it begins.
+    /// The record for a later shim, written before it begins.
     pub(crate) fn container(&self) -> Container {
         let own = self.own.as_ref();
         let ids = own.map(|own| own.ids);
@@ -82,7 +82,7 @@ impl Pending {
     }
 }
 
-/// What is one container's alone.
+/// Resources that belong to one container.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Own {
     pub(crate) ids: u32,
@@ -90,26 +90,26 @@ pub(crate) struct Own {
     pub(crate) log: Option<BoundedLog>,
 }
 
-/// What a start may have left that was interrupted or failed, until a launcher has removed it.
+/// What an interrupted or failed start may have left, until a launcher has removed it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Left {
     pub(crate) cgroup: String,
     pub(crate) scratch: PathBuf,
-    /// Nobody else's as long as a process of it may live.
+    /// Not reusable while a process of it may live.
     #[serde(default)]
     pub(crate) name: Option<String>,
-    /// Nobody else's as long as processes or files of it may exist.
+    /// Not reusable while processes or files of it may exist.
     #[serde(default)]
     pub(crate) ids: Option<u32>,
-    /// Somebody ordered its death and is to be told of it.
+    /// A client ordered its death and waits for a notification.
     #[serde(default)]
     pub(crate) killed: bool,
 }
 
-/// What the launcher has not been told yet.
+/// An order that was not sent to the launcher yet.
 #[derive(Debug)]
 struct Waiting {
-    /// The start's; a sweep has none.
+    /// The start's ticket; `None` for a sweep.
     ticket: Option<u64>,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
@@ -118,31 +118,31 @@ struct Waiting {
 /// One container's commands that have not been answered.
 #[derive(Debug, Default)]
 struct Commands {
-    /// Those that the launcher has, or is about to get.
+    /// Commands that the launcher has, or is about to get.
     under_way: usize,
-    /// Those that wait until it has fewer.
+    /// Commands that wait until the launcher has fewer.
     waiting: VecDeque<Waiting>,
 }
 
-/// The launcher and what it has been asked.
+/// The launcher and its orders.
 #[derive(Debug, Default)]
 pub(crate) struct Launching {
     process: Option<(PidFd, OwnedFd)>,
     waiting: VecDeque<Waiting>,
-    /// By the container; only those that have any.
+    /// By container; only containers with commands.
     commands: BTreeMap<String, Commands>,
-    /// Nothing more goes to the launcher, which is to be stopped once it has answered everything.
+    /// Nothing more is sent to the launcher, which is stopped once it has answered everything.
     held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
     /// What starts may have left.
     sweeps: BTreeMap<u64, Left>,
     next_ticket: u64,
-    /// What the last launcher found that this kernel can do.
+    /// The kernel's features, as the last launcher reported them.
     pub(crate) features: Option<Features>,
 }
 
 impl Launching {
-    /// Forks one when there is none. `true` when its socket is a new one.
+    /// Forks a launcher when there is none. `true` when its socket is a new one.
     pub(crate) fn ensure(&mut self, sole: &SoleThread, options: &ShimOptions) -> io::Result<bool> {
         if self.process.is_some() {
             return Ok(false);
@@ -150,7 +150,7 @@ impl Launching {
         let (process, socket) = launcher::start(sole, options)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         self.process = Some((process, socket));
-        // Before any start, which may be in the same place.
+        // Before any start, which may use the same place.
         self.waiting.retain(|one| one.ticket.is_some());
         for (ticket, left) in &self.sweeps {
             self.waiting.push_front(sweep_order(*ticket, left)?);
@@ -166,12 +166,12 @@ impl Launching {
         self.process.as_ref().map(|(_, socket)| socket.as_fd())
     }
 
-    /// Whether a container of this name is being started, or may live though its start failed.
+    /// Whether a container of this name is being started, or may live after a failed start.
     pub(crate) fn is_starting(&self, name: &str) -> bool {
         self.pending.values().any(|start| start.name == name) || self.left_of(name).is_some()
     }
 
-    /// All of those.
+    /// The names of all of those.
     pub(crate) fn starting(&self) -> HashSet<&str> {
         let left = self.sweeps.values();
         let left = left.filter_map(|left| left.name.as_deref());
@@ -188,7 +188,7 @@ impl Launching {
         all.find(|left| left.name.as_deref() == Some(name))
     }
 
-    /// Takes a start, given as what to order by its ticket; the launcher gets it when it reads.
+    /// Queues a start, given as what to order by its ticket.
     pub(crate) fn order(
         &mut self,
         start: Pending,
@@ -222,7 +222,7 @@ impl Launching {
         self.pending.insert(ticket, start);
     }
 
-    /// What there is no room for: one more start of a container, or of a command in this one.
+    /// What is full for one more start of a container, or of a command in this one, if anything.
     pub(crate) fn lacks_room(&self, exec_in: Option<&str>) -> Option<&'static str> {
         let of = |commands: &Commands| commands.under_way + commands.waiting.len();
         let all: usize = self.commands.values().map(of).sum();
@@ -237,8 +237,8 @@ impl Launching {
         }
     }
 
-    /// A start is over or taken back. A command that waited for its container's share of the launcher
-    /// has its turn.
+    /// A start is finished or withdrawn. A command that waited for its container's share of the launcher is
+    /// sent next.
     pub(crate) fn finish(&mut self, ticket: u64) -> Option<Pending> {
         let start = self.pending.remove(&ticket)?;
         if let Some(container) = &start.exec_in
@@ -255,7 +255,7 @@ impl Launching {
         Some(start)
     }
 
-    /// Orders that are still here, each of a start.
+    /// Orders of starts that were not sent yet.
     fn unsent(&self) -> impl Iterator<Item = &Waiting> {
         let commands = self.commands.values();
         let all = self
@@ -265,7 +265,7 @@ impl Launching {
         all.filter(|one| one.ticket.is_some())
     }
 
-    /// Has a container's limit of processor time lifted that is being killed.
+    /// Lifts the CPU limit of a container that is being killed.
     pub(crate) fn lift_cpu_limit(&mut self, cgroup: &str) {
         let order = Order::LiftCpuLimit {
             cgroup: cgroup.to_owned(),
@@ -281,14 +281,14 @@ impl Launching {
         }
     }
 
-    /// Remembers to remove what a start may have left, and orders it if there is a launcher, as the
-    /// next one is told of all; its number.
+    /// Remembers to remove what a start may have left, and orders it if there is a launcher (a new launcher
+    /// gets all). Returns its ticket.
     pub(crate) fn sweep_later(&mut self, left: Left) -> u64 {
         self.next_ticket += 1;
         if self.process.is_some() {
             match sweep_order(self.next_ticket, &left) {
                 Ok(order) => self.waiting.push_back(order),
-                Err(error) => tracing::error!(%error, "only a later launcher removes what is left"),
+                Err(error) => tracing::error!(%error, "the next launcher removes what is left"),
             }
         }
         self.sweeps.insert(self.next_ticket, left);
@@ -300,18 +300,17 @@ impl Launching {
         self.sweeps.remove(&ticket)
     }
 
-    /// Gives nothing more to the launcher, or does so again.
+    /// Stops or resumes sending to the launcher.
     pub(crate) fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
     }
 
-    /// Whether the launcher has answered every start that it was told of.
+    /// Whether the launcher has answered every start that was sent to it.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.len() == self.unsent().count()
     }
 
-    /// What is to be named in a handover, once it is idle. Sweeps are ordered anew by whoever
-    /// starts the next launcher.
+    /// Adds its state to a handover, once it is idle. The next launcher gets the sweeps again.
     pub(crate) fn hand_over(&self, handover: &mut Handover) -> io::Result<()> {
         handover.next_ticket = self.next_ticket;
         let sweeps = self.sweeps.iter();
@@ -335,8 +334,8 @@ impl Launching {
         Ok(())
     }
 
-    /// Takes up what an earlier program left, before there is a launcher. `take` turns numbers
-    /// into descriptors.
+    /// Takes over the state of an earlier program, before there is a launcher. `take` turns numbers into
+    /// descriptors.
     pub(crate) fn take_over(
         &mut self,
         handover: &mut Handover,
@@ -362,18 +361,18 @@ impl Launching {
             .flat_map(|one| one.fds.iter().map(AsFd::as_fd))
     }
 
-    /// What an earlier shim remembered to remove.
+    /// A removal that an earlier shim recorded.
     pub(crate) fn resume_sweep(&mut self, ticket: u64, left: Left) {
         self.next_ticket = self.next_ticket.max(ticket);
         self.sweeps.insert(ticket, left);
     }
 
-    /// What is still to be removed, by tickets.
+    /// All pending removals, by ticket.
     pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &Left)> {
         self.sweeps.iter().map(|(ticket, left)| (*ticket, left))
     }
 
-    /// Sends what can be sent. A launcher that has died is noticed by its end, not here.
+    /// Sends as much as the socket takes. A launcher's death is noticed by its signal, not here.
     pub(crate) fn flush(&mut self) {
         let Some((_, socket)) = &self.process else {
             return;
@@ -390,34 +389,34 @@ impl Launching {
         }
     }
 
-    /// Whether the launcher must become writable first.
+    /// Whether the launcher's socket must become writable first.
     pub(crate) fn is_waiting(&self) -> bool {
         self.process.is_some() && !self.held_back && !self.waiting.is_empty()
     }
 
-    /// The next report that has come, if any.
+    /// Reads the next report, if any.
     pub(crate) fn report(&self, buffer: &mut [u8]) -> Option<Report> {
         let (_, socket) = self.process.as_ref()?;
         let received = seqpacket::receive(socket, buffer).ok()??;
         match decode(received.bytes) {
             Ok(report) => Some(report),
             Err(error) => {
-                tracing::error!(%error, "the launcher's report is unreadable");
+                tracing::error!(%error, "cannot decode the launcher's report");
                 None
             }
         }
     }
 
-    /// Has every start fail that is under way, by the death of the launcher.
+    /// Makes every start under way fail, by killing the launcher.
     pub(crate) fn abort(&self) {
         if let (Some((process, _)), false) = (&self.process, self.pending.is_empty())
             && let Err(error) = process.kill()
         {
-            tracing::error!(%error, "starts under way cannot be interrupted");
+            tracing::error!(%error, "cannot interrupt the starts under way");
         }
     }
 
-    /// Takes back a start that no launcher has been told of.
+    /// Withdraws a start that was not sent to a launcher.
     pub(crate) fn withdraw(&mut self, name: &str) -> Option<Pending> {
         let pending = &self.pending;
         let named = |one: &Waiting| {
@@ -433,21 +432,21 @@ impl Launching {
             let at = one.waiting.iter().position(named)?;
             one.waiting.remove(at)
         });
-        // It has no share of the launcher to give back.
+        // The launcher did not have it, so its container's share does not change.
         let ticket = found.into_iter().next()?.ticket?;
         self.pending.remove(&ticket)
     }
 
-    /// Remembers to kill a container whose start is ordered as soon as it has a process. `false`
-    /// when there is no such start.
+    /// Remembers to kill a container under start as soon as it has a process. `false` when there is no such
+    /// start.
     pub(crate) fn kill_when_begun(&mut self, name: &str) -> bool {
         let mut starts = self.pending.values_mut();
         let start = starts.find(|start| start.name == name);
         start.map(|start| start.killed = true).is_some()
     }
 
-    /// Remembers to tell of the end of what a start may have left, which is being killed already;
-    /// what is to be remembered of it by its number. `None` when nothing is left.
+    /// Remembers to notify clients about the end of what a start may have left, which is being killed
+    /// already. Returns what to record for it, with its ticket; `None` when nothing is left.
     pub(crate) fn tell_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
         let mut all = self.sweeps.iter_mut();
         let (ticket, left) = all.find(|(_, left)| left.name.as_deref() == Some(name))?;
@@ -455,7 +454,7 @@ impl Launching {
         Some((*ticket, left.clone()))
     }
 
-    /// Ends it and reaps it, since the shim ends; what it was doing ends with it.
+    /// Kills and reaps the launcher because the shim ends; its work ends with it.
     pub(crate) fn stop(&mut self) {
         let Some((process, _)) = self.process.take() else {
             return;
@@ -467,7 +466,7 @@ impl Launching {
         }
     }
 
-    /// It has died: forgets it and hands over what it was asked.
+    /// The launcher has died: forgets it and returns its unanswered starts.
     pub(crate) fn died(&mut self) -> BTreeMap<u64, Pending> {
         self.process = None;
         self.waiting.clear();

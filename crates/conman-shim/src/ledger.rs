@@ -1,10 +1,10 @@
-//! What a later shim must know, in a file that is in memory.
+//! What a later shim must know, in a file on an in-memory file system.
 //!
-//! A journal of lines of JSON: each names a container and all there is to know of it, or says that
-//! it is forgotten; the last line of a name counts. A line is written before what it says is relied
-//! on. When most lines are stale the file is written anew and renamed into place. A line that was
-//! cut by the writer's death is passed over. A kind of line that an older shim does not know is to
-//! it as if it were damaged: it begins closed if anything lives.
+//! A journal of lines of JSON: each names a container with all its data, or says that it is forgotten;
+//! the last line of a name counts. A line is written before the shim relies on it. When most lines are
+//! stale the file is rewritten and renamed into place. A line that was cut by the writer's death is
+//! ignored. For an older shim an unknown kind of line counts as damage: it begins closed if anything
+//! lives.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,13 +19,13 @@ use crate::containers::Container;
 use crate::fence::KeptFence;
 use crate::launching::Left;
 
-/// Form of the file. It grows when an older shim would misunderstand.
+/// Version of the format. It grows when an older shim would misunderstand.
 const VERSION: u32 = 1;
 
 /// Largest file that is read: four times what 16,384 containers with long names take.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Stale lines that are put up with, beside as many as there are names that are of use.
+/// Stale lines that are tolerated, in addition to the number of names in use.
 const SLACK: usize = 4_096;
 
 /// Filesystems in memory, by their magic numbers: tmpfs and ramfs.
@@ -35,11 +35,11 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Record<Name, Whole> {
-    /// Comes first.
+    /// The first line.
     Head { version: u32, boot_id: String },
-    /// All that is known of a container or command.
+    /// All data of a container or command.
     Put { name: Name, container: Whole },
-    /// It is forgotten.
+    /// A container or command is forgotten.
     Drop { name: Name },
     /// What a start may have left, to be removed.
     Sweep {
@@ -53,7 +53,7 @@ pub(crate) enum Record<Name, Whole> {
     Swept { ticket: u64 },
     /// Condemned before its start was ordered.
     Condemned { name: Name },
-    /// The fence's own; `None` when it is unarmed.
+    /// The fence's state; `None` when it is unarmed.
     Fence { state: Option<KeptFence> },
 }
 
@@ -63,7 +63,7 @@ pub(crate) type Line = Record<String, Container>;
 /// A line as it is written.
 pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 
-/// What the lines say together.
+/// The combined content of the lines.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
@@ -102,18 +102,18 @@ impl Kept {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     path: PathBuf,
-    /// `None` before it was written by this program: what an earlier one wrote stays until then.
+    /// `None` until this program has written it: an earlier one's content stays until then.
     file: Option<File>,
     lines: usize,
-    /// The last line may be cut: the next one begins with a line's end.
+    /// The last line may be cut: the next one begins with a newline.
     torn: bool,
-    /// A line was cut, so that it is to be written anew as soon as there is room.
+    /// A line was cut, so that the file must be rewritten as soon as there is space.
     spoiled: bool,
 }
 
 impl Ledger {
-    /// What an earlier shim of this boot left, and why that may not be all. Nothing where there was
-    /// none, or one of a later form, which are reasons for doubt, too, when containers live.
+    /// Reads the state of an earlier shim of this boot, and why it may be incomplete. Returns nothing where
+    /// there was none, or one of a later version, which are reasons for doubt, too, when containers live.
     pub(crate) fn read(path: &Path, boot_id: &str) -> (Kept, Option<String>) {
         let doubt = |reason: &str| {
             (
@@ -130,7 +130,7 @@ impl Ledger {
             }
             Err(error) => return doubt(&format!("cannot be read: {error}")),
             Ok(_) if text.len() as u64 > MAX_BYTES => {
-                return doubt("is larger than a shim writes it");
+                return doubt("is larger than any that a shim writes");
             }
             Ok(_) => {}
         }
@@ -139,7 +139,7 @@ impl Ledger {
         (kept, reason)
     }
 
-    /// To be written before it counts what is added.
+    /// A ledger that must be written before lines can be added.
     pub(crate) fn at(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -150,7 +150,7 @@ impl Ledger {
         }
     }
 
-    /// Writes the file anew.
+    /// Rewrites the file.
     pub(crate) fn rewrite<'a>(
         &mut self,
         boot_id: &str,
@@ -179,8 +179,7 @@ impl Ledger {
         if !is_in_memory(&file) {
             tracing::warn!(
                 path = %self.path.display(),
-                "the shim's state is not in memory, where a disk may hold up the fence; put it \
-                 below /run"
+                "the shim's state is on a disk, which may delay the fence; put it below /run"
             );
         }
         file.write_all(&bytes)?;
@@ -192,9 +191,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub(crate) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
-        // What is known before all is written is written with it.
+        // A line from before the first rewrite is written with it.
         let Some(file) = self.file.as_mut() else {
             return Ok(());
         };
@@ -204,7 +203,7 @@ impl Ledger {
             bytes.push(b'\n');
         }
         write_line(&mut bytes, line)?;
-        // Until it is known to be whole.
+        // Until the line is known to be complete.
         self.torn = true;
         file.write_all(&bytes)?;
         self.torn = false;
@@ -212,7 +211,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether it should be written anew, with this many names that are of use.
+    /// Whether it should be rewritten, given the number of names in use.
     pub(crate) fn is_overgrown(&self, names: usize) -> bool {
         self.spoiled || self.lines > 2 * names + SLACK
     }
@@ -224,16 +223,16 @@ fn write_line(bytes: &mut Vec<u8>, line: &LineRef<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Beside what the lines say, why that may not be all.
+/// Returns the content, and why it may be incomplete.
 fn parse(text: &[u8], boot_id: &str) -> (Kept, Option<&'static str>) {
     let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Line>(head) {
         Ok(Record::Head { version, .. }) if version > VERSION => {
-            // Better everything frozen than nobody who watches over it.
+            // It is safer to freeze everything than to leave it unwatched.
             return (Kept::default(), Some("is of a later version of conman"));
         }
-        // Nothing of an earlier boot lives.
+        // Nothing of an earlier boot is alive.
         Ok(Record::Head { boot_id: of, .. }) if of != boot_id => {
             return (Kept::default(), Some("is of an earlier boot"));
         }
@@ -241,14 +240,14 @@ fn parse(text: &[u8], boot_id: &str) -> (Kept, Option<&'static str>) {
         _ => return (Kept::default(), Some("does not begin as a shim writes it")),
     }
     let mut kept = Kept::default();
-    // Only the last line may be cut: nothing was done yet that relied on it.
+    // Only the last line may be cut: the shim did not rely on it yet.
     let (mut unreadable, mut doubtful) = (false, false);
     for line in lines.filter(|line| !line.is_empty()) {
         doubtful |= unreadable;
         match serde_json::from_slice(line) {
             Ok(line) => kept.take(line),
             Err(error) => {
-                tracing::warn!(%error, "a line of the shim's state is unreadable");
+                tracing::warn!(%error, "cannot parse a line of the shim's state");
                 unreadable = true;
             }
         }

@@ -1,33 +1,32 @@
-//! The parent of all native containers of a node: starts them, reaps them, keeps how they ended,
+//! The parent of all native containers of a node: starts them, reaps them, keeps their exit status,
 //! freezes and kills them, and is the dead-man fence.
 //!
 //! Three processes, each with one thread and no async runtime:
 //!
 //! - the *shim* ([`run`]): one epoll over clients, launcher, deaths and the fence's timer. It never
-//!   waits on a disk or on rtnl. It needs no descriptor for a child, since nobody but it can reap
-//!   one and thereby free its PID.
-//! - the *launcher*, which the shim forks: makes containers, as children of the shim. When it dies
+//!   waits on a disk or on rtnl. It needs no descriptor for a child, since only it can reap one and
+//!   thereby free its PID.
+//! - the *launcher*, which the shim forks: creates containers, as children of the shim. When it dies
 //!   the shim forks another.
 //!
-//! - the *sweeper*, forked likewise: keeps logs bounded by punching out what is oldest.
+//! - the *sweeper*, forked likewise: bounds logs by punching out their oldest parts.
 //!
-//! They and their clients talk over SEQPACKET sockets in messages of JSON, each bounded
-//! ([`MAX_MESSAGE_BYTES`]) and decoded as a whole; descriptors travel beside them. JSON, because a
-//! shim lives through upgrades of its clients: unknown fields are passed over and new ones have
-//! defaults. Clients are root's, by their socket's credentials. A client that goes, goes: no
-//! container depends on one.
+//! They and their clients exchange JSON messages over SEQPACKET sockets, each message bounded
+//! ([`MAX_MESSAGE_BYTES`]) and decoded as a whole; descriptors are sent with the messages. JSON, because
+//! a shim outlives upgrades of its clients: unknown fields are ignored and new ones have defaults.
+//! Clients must be root, by their socket's credentials. No container depends on a client's connection.
 //!
-//! The shim replaces its own program by exec ([`Request::Replace`], SIGHUP): what it knows goes to
-//! the new one in sealed memory, sockets by their descriptors, and the containers stay children.
-//! When it dies its containers live on. A later shim finds them in the state file, holds them by
-//! verified pidfds, and asks the kernel how they ended.
+//! The shim replaces its own program by exec ([`Request::Replace`], SIGHUP): its state is passed in
+//! sealed memory, sockets by their descriptors, and the containers stay children. When the shim dies its
+//! containers survive. A later shim finds them in the state file, holds them by verified pidfds, and asks
+//! the kernel how they ended.
 //!
 //! The fence is that of `conman_core::ownership`: at its deadline everything freezes, what cannot be
-//! proven frozen is killed, and only an order thaws. It covers what others start, too, by the
-//! cgroups that they are told to start it in.
+//! proven frozen is killed, and only an order thaws. It also covers containers that other programs
+//! start, by the cgroups that those programs are given.
 //!
-//! What is absent: any knowledge of sessions, images, ownership. Names, paths and deadlines come
-//! from the client, which is the daemon.
+//! Absent on purpose: any knowledge of sessions, images, ownership. Names, paths and deadlines come from
+//! the client, which is the daemon.
 #![forbid(unsafe_code)]
 
 mod attachment;
@@ -73,22 +72,22 @@ pub use spec::{
 };
 pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 
-/// Is the shim until SIGTERM, which leaves the containers alone where the fence is unarmed. An armed
-/// one closes, and the shim goes on until everything is proven frozen or is dead: nothing runs without
+/// Runs the shim until SIGTERM, which leaves the containers alone where the fence is unarmed. An armed
+/// fence closes, and the shim runs until everything is proven frozen or is dead: nothing runs without
 /// its fence. The process must have one thread.
 ///
-/// With SIGHUP, and when it is asked to, it goes on as the program that its path now names: with
-/// the arguments of this one, so that whoever calls this comes here again. A process that was
-/// executed only to say whether it could does not come back from here.
+/// On SIGHUP, or on request, it executes the program at its path with its own arguments, so that the
+/// new program's caller comes here again. A process that was executed only to check the new program
+/// does not return from here.
 ///
 /// # Errors
-/// When it cannot begin or go on; where another shim was waited for, also when the place of the
-/// lock was cleared away meanwhile: whoever keeps shims running starts it again.
+/// When it cannot begin or continue. After waiting for another shim, also when the lock's directory was
+/// removed meanwhile: the service manager starts it again.
 pub fn run(options: ShimOptions) -> std::io::Result<LastHold> {
     let mut control = match handover::asked()? {
         handover::Asked::Check(memory, socket) => {
             let answered = handover::check(memory, &socket);
-            // This is not the shim: whoever called must not clear up behind one that ends.
+            // This is not the shim: the caller must not clean up after it.
             std::process::exit(i32::from(answered.is_err()))
         }
         handover::Asked::Take(memory) => {
@@ -101,18 +100,18 @@ pub fn run(options: ShimOptions) -> std::io::Result<LastHold> {
     control.end()
 }
 
-/// Keeps successors off while what a shim that has ended leaves to nobody is cleared up: without, it
-/// would be a successor's.
+/// Keeps a successor from starting while the remains of an ended shim are removed: otherwise these could
+/// already be the successor's.
 #[derive(Debug)]
-#[must_use = "nobody succeeds the shim while this is held, and anybody may from then on"]
+#[must_use = "a successor can start only after this is dropped"]
 pub struct LastHold {
     _lock: File,
     is_alone: bool,
 }
 
 impl LastHold {
-    /// Whether nothing lives that the shim knew of, nothing is started or may still appear, and no
-    /// death is owed: a successor needs to know of nothing then.
+    /// Whether no known container lives, no start is under way or may still appear, and no death has to be
+    /// reported: a successor needs no state then.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.is_alone

@@ -1,9 +1,9 @@
 //! A container's log, read while it is written and bounded.
 //!
-//! Standard output and error go to one file, opened for append, in the order in which they were
-//! written; which was which is not kept. The file never shrinks: its oldest blocks are punched out
-//! (see the sweeper), so an offset names the same byte for ever, and what is left begins at the
-//! first data. A reader needs no descriptor but while it reads, and no help of shim or daemon.
+//! Standard output and error go to one file, opened for append, in the order of the writes; the two are
+//! not distinguished. The file never shrinks: its oldest blocks are punched out (see the sweeper), so an
+//! offset always names the same byte, and the rest begins at the first data. A reader needs a descriptor
+//! only while it reads, and no help of shim or daemon.
 
 use std::fs::File;
 use std::io;
@@ -15,19 +15,19 @@ use rustix::fs::{OFlags, SeekFrom, seek};
 /// Longest part that is read at once.
 pub const MAX_PART_BYTES: usize = 64 * 1_024;
 
-/// Times that a part is read anew because its beginning was removed meanwhile.
+/// Times that a part is read again because its beginning was removed meanwhile.
 const TRIES: usize = 8;
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogPart {
-    /// Where it begins in the log.
+    /// Offset of its first byte in the log.
     pub offset: u64,
-    /// Bytes between the last part and this one that are not kept any more.
+    /// Bytes between the last part and this one that are no longer kept.
     pub lost: u64,
-    /// The file was cut by somebody: this part is from a new beginning.
+    /// The file was truncated: this part is from a new beginning.
     pub cut: bool,
-    /// Nothing at the end of what was written so far.
+    /// Empty at the end of the log.
     pub bytes: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// At its beginning. `NotFound` before the container's start has made it.
+    /// Opens the log at its beginning. `NotFound` before the container's start has created it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::options()
             .read(true)
@@ -51,29 +51,29 @@ impl LogFile {
         Ok(Self { file, offset: 0 })
     }
 
-    /// Goes to an offset that an earlier reader had come to.
+    /// Continues at the offset of an earlier reader.
     pub fn resume_at(&mut self, offset: u64) {
         self.offset = offset;
     }
 
-    /// The next part begins here.
+    /// Offset of the next part.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The first byte that is still kept; the end when there is none.
+    /// Offset of the first byte that is still kept; the end when there is none.
     pub fn first_kept(&self) -> io::Result<u64> {
         self.data_from(0)
     }
 
-    /// Goes to the beginning of the last `lines` lines, of at most `most_bytes` bytes together.
+    /// Moves to the beginning of the last `lines` lines, of at most `most_bytes` bytes together.
     pub fn seek_tail(&mut self, lines: usize, most_bytes: u64) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         let first = self.data_from(end.saturating_sub(most_bytes))?;
         let whole = self.first_kept()? == 0;
         let (mut at, mut left) = (end, lines);
-        // A line's end at the very end ends the last line and begins none.
+        // A newline at the end of the file ends the last line and begins none.
         let mut begin = first;
         'look: while at > first && left > 0 {
             let length = (at - first).min(MAX_PART_BYTES as u64);
@@ -102,8 +102,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// What comes next, at most [`MAX_PART_BYTES`]; an empty part at the end. Ask again later to
-    /// follow: the file's length tells whether there is more.
+    /// Returns the next part, at most [`MAX_PART_BYTES`]; an empty part at the end. To follow the log, call
+    /// it again when the file's length has grown.
     pub fn next_part(&mut self) -> io::Result<LogPart> {
         let mut part = LogPart {
             offset: self.offset,
@@ -118,14 +118,14 @@ impl LogFile {
             }
             let kept = self.data_from(self.offset)?;
             if kept > self.offset {
-                // What follows a hole begins in the middle of a line.
+                // Data after a hole begins in the middle of a line.
                 let from = self.line_from(kept, end)?;
                 part.lost += from - self.offset;
                 self.offset = from;
             }
             let mut buffer = vec![0; MAX_PART_BYTES];
             let read = self.file.read_at(&mut buffer, self.offset)?;
-            // Removed while it was read, it would be zeros.
+            // If it was removed during the read, the bytes are zeros.
             if read > 0 && self.data_from(self.offset)? != self.offset {
                 continue;
             }
@@ -135,7 +135,7 @@ impl LogFile {
             self.offset += read as u64;
             return Ok(part);
         }
-        // It is written faster than it can be read.
+        // The log is written faster than it can be read.
         part.offset = self.offset;
         Ok(part)
     }
@@ -145,13 +145,13 @@ impl LogFile {
             Ok(at) => Ok(at),
             // Nothing but a hole, or the end.
             Err(rustix::io::Errno::NXIO) => Ok(self.file.metadata()?.len().max(offset)),
-            // The filesystem does not tell: then it has no holes.
+            // The filesystem does not support it, so it has no holes.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(offset),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// The first line that begins at `from` or later; `from` itself when there is none near.
+    /// Returns the first line that begins at `from` or later; `from` itself when there is none near.
     fn line_from(&self, from: u64, end: u64) -> io::Result<u64> {
         if from == 0 {
             return Ok(0);

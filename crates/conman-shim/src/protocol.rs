@@ -10,8 +10,8 @@ use crate::spec::{ExecSpec, LaunchSpec, SpecError, TerminalSize};
 /// defaults and new requests leave it.
 pub const VERSION: u32 = 1;
 
-/// Longest message in either direction: below the kernel's default buffer of a socket (208 KiB),
-/// above any spec that execve would take with a full environment of a usual size.
+/// Longest message in either direction: below the kernel's default socket buffer (208 KiB), above any
+/// spec that execve would take with an environment of a usual size.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1_024;
 
 /// Containers or names in one message.
@@ -24,18 +24,18 @@ pub struct Call {
     pub request: Request,
 }
 
-/// What can be asked of the shim.
+/// Requests to the shim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Comes first; anything else before it is refused.
+    /// Must come first; any other request before it is refused.
     Hello {
         version: u32,
     },
     /// Starts a container. The answer carries a pidfd of its init.
     Launch(Box<LaunchSpec>),
-    /// Runs a command in a container, with the same answer. It is listed, told and acknowledged
-    /// like a container, and killed alone.
+    /// Runs a command in a container, with the same answer. It is listed, reported and acknowledged like a
+    /// container, and killed alone.
     Exec(Box<ExecSpec>),
     /// Containers by name, after the one given, at most [`PAGE`].
     List {
@@ -49,13 +49,13 @@ pub enum Request {
     Hold {
         name: String,
     },
-    /// Forget ends; names that are unknown are passed over, living ones are refused.
+    /// Forgets ends; unknown names are ignored, living ones are refused.
     Acknowledge {
         names: Vec<String>,
     },
-    /// SIGKILL to the container's init, which takes every other process of it along; as soon as
-    /// there is one when its start is under way. A start whose turn has not come fails. With an
-    /// armed fence a name that is not known never begins.
+    /// SIGKILL to the container's init, which kills all its other processes. If its start is under way, as
+    /// soon as there is a process; a start that was not sent to the launcher fails. With an armed fence an
+    /// unknown name never begins.
     Kill {
         name: String,
     },
@@ -66,8 +66,7 @@ pub enum Request {
         name: String,
         signal: i32,
     },
-    /// Orders a container to freeze and tells whether it has done so already; ask again until it
-    /// has.
+    /// Orders a container to freeze and reports whether it has; repeat until it has.
     Freeze {
         name: String,
     },
@@ -78,51 +77,50 @@ pub enum Request {
     ExtendDeadline {
         until_boottime_ns: u64,
     },
-    /// How long the fence waits for proof that everything is frozen before it kills the rest, from
-    /// now on, also as another program. [`Reply::Hello`] says what it is.
+    /// How long the fence waits for proof that everything is frozen before it kills the rest, from now on,
+    /// also after a replacement of the program. [`Reply::Hello`] reports it.
     FreezePatience {
         freeze_ms: u64,
     },
-    /// No deadline any more. Refused when it has passed.
+    /// Removes the deadline. Refused when it has passed.
     Disarm,
-    /// As if the deadline had passed.
+    /// Closes the fence as if the deadline had passed.
     FreezeAll,
-    /// Thaws what the fence froze: these, or all that are not being killed. They run until the
-    /// deadline, which must be later than any before; without one the fence is unarmed again. More
-    /// names than one message holds go in several, each with a later deadline.
+    /// Thaws what the fence froze: these, or all that are not being killed. They run until the deadline,
+    /// which must be later than any before; without one the fence is unarmed again. More names than fit into
+    /// one message are sent in several, each with a later deadline.
     Unfence {
         #[serde(default)]
         until_boottime_ns: Option<u64>,
         #[serde(default)]
         names: Option<Vec<String>>,
     },
-    /// Puts a container that somebody else is about to start under the fence, by a cgroup above
-    /// all of it, whose first part begins with `conman`. Refused when the fence is closed; only
-    /// afterwards may the start be ordered. It is listed, told, frozen, killed and acknowledged
-    /// like the shim's own.
+    /// Puts a container that another program is about to start under the fence, by a cgroup above all of it,
+    /// whose first part begins with `conman`. Refused when the fence is closed; the start may be ordered only
+    /// afterwards. The container is listed, reported, frozen, killed and acknowledged like the shim's own.
     Guard {
         name: String,
         cgroup: String,
     },
-    /// It has started. A pidfd of its first process comes along.
+    /// It has started. Sent with a pidfd of its first process.
     Appeared {
         name: String,
         pid: i32,
     },
-    /// It has not, and cannot any more. Refused while its cgroup holds a process.
+    /// It has not started, and cannot any more. Refused while its cgroup holds a process.
     NotStarted {
         name: String,
     },
     /// What the fence is doing.
     Fence,
-    /// Watch and use the terminal of a container or command. The answer carries a socket
+    /// Watches and uses the terminal of a container or command. The answer carries a socket
     /// ([`crate::TerminalEvent`], [`crate::TerminalInput`]).
     Attach {
         name: String,
-        /// As it is when there is none.
+        /// Unchanged when absent.
         #[serde(default)]
         size: Option<TerminalSize>,
-        /// The program is not asked to draw anew.
+        /// Do not ask the program to redraw.
         #[serde(default)]
         quiet: bool,
     },
@@ -130,18 +128,17 @@ pub enum Request {
         name: String,
         size: TerminalSize,
     },
-    /// Go on as this program, an absolute path; as the shim's own anew when there is none. The
-    /// process, its children and its connections stay, and so does the program when the other one
-    /// could not take over.
+    /// Executes this program, an absolute path; without one the shim's own again. The process, its children
+    /// and its connections stay. If the new program cannot take over, the old one stays too.
     Replace {
         #[serde(default)]
         program: Option<PathBuf>,
     },
-    /// From now on every end is told, those first that have not been acknowledged.
+    /// From now on every end is reported, first those that have not been acknowledged.
     Subscribe,
 }
 
-/// What the shim sends.
+/// The shim's messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
@@ -167,20 +164,20 @@ pub enum Reply {
         version: u32,
         pid: i32,
         features: Option<Features>,
-        /// How often it has gone on as another program.
+        /// How often its program has been replaced.
         #[serde(default)]
         replacements: u32,
-        /// What could not be done for the fence to work when memory is short, as sentences.
+        /// Protections against a shortage of memory that the fence lacks, as sentences.
         #[serde(default)]
         unprotected: Vec<String>,
-        /// How long the fence waits before it kills what is not frozen; none of a shim that cannot
-        /// be told another time.
+        /// How long the fence waits before it kills what is not frozen; `None` if the shim does not support
+        /// [`Request::FreezePatience`].
         #[serde(default)]
         freeze_ms: Option<u64>,
     },
-    /// A socket comes along.
+    /// Comes with a socket.
     Attached,
-    /// It goes on as the program that was asked for.
+    /// The requested program runs.
     Replaced {
         replacements: u32,
     },
@@ -194,7 +191,7 @@ pub enum Reply {
     },
     Found {
         container: Option<ContainerView>,
-        /// A start of this name was taken and has neither begun nor failed.
+        /// A start of this name was accepted and has neither begun nor failed.
         starting: bool,
     },
     Held {
@@ -223,10 +220,10 @@ pub struct ContainerView {
     /// The container it is a command in.
     #[serde(default)]
     pub exec_in: Option<String>,
-    /// Somebody else started it.
+    /// Another program started it.
     #[serde(default)]
     pub foreign: bool,
-    /// The fence kills it, or has killed it, by no order: it was not proven frozen in time, or frozen
+    /// The fence kills it, or has killed it, without an order: it was not proven frozen in time, or frozen
     /// for too long.
     #[serde(default)]
     pub fenced: bool,
@@ -245,8 +242,7 @@ pub enum ContainerState {
     Signalled {
         signal: i32,
     },
-    /// No process of it is left; how it ended nobody knows, since it did so while there was no
-    /// shim.
+    /// No process of it is left; its exit status is unknown, since it ended while there was no shim.
     Lost,
 }
 
@@ -300,21 +296,21 @@ pub struct Phases {
     pub clone_us: u64,
     /// Ids mapped, layers mapped, overlay made.
     pub root_us: u64,
-    /// Inside: from the order to go on to the program's exec.
+    /// Of the child: from the order to continue to the program's exec.
     pub setup_us: u64,
-    /// Beside `cgroup_us`, `files_us` and `root_us`: the child's network namespace and procfs.
+    /// In parallel to `cgroup_us`, `files_us` and `root_us`: the child's network namespace and procfs.
     pub network_us: u64,
-    /// Beside `setup_us`: the limit of processor time set.
+    /// In parallel to `setup_us`: setting the CPU limit.
     pub quota_us: u64,
     /// Of `setup_us`: cgroups joined, mounts.
     pub mounts_us: u64,
-    /// Of it: privileges, system call filter.
+    /// Of `setup_us`: privileges, system call filter.
     pub harden_us: u64,
-    /// From the launcher's taking of the order to the program's exec.
+    /// From the launcher's receipt of the order to the program's exec.
     pub total_us: u64,
 }
 
-/// Why a start failed. Nothing of the container is left then, except where it says so.
+/// Why a start failed. Nothing of the container is left then, unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaunchError {
@@ -327,7 +323,7 @@ pub enum LaunchError {
     #[error("cannot {step}: {reason}")]
     Step {
         step: String,
-        /// 0 when it was no system call's.
+        /// 0 if it was not a system call that failed.
         errno: i32,
         reason: String,
     },
@@ -335,7 +331,7 @@ pub enum LaunchError {
     TimedOut { after_ms: u64 },
     #[error("its first process ended while it was set up")]
     EndedEarly,
-    /// The launcher died; what it had made may still be there and is named by the spec.
+    /// The launcher died; what it has made may remain and is named by the spec.
     #[error("the launcher died")]
     LauncherDied,
 }
@@ -349,7 +345,7 @@ impl LaunchError {
         }
     }
 
-    /// The exit code by which a shell tells of it, where it has one.
+    /// The exit code that a shell would report, if there is one.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         match self {
@@ -370,7 +366,7 @@ impl LaunchError {
 pub enum CallError {
     #[error("the shim speaks version {ours} of the protocol, not {theirs}")]
     Version { ours: u32, theirs: u32 },
-    #[error("hello has not been said")]
+    #[error("the client has not sent its hello")]
     NoHello,
     #[error("there is no container `{name}`")]
     NoSuchContainer { name: String },
@@ -388,8 +384,8 @@ pub enum CallError {
     Fenced,
     #[error(transparent)]
     Launch { error: LaunchError },
-    /// Everything goes on as before.
-    #[error("the shim stays the program it is, and not {program}: {reason}")]
+    /// Nothing has changed.
+    #[error("cannot replace the shim's program by {program}: {reason}")]
     NotReplaced { program: String, reason: String },
     #[error("cannot {action} `{name}`: {reason}")]
     Host {
@@ -404,11 +400,11 @@ pub enum CallError {
 pub enum DecodeError {
     #[error("a message of {bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed")]
     TooLong { bytes: usize },
-    #[error("a message that is malformed")]
+    #[error("the message is malformed")]
     Malformed(#[source] serde_json::Error),
 }
 
-/// Reads a message of this or a later minor form: unknown fields are passed over.
+/// Reads a message of this or a later minor form: unknown fields are ignored.
 pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
     if bytes.len() > MAX_MESSAGE_BYTES {
         return Err(DecodeError::TooLong { bytes: bytes.len() });

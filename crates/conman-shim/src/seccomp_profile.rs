@@ -1,12 +1,12 @@
-//! Which system calls a container may make.
+//! The system calls that a container may make.
 //!
-//! What is allowed is listed. What is known and refused answers EPERM, everything else ENOSYS, so
-//! that the C library takes its older way for calls that are newer than the list. A system call of
-//! another architecture (32-bit entry) kills the process; one of the x32 kind is in no list.
+//! Allowed calls are listed. Listed but refused calls answer EPERM, all others ENOSYS, so that the C
+//! library falls back for calls that are newer than the list. A system call of another architecture
+//! (32-bit entry) kills the process; x32 calls are in no list.
 //!
-//! The program is a binary search over ranges of numbers, some hundred instructions. A chain of
-//! comparisons of more than a thousand, as filter compilers make it from the same lists, costs each
-//! start 1.7 ms, since the kernel tries every system call's way through it at its installation.
+//! The program is a binary search over ranges of numbers, some hundred instructions. A chain of more than
+//! a thousand comparisons, as filter compilers generate it from the same lists, costs each start 1.7 ms,
+//! since the kernel evaluates it for every system call when it is installed.
 
 use std::io;
 
@@ -15,19 +15,18 @@ use seccompiler::sock_filter as Instruction;
 /// Clone flags that make namespaces (clone(2)); NEWTIME overlaps the exit signal and is clone3's.
 const NAMESPACE_FLAGS: u32 = 0x7E02_0000;
 
-/// Socket families: unix, IPv4, IPv6. Netlink comes besides, by its protocol.
+/// Socket families: unix, IPv4, IPv6. Netlink is allowed in addition, by protocol.
 const FAMILIES: [u32; 3] = [1, 2, 10];
 
-/// The only family of socket pairs. The kernel makes sockets of any family before it refuses a
-/// pair.
+/// The only family of socket pairs. The kernel creates sockets of any family before it refuses a pair.
 const PAIR_FAMILIES: [u32; 1] = [1];
 
 /// linux/socket.h.
 const NETLINK: u32 = 16;
 
-/// Netlink protocols: ROUTE (which name resolution asks for addresses), `SOCK_DIAG` (which ss asks
-/// for sockets), `KOBJECT_UEVENT` (which libudev listens to). The others answer what a kernel
-/// without them answers: programs that write to the audit log, as `useradd` does, end at EPERM.
+/// Netlink protocols: ROUTE (for addresses, in name resolution), `SOCK_DIAG` (for sockets, in ss),
+/// `KOBJECT_UEVENT` (for libudev). The others answer like a kernel without them: programs that write to
+/// the audit log, such as `useradd`, fail at EPERM.
 const NETLINK_PROTOCOLS: [u32; 3] = [0, 4, 15];
 
 /// Execution domains that are harmless: Linux, 32-bit addresses, without randomisation, and their
@@ -67,7 +66,7 @@ const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 const EPROTONOSUPPORT: u32 = 93;
 
-/// What becomes of a system call.
+/// What happens to a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Allow,
@@ -101,7 +100,7 @@ impl Filter {
         Self { program }
     }
 
-    /// Puts it upon the calling thread and all that comes of it, for good; sets no_new_privs.
+    /// Installs it for the calling thread and all its descendants, permanently; sets no_new_privs.
     pub(crate) fn install(&self) -> io::Result<()> {
         seccompiler::apply_filter(&self.program).map_err(|error| match error {
             seccompiler::Error::Prctl(source) | seccompiler::Error::Seccomp(source) => source,
@@ -217,8 +216,8 @@ fn answer(value: u32) -> Instruction {
     instruction(RETURN, 0, 0, value)
 }
 
-/// Refused with EPERM. clone3 is in neither list: its flags lie in memory, where no filter looks,
-/// and at ENOSYS the C library takes clone. Nor are `io_setup` and its kin: their number is limited
+/// Refused with EPERM. clone3 is in neither list: its flags are in memory, which a filter cannot read,
+/// and at ENOSYS the C library uses clone. Nor are `io_setup` and related calls: their number is limited
 /// for the whole host, and programs that get ENOSYS use threads.
 const REFUSED: &[i64] = &[
     libc::SYS_unshare,
@@ -352,7 +351,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_nanosleep, libc::SYS_gettimeofday, libc::SYS_getitimer, libc::SYS_setitimer,
     libc::SYS_timer_create, libc::SYS_timer_settime, libc::SYS_timer_gettime,
     libc::SYS_timer_getoverrun, libc::SYS_timer_delete,
-    // System V and POSIX IPC, in a namespace of its own.
+    // System V and POSIX IPC, in the container's namespace.
     libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl, libc::SYS_semget,
     libc::SYS_semop, libc::SYS_semtimedop, libc::SYS_semctl, libc::SYS_msgget, libc::SYS_msgsnd,
     libc::SYS_msgrcv, libc::SYS_msgctl, libc::SYS_mq_open, libc::SYS_mq_unlink,

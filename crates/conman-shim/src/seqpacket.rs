@@ -24,7 +24,7 @@ pub(crate) struct Received<'buffer> {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// Room for the longest message and a byte by which a longer one is known.
+/// A buffer for the longest message, and one byte to detect a longer one.
 pub(crate) fn buffer() -> Vec<u8> {
     vec![0; MAX_MESSAGE_BYTES + 1]
 }
@@ -39,7 +39,7 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends one message whole, or fails.
+/// Sends one message completely, or fails.
 pub(crate) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

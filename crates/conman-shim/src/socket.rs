@@ -11,16 +11,16 @@ use crate::terminal::{SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 /// Longest message about a terminal: its scrollback with the modes before it, a kind and a count.
 const MAX_EVENT_BYTES: usize = SCROLLBACK_BYTES + 1_024;
 
-/// One message of the shim's.
+/// One message from the shim.
 #[derive(Debug)]
 pub struct Incoming {
-    /// An error is one message's alone: the next may be understood again.
+    /// An error concerns only this message: the next one may be valid.
     pub message: Result<Message, DecodeError>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Connects to a shim of the caller's own user or root's, for those who wait in a way of their own:
-/// the socket never blocks. `WouldBlock` when too many wait to be accepted.
+/// Connects to a shim of the caller's own user or root's, for clients with their own event loop: the
+/// socket never blocks. `WouldBlock` when too many connections wait to be accepted.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -29,18 +29,18 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "it is another user's",
+            "the socket belongs to another user",
         ));
     }
     Ok(socket)
 }
 
-/// Sends an encoded call whole, or fails; `WouldBlock` while the shim does not read.
+/// Sends an encoded call completely, or fails; `WouldBlock` while the shim does not read.
 pub fn send(socket: impl AsFd, call: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     seqpacket::send(socket, call, fds)
 }
 
-/// The next message; `None` once the shim has closed. `buffer` is made by the first call.
+/// Returns the next message; `None` once the shim has closed. The first call allocates `buffer`.
 pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<Incoming>> {
     if buffer.is_empty() {
         *buffer = seqpacket::buffer();
@@ -52,8 +52,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<Inc
     }))
 }
 
-/// What a terminal's watcher is told next, on the socket that came with [`crate::Reply::Attached`];
-/// `None` once the shim has closed. `buffer` is made by the first call.
+/// Returns the next event of a terminal, on the socket that came with [`crate::Reply::Attached`]; `None`
+/// once the shim has closed. The first call allocates `buffer`.
 pub fn receive_event(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<TerminalEvent>> {
     buffer.resize(MAX_EVENT_BYTES, 0);
     let Some(received) = seqpacket::receive(socket, buffer)? else {
@@ -63,12 +63,12 @@ pub fn receive_event(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Opti
     event.map(Some).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "the shim tells of a terminal what is not understood",
+            "the shim's terminal event is malformed",
         )
     })
 }
 
-/// Says it to the shim whole, or fails; `WouldBlock` while it does not read.
+/// Sends input to the shim completely, or fails; `WouldBlock` while it does not read.
 pub fn send_input(socket: impl AsFd, input: &TerminalInput) -> io::Result<()> {
     seqpacket::send(socket, &input.encode(), &[])
 }

@@ -3,11 +3,10 @@ use std::path::{Component, Path, PathBuf};
 use conman_linux::{Capabilities, CgroupLimits};
 use serde::{Deserialize, Serialize};
 
-/// Layers of a root: an image's 128, and one of conman's own. The kernel's own bound on an overlay
-/// is 500.
+/// Layers of a root: an image's 128, and one of conman's. The kernel's bound on an overlay is 500.
 pub const MAX_LAYERS: usize = 129;
 
-/// Arguments and variables together; what does not fit a message is refused there.
+/// Arguments and variables together; they must also fit into a message.
 const MAX_STRINGS: usize = 4_096;
 
 /// Bytes of a log that are kept unless its container's spec says otherwise.
@@ -16,16 +15,16 @@ pub const LOG_BYTES: u64 = 16 << 20;
 /// Fewest bytes of a log that can be kept: some blocks.
 const MIN_LOG_BYTES: u64 = 64 * 1_024;
 
-/// Small files that a container is shown.
+/// Maximum number of small files in a container.
 pub(crate) const MAX_FILES: usize = 16;
 
-/// Bytes of each: a page, since all of them stay in memory.
+/// Maximum size of each in bytes: a page, since all of them stay in memory.
 const MAX_FILE_BYTES: usize = 4_096;
 
 /// Supplementary groups of a program.
 const MAX_GROUPS: usize = 16;
 
-/// Directories and files of the host in a container: as many as a session may have.
+/// Directories and files of the host in a container: the same as a session's limit.
 pub const MAX_BINDS: usize = 32;
 
 /// Longest name of a container: a session's (63), a dot and a generation.
@@ -34,7 +33,7 @@ const MAX_NAME: usize = 96;
 /// A host name is one DNS label.
 const MAX_HOSTNAME: usize = 63;
 
-/// Everything there is to know to start a container.
+/// Everything needed to start a container.
 ///
 /// Host paths are absolute and lie below one of the shim's roots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,43 +47,43 @@ pub struct LaunchSpec {
     pub root: RootSpec,
     pub hostname: String,
     pub program: ProgramSpec,
-    /// Host file that its standard output and error are appended to; made where it is missing.
+    /// Host file that its standard output and error are appended to; created if missing.
     pub log: PathBuf,
-    /// Bytes of it that are kept, the last ones; `None` is [`LOG_BYTES`].
+    /// Bytes of it that are kept, from the end; `None` is [`LOG_BYTES`].
     #[serde(default)]
     pub log_bytes: Option<u64>,
-    /// Small files of its own, path in the container and content. They are shown read-only and
-    /// cover what the image has there; binds are mounted after them.
+    /// Its small files: path in the container and content. They are read-only and cover the image's files;
+    /// binds are mounted after them.
     #[serde(default)]
     pub files: Vec<(String, String)>,
-    /// What of the host is shown in it. A detached mount for each comes with the message, in this
-    /// order: whoever asks has resolved the path, and no path can be changed afterwards.
+    /// Files and directories of the host. A detached mount for each comes with the message, in this order:
+    /// the client has resolved the path, and later changes of the path have no effect.
     #[serde(default)]
     pub binds: Vec<BindSpec>,
-    /// It has a terminal of this size, kept by the shim ([`crate::Request::Attach`]), for its
-    /// standard streams; then there is no log.
+    /// Its standard streams are a terminal of this size, kept by the shim ([`crate::Request::Attach`]); then
+    /// there is no log.
     #[serde(default)]
     pub terminal: Option<TerminalSize>,
     #[serde(default)]
     pub hardening: Hardening,
 }
 
-/// Of a terminal.
+/// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSize {
     pub rows: u16,
     pub cols: u16,
 }
 
-/// A command to run in a running container. Its standard input, output and error come with the
-/// message, in this order, unless it has a terminal of the shim's.
+/// A command to run in a running container. Its standard input, output and error come with the message,
+/// in this order, unless the shim keeps its terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
     /// The caller's name for it, unique among containers and commands.
     pub name: String,
     pub container: String,
     pub program: ProgramSpec,
-    /// Standard input is a terminal, to be the one that controls it.
+    /// Standard input is a terminal, which becomes the controlling one.
     #[serde(default)]
     pub terminal: bool,
     /// A terminal of this size, kept by the shim ([`crate::Request::Attach`]); no streams come.
@@ -114,7 +113,7 @@ impl ExecSpec {
         }
         Err(SpecError::new(
             "name",
-            "another number of standard streams beside it",
+            "a number of standard streams that is not the required one",
         ))
     }
 }
@@ -125,17 +124,17 @@ pub(crate) const STREAMS: usize = 3;
 /// One file or directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindSpec {
-    /// Path in the container; made where it is missing.
+    /// Path in the container; created if missing.
     pub target: String,
     #[serde(default)]
     pub read_only: bool,
-    /// The host's id `first_id + n` is id `n` inside. Never 0 for a bind that can be written to:
-    /// the container could make set-user-id files of the host's root.
+    /// The host's id `first_id + n` is id `n` inside. Never 0 for a writable bind: the container could create
+    /// set-user-id files of the host's root.
     #[serde(default)]
     pub first_id: u32,
 }
 
-/// What `/` is.
+/// The container's `/`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootSpec {
     /// Host directory above all layers.
@@ -146,10 +145,9 @@ pub struct RootSpec {
     pub scratch: PathBuf,
     #[serde(default)]
     pub read_only: bool,
-    /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so
-    /// does the container, with all others of this kind: for kernels that cannot map the owners of
-    /// layers. Otherwise the files belong to whom they do inside, and the container has a range of
-    /// its own.
+    /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so does the
+    /// container, with all others of this kind: for kernels that cannot map the owners of layers. Otherwise
+    /// the files have the owners that they have inside, and the container has its own range.
     #[serde(default)]
     pub shared_ids: bool,
 }
@@ -157,11 +155,11 @@ pub struct RootSpec {
 /// What runs as the container's first process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramSpec {
-    /// The command, looked for in `PATH` of `env` when it has no slash, and its arguments.
+    /// The command, searched in `PATH` of `env` when it has no slash, and its arguments.
     pub argv: Vec<String>,
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    /// Made where it is missing when a container starts; a command's must exist.
+    /// Created if missing when a container starts; a command's must exist.
     #[serde(default = "root_directory")]
     pub workdir: String,
     #[serde(default)]
@@ -170,12 +168,12 @@ pub struct ProgramSpec {
     pub gid: u32,
     #[serde(default)]
     pub groups: Vec<u32>,
-    /// Bound on its open descriptors; `None` is the shim's own.
+    /// Limit of its open descriptors; `None` is the shim's own.
     #[serde(default)]
     pub nofile: Option<u64>,
 }
 
-/// Layers of protection; all on unless told otherwise.
+/// Layers of protection; all on by default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hardening {
@@ -199,7 +197,7 @@ impl Default for Hardening {
     }
 }
 
-/// Capabilities of root in a container, over what belongs to the container alone.
+/// Capabilities of root in a container, over the container's own resources.
 const SHORT_LIST: Capabilities = Capabilities::CHOWN
     .union(Capabilities::DAC_OVERRIDE)
     .union(Capabilities::FOWNER)
@@ -251,7 +249,7 @@ impl LaunchSpec {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b == b'-')
         {
-            return Err(SpecError::new("hostname", "no DNS label"));
+            return Err(SpecError::new("hostname", "a name that is not a DNS label"));
         }
         check_host_path("log", &self.log)?;
         if self.log_bytes.is_some_and(|bytes| bytes < MIN_LOG_BYTES) {
@@ -286,7 +284,7 @@ impl LaunchSpec {
         }
         Err(SpecError::new(
             "binds",
-            "another number of binds than of mounts",
+            "a number of binds that is not the number of mounts",
         ))
     }
 }
@@ -347,10 +345,7 @@ impl ProgramSpec {
 pub(crate) fn check_name(name: &str) -> Result<(), SpecError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(plain) {
-        return Err(SpecError::new(
-            "name",
-            "something else than a short plain name",
-        ));
+        return Err(SpecError::new("name", "a name that is not short and plain"));
     }
     Ok(())
 }

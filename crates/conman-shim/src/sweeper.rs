@@ -1,9 +1,9 @@
-//! The process that keeps logs bounded: a child of the shim, which must not touch a disk itself.
+//! The process that bounds logs: a child of the shim, since the shim must not touch a disk.
 //!
-//! It looks at the size of each log, punches out its oldest blocks and frees blocks beyond its end. A
-//! log that changes is looked at every [`SHORTEST`], one that does not every [`LONGEST`]. So a log
-//! takes at most its bound, and beyond it what its container can allocate in [`LONGEST`] after a
-//! silence, and in [`SHORTEST`] while it continues.
+//! It reads the size of each log, punches out its oldest blocks and frees blocks beyond its end. A log
+//! that changes is checked every [`SHORTEST`], one that does not every [`LONGEST`]. So a log takes at
+//! most its bound and what its container can allocate in [`LONGEST`] after a silence, and in
+//! [`SHORTEST`] while it continues.
 //!
 //! The container has a descriptor to write to its log, and may open the log again for writing. So it
 //! may truncate or extend the log, write anywhere in it, and allocate blocks beyond its end
@@ -26,15 +26,15 @@ use crate::launcher;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
 
-/// Pause between two looks at a log that changes, and at one that does not. Ten thousand silent logs
-/// cost five thousand looks of a microsecond or two a second.
+/// Pause between two checks of a log that changes, and of one that does not. Ten thousand silent logs
+/// cost five thousand checks of a microsecond or two a second.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Blocks are punched out whole; the largest of a usual filesystem.
+/// Blocks are punched out whole; the largest size of usual filesystems.
 const BLOCK: u64 = 4_096;
 
-/// What `st_blocks` counts (stat(3type)).
+/// The unit of `st_blocks` (stat(3type)).
 const BLOCKS_OF: u64 = 512;
 
 /// Bound on the death of a sweeper that may be waiting for a disk.
@@ -53,7 +53,7 @@ enum Order {
         name: String,
         log: BoundedLog,
     },
-    /// After a last look.
+    /// After a last check.
     Forget {
         name: String,
     },
@@ -63,12 +63,12 @@ enum Order {
 #[derive(Debug, Default)]
 pub(crate) struct Sweeper {
     process: Option<(PidFd, OwnedFd)>,
-    /// At most two for each container, since a new process is told of all anew.
+    /// At most two for each container, since a new process gets all of them again.
     waiting: VecDeque<Vec<u8>>,
 }
 
 impl Sweeper {
-    /// Forks one when there is none. `true` when its socket is a new one.
+    /// Forks a sweeper when there is none. `true` when its socket is a new one.
     pub(crate) fn ensure(&mut self, sole: &SoleThread) -> io::Result<bool> {
         if self.process.is_some() {
             return Ok(false);
@@ -84,7 +84,7 @@ impl Sweeper {
             let prepared = launcher::prepare_process(shim, c"shim-sweeper");
             let served = prepared.and_then(|()| serve(&theirs));
             if let Err(error) = served {
-                tracing::error!(%error, "the sweeper of logs ends");
+                tracing::error!(%error, "the log sweeper failed");
                 return 1;
             }
             0
@@ -119,12 +119,12 @@ impl Sweeper {
     fn push(&mut self, order: &Order) {
         match encode(order) {
             Ok(bytes) => self.waiting.push_back(bytes),
-            Err(error) => tracing::error!(?order, %error, "a log is not bounded"),
+            Err(error) => tracing::error!(?order, %error, "cannot send a log to the log sweeper"),
         }
         self.flush();
     }
 
-    /// Sends what can be sent. A sweeper that has died is noticed by its end, not here.
+    /// Sends as much as the socket takes. A sweeper's death is noticed by its signal, not here.
     pub(crate) fn flush(&mut self) {
         let Some((_, socket)) = &self.process else {
             return;
@@ -145,7 +145,7 @@ impl Sweeper {
         self.process = None;
     }
 
-    /// Ends it and reaps it, since the shim or its program ends.
+    /// Kills and reaps it, because the shim or its program ends.
     pub(crate) fn stop(&mut self) {
         let Some((process, _)) = self.process.take() else {
             return;
@@ -158,7 +158,7 @@ impl Sweeper {
     }
 }
 
-/// A log as the sweeper knows it.
+/// The sweeper's state of a log.
 #[derive(Debug)]
 struct Watched {
     log: BoundedLog,
@@ -201,7 +201,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// What a look at a log compares.
+/// What a check compares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct LogSize {
     length: u64,
@@ -212,12 +212,12 @@ impl Watched {
     fn look(&mut self) {
         let size = match bound(&self.log.path, self.log.bytes) {
             Ok(size) => size,
-            // Before its start has made it, and after somebody has removed it.
+            // Before its start has created it, or after it was removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.size,
             Err(error) => {
                 if self.pause < LONGEST {
                     let path = self.log.path.display();
-                    tracing::warn!(%path, %error, "a log cannot be bounded");
+                    tracing::warn!(%path, %error, "cannot bound a log");
                 }
                 self.size
             }
@@ -232,7 +232,7 @@ impl Watched {
     }
 }
 
-/// Removes the oldest blocks when it takes more than it may; the size that it had before.
+/// Removes the oldest blocks when the log exceeds its bound; returns the size from before.
 fn bound(path: &Path, bytes: u64) -> io::Result<LogSize> {
     let data = std::fs::symlink_metadata(path)?;
     let size = LogSize {
@@ -245,7 +245,7 @@ fn bound(path: &Path, bytes: u64) -> io::Result<LogSize> {
     Ok(size)
 }
 
-/// Keeps seven eighths of so many bytes at its end, so that not every line makes work.
+/// Keeps the last seven eighths of so many bytes, so that not every line causes work.
 pub(crate) fn keep_last(path: &Path, bytes: u64) -> io::Result<()> {
     let file = File::options()
         .write(true)
@@ -262,8 +262,8 @@ pub(crate) fn keep_last(path: &Path, bytes: u64) -> io::Result<()> {
     }
     let data = file.metadata()?;
     if data.blocks() * BLOCKS_OF > bytes {
-        // The rest is beyond its end, where ext4 and btrfs punch no holes. Setting the length that it
-        // has frees these blocks. What is written between these two lines is lost.
+        // The rest is beyond its end, where ext4 and btrfs punch no holes. Setting the present length
+        // frees these blocks. Output written between these two lines is lost.
         file.set_len(data.len())?;
     }
     Ok(())

@@ -1,11 +1,10 @@
-//! A terminal that the shim keeps: the master of a host PTY, what was last written to it, and who
-//! watches.
+//! A terminal that the shim keeps: the master of a host PTY, its last output, and its watchers.
 //!
-//! The PTY is one of the host's, so that no container pays for a filesystem of its own; its slave
-//! belongs to the container's user. Who attaches gets a SEQPACKET socket; each message is one kind
-//! byte and bytes ([`TerminalEvent`], [`TerminalInput`]). A watcher that does not read is skipped
-//! and told so with the whole scrollback when it reads again. The terminal dies with the shim's
-//! process, not with its program's replacement, the daemon or a watcher.
+//! The PTY is one of the host's, so that no container needs its own devpts; its slave belongs to the
+//! container's user. A client that attaches gets a SEQPACKET socket; each message is one kind byte and
+//! bytes ([`TerminalEvent`], [`TerminalInput`]). A watcher that does not read is skipped, and gets the
+//! whole scrollback when it reads again. The terminal dies with the shim's process, but survives a
+//! replacement of the shim's program, and the end of the daemon or of a watcher.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,27 +20,27 @@ use crate::terminal_modes::Modes;
 /// Bytes of output that are kept: several screens of a full-screen program.
 pub const SCROLLBACK_BYTES: usize = 64 * 1_024;
 
-/// Typed bytes that wait for the program to read them; beyond, watchers are not read.
+/// Typed bytes that wait for the program to read them; beyond, watchers' input is not read.
 const MAX_INPUT: usize = 16 * 1_024;
 
 /// Longest message of a watcher.
 pub const MAX_TYPED: usize = 4_096;
 
-/// Most of a wrapped scrollback that is passed over to begin at a line or a sequence.
+/// Bytes of a wrapped scrollback that may be skipped to begin at a line or a sequence.
 const SEARCH: usize = 4_096;
 
-/// What a watcher is told.
+/// Messages to a watcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminalEvent {
     /// The program wrote this.
     Output(Vec<u8>),
-    /// Begin anew, with an empty screen and this; so many bytes were not sent.
+    /// Start again with an empty screen and this; `skipped` bytes were not sent.
     Replay { skipped: u64, scrollback: Vec<u8> },
-    /// Nothing has the terminal open any more.
+    /// No process has the terminal open any more.
     End,
 }
 
-/// What a watcher says.
+/// Messages from a watcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminalInput {
     /// At most [`MAX_TYPED`] bytes.
@@ -61,7 +60,7 @@ impl TerminalEvent {
         }
     }
 
-    /// `None` for what no shim sends.
+    /// `None` for a malformed message.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         match message.split_first()? {
@@ -91,7 +90,7 @@ impl TerminalInput {
         }
     }
 
-    /// `None` for what no watcher may say.
+    /// `None` for a malformed message.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         match message.split_first()? {
@@ -105,12 +104,12 @@ impl TerminalInput {
     }
 }
 
-/// The last bytes that were written.
+/// The last bytes of the output.
 #[derive(Debug, Default)]
 pub(crate) struct Scrollback {
     bytes: VecDeque<u8>,
     wrapped: bool,
-    /// By what is not kept any more.
+    /// Set by bytes that are no longer kept.
     modes: Modes,
 }
 
@@ -142,13 +141,13 @@ impl Scrollback {
         self.bytes.iter().copied().collect()
     }
 
-    /// What puts a terminal into the modes that those bytes set which are not kept.
+    /// Bytes that restore the modes set by output that is no longer kept.
     pub(crate) fn modes(&self) -> Vec<u8> {
         self.modes.bytes()
     }
 
-    /// From a line's or a sequence's beginning, in the modes of then, without the questions that it
-    /// asked the terminal: another terminal would answer them a second time.
+    /// The scrollback from the beginning of a line or a sequence, with the modes at that point, and without
+    /// queries to the terminal: another terminal would answer them a second time.
     fn replay(&self) -> Vec<u8> {
         let bytes = self.bytes();
         let mut from = 0;
@@ -167,7 +166,7 @@ impl Scrollback {
     }
 }
 
-/// Leaves out device attributes and status reports: `ESC [ … c` and `ESC [ … n`.
+/// Removes queries for device attributes and status reports: `ESC [ … c` and `ESC [ … n`.
 fn without_questions(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -189,28 +188,28 @@ fn without_questions(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A PTY and what is known of it.
+/// A PTY and its state.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     pub(crate) master: OwnedFd,
     pub(crate) scrollback: Scrollback,
     pub(crate) size: TerminalSize,
     pub(crate) input: VecDeque<u8>,
-    /// Nothing has it open any more.
+    /// No process has it open any more.
     pub(crate) hung_up: bool,
 }
 
-/// Who watches a terminal.
+/// A watcher of a terminal.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     pub(crate) terminal: String,
     pub(crate) socket: OwnedFd,
-    /// Bytes it was not sent since it stopped reading; `None` while it reads.
+    /// Bytes that were not sent since it stopped reading; `None` while it reads.
     pub(crate) skipped: Option<u64>,
 }
 
 impl Terminal {
-    /// A new one and its slave, which is the user's.
+    /// Opens a new terminal; its slave belongs to the user.
     pub(crate) fn open(
         size: TerminalSize,
         owner: Option<(u32, u32)>,
@@ -255,7 +254,8 @@ impl Terminal {
         )?)
     }
 
-    /// A new size, of which the kernel tells the program. `redraw` tells it even of the old one.
+    /// Sets the size; the kernel notifies the program. With `redraw` the program is notified even of the
+    /// same size.
     pub(crate) fn resize(&mut self, size: TerminalSize, redraw: bool) {
         if self.hung_up || size.rows == 0 || size.cols == 0 {
             return;
@@ -272,7 +272,7 @@ impl Terminal {
             self.apply_size()
         };
         if let Err(error) = told {
-            tracing::debug!(%error, "a terminal's program is not told of its size");
+            tracing::debug!(%error, "cannot notify a terminal's program of its size");
         }
     }
 
@@ -281,7 +281,7 @@ impl Terminal {
         self.input.len() + MAX_TYPED <= MAX_INPUT
     }
 
-    /// Gives the program what it takes.
+    /// Writes typed input to the program as far as it reads.
     pub(crate) fn type_in(&mut self) {
         while !self.input.is_empty() && !self.hung_up {
             let (bytes, _) = self.input.as_slices();
@@ -293,7 +293,7 @@ impl Terminal {
         }
     }
 
-    /// What a watcher begins with.
+    /// The first message of a watcher.
     pub(crate) fn replay(&self, skipped: u64) -> TerminalEvent {
         TerminalEvent::Replay {
             skipped,
@@ -303,7 +303,7 @@ impl Terminal {
 }
 
 impl Watcher {
-    /// Sends or skips; an error means that it has gone.
+    /// Sends or skips; an error means that the watcher has closed.
     pub(crate) fn tell(&mut self, event: &TerminalEvent) -> io::Result<()> {
         let length = match event {
             TerminalEvent::Output(bytes) => bytes.len() as u64,

@@ -1,17 +1,17 @@
-//! Which modes a terminal was put into by bytes that are not kept any more: the alternate screen,
-//! mouse reports, bracketed paste, application keys. A program sets them once, at its beginning,
-//! and a redraw does not repeat them.
+//! Tracks the terminal modes set by output that is no longer kept: the alternate screen, mouse reports,
+//! bracketed paste, application keys. A program sets them once, at its beginning, and a redraw does not
+//! repeat them.
 
 use std::collections::BTreeMap;
 use std::mem::take;
 
-/// Modes that are remembered of one terminal: more than xterm has programs use.
+/// Modes that are remembered for one terminal: more than programs use with xterm.
 const MAX_MODES: usize = 48;
 
-/// Numbers in one sequence; a longer one is passed over.
+/// Numbers in one sequence; a longer one is ignored.
 const MAX_NUMBERS: usize = 16;
 
-/// What was set and reset, and where in a sequence the bytes have come to.
+/// Modes set and reset, and the parser's position in a sequence.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Modes {
     /// DEC's private modes, by `ESC [ ? … h` and `ESC [ ? … l`.
@@ -33,7 +33,7 @@ enum Place {
 }
 
 impl Modes {
-    /// Takes note of what is given up.
+    /// Reads bytes that are dropped from the scrollback.
     pub(crate) fn pass(&mut self, bytes: impl IntoIterator<Item = u8>) {
         for byte in bytes {
             self.step(byte);
@@ -75,7 +75,7 @@ impl Modes {
         };
     }
 
-    /// What puts a terminal into these modes.
+    /// Bytes that put a terminal into these modes.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (number, set) in &self.private {

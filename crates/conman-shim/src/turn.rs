@@ -1,4 +1,4 @@
-//! One shim at a time: the lock beside the file that says what a later one must know.
+//! One shim at a time: a lock next to the state file.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-/// How the lock was come by.
+/// How the lock was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
     AtOnce,
@@ -16,15 +16,15 @@ pub(crate) enum Turn {
     Waited,
 }
 
-/// Makes sure that one shim at a time uses the file, of which another may be on `standby`. The lock
-/// goes with the descriptor.
+/// Makes sure that one shim at a time uses the state file; with `standby` waits for another's end. The
+/// lock is released with the descriptor.
 pub(crate) fn take(state_file: &Path, standby: bool) -> io::Result<(File, Turn)> {
     let path = state_file.with_extension("lock");
     let mut turn = Turn::AtOnce;
     loop {
         let (file, this) = take_once(&path, standby)?;
         turn = turn.max(this);
-        // Whoever ended in good order has removed what was waited for.
+        // A shim that ended regularly has removed the file that was waited for.
         let held = file.metadata()?;
         let is_there = fs::symlink_metadata(&path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()));
@@ -43,14 +43,14 @@ fn take_once(path: &Path, standby: bool) -> io::Result<(File, Turn)> {
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
         .map_err(|error| {
-            // Its directory goes with a shim that ends in good order, also under who waits for it.
+            // A shim that ends regularly removes the directory, even while another one waits.
             let what = format!("cannot open {}: {error}", path.display());
             io::Error::new(error.kind(), what)
         })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok((file, Turn::AtOnce)),
         Err(Errno::WOULDBLOCK) if standby => {
-            tracing::info!(lock = %path.display(), "another shim runs; standing by to succeed it");
+            tracing::info!(lock = %path.display(), "another shim runs; waiting to succeed it");
             retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
             Ok((file, Turn::Waited))
         }

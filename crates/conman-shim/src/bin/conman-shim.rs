@@ -1,4 +1,4 @@
-//! The shim as a program of its own, for tests:
+//! The shim as a separate program, for tests:
 //! `conman-shim SOCKET FENCE-CGROUP [--without INTERFACE]… [--cgroups v1|unified]
 //! [--prepare-for COUNT] [--total-cpu-millis COUNT] [--frozen-max-ms MS] [--standby] ROOT…`.
 #![forbid(unsafe_code)]
@@ -12,7 +12,7 @@ use conman_shim::{IdPool, ShimOptions};
 
 /// The design's K.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(1);
-/// Unless a test says less.
+/// Used unless a test gives less.
 const FROZEN_MAX: Duration = Duration::from_mins(15);
 
 #[expect(clippy::print_stderr, reason = "a program tells its user there")]

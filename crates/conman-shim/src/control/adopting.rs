@@ -1,8 +1,8 @@
 //! Containers that an earlier shim started.
 //!
 //! After the death of that shim they are no children: they are held by pidfds, verified by their
-//! start time and boot, and how they end is asked of the kernel. After a replacement of the program
-//! alone they still are.
+//! start time and boot, and the kernel is asked how they ended. After a replacement of only the
+//! program they still are children.
 
 use std::io;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::launching::Left;
 use crate::ledger::Kept;
 use crate::protocol::ContainerState;
 
-/// Pause before the second look for a status that its new parent has not asked for yet. Each pause
-/// is as long as all before together, since ten thousand may die at the same time.
+/// Pause before the second check for a status that the new parent has not reaped yet. Each pause is as
+/// long as all before together, since ten thousand containers may die at the same time.
 const LOOK_NS: u64 = 5_000_000;
 
 /// Bound on the death of an earlier shim's launcher that may be waiting for a disk.
 const LAUNCHER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Bound on those looks; then it is said that nobody knows.
+/// Bound on those checks; afterwards the status counts as unknown.
 const PATIENCE_NS: u64 = 500_000_000;
 
-/// A death whose status is not to be had yet.
+/// A death whose status is not available yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unexplained {
     since_ns: u64,
@@ -36,7 +36,7 @@ pub(super) struct Unexplained {
 }
 
 impl Control {
-    /// Takes up what an earlier shim left that has died.
+    /// Takes over the containers of an earlier shim that has died.
     pub(super) fn adopt(&mut self, kept: Kept) -> io::Result<()> {
         if let Some((pid, start_ticks)) = kept.launcher {
             end_launcher(pid, start_ticks)?;
@@ -47,7 +47,7 @@ impl Control {
                 // Its removal was not written down.
                 tracing::warn!(
                     other.cgroup,
-                    "what was to be swept is a container's place by now"
+                    "a container uses the place of a start that was to be swept"
                 );
                 continue;
             }
@@ -81,7 +81,7 @@ impl Control {
         Ok(())
     }
 
-    /// Takes up what the program left that this one replaces.
+    /// Takes over the state of the program that this one replaces.
     pub(super) fn resume(&mut self, handover: &mut Handover) -> io::Result<()> {
         let mut kept = Kept::default();
         for line in handover.lines.drain(..) {
@@ -123,7 +123,11 @@ impl Control {
             if let Some(own) = &start.own
                 && !self.ids.reserve(own.ids)
             {
-                tracing::error!(start.name, own.ids, "a start's ids are another one's");
+                tracing::error!(
+                    start.name,
+                    own.ids,
+                    "another container has this start's ids"
+                );
             }
         }
         self.replacements = handover.replacements;
@@ -134,7 +138,7 @@ impl Control {
         Ok(())
     }
 
-    /// Those that are none of its own are not given back for it either.
+    /// A range that cannot be reserved is not given back for this container either.
     fn reserve_ids(&mut self, name: &str, container: &mut Container) {
         if let Some(ids) = container.ids
             && !self.ids.reserve(ids)
@@ -143,12 +147,12 @@ impl Control {
             tracing::error!(
                 name,
                 ids,
-                "a container's range of ids is none or another one's"
+                "a container's range of ids is invalid or another container's"
             );
         }
     }
 
-    /// Nobody was told that this start succeeded, so it failed.
+    /// No client was told that this start succeeded, so it failed.
     fn end_interrupted(&mut self, name: String, container: Container) -> io::Result<()> {
         let ended = match container.scratch {
             Some(scratch) => {
@@ -173,7 +177,7 @@ impl Control {
         };
         match ended {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(name, %error, "an interrupted start lives on");
+                tracing::error!(name, %error, "cannot kill an interrupted start");
             }
             _ => {}
         }
@@ -189,13 +193,13 @@ impl Control {
         Ok(())
     }
 
-    /// One that is no child is dead.
+    /// A container that is no child has died.
     pub(super) fn adopted_died(&mut self, token: u64) {
         let Some(name) = self.adopted.remove(&token) else {
             return;
         };
         if let Some(process) = self.containers.get(&name).and_then(|one| one.held.as_ref()) {
-            // It stays readable from now on.
+            // Remove it: it would stay readable.
             let _ = epoll::delete(&self.epoll, process);
         }
         let now = boottime_ns();
@@ -211,7 +215,7 @@ impl Control {
         }
     }
 
-    /// Asks the kernel again how those ended whose turn it is.
+    /// Checks again how the dead containers that are due ended.
     pub(super) fn explain_deaths(&mut self) {
         if self.unexplained.is_empty() {
             return;
@@ -231,14 +235,14 @@ impl Control {
         }
     }
 
-    /// Asks the kernel how one ended that is dead. `false` when it may know later.
+    /// Asks the kernel how a dead container ended. `false` when it may know later.
     fn explain(&mut self, name: &str, death: Unexplained, now_ns: u64) -> bool {
         let Some(container) = self.containers.get_mut(name) else {
             return true;
         };
         let state = match how_ended(container) {
             Some(ended) => ended.into(),
-            // Its new parent may be reaping it this moment.
+            // Its new parent may be reaping it now.
             None if now_ns.saturating_sub(death.since_ns) < PATIENCE_NS => return false,
             None => ContainerState::Lost,
         };
@@ -253,14 +257,14 @@ impl Control {
     }
 }
 
-/// Whether a container runs where a start had been that may have left something. A start's own line,
-/// of which nobody was told that it runs, may be there, too.
+/// Whether a container runs where an interrupted start may have left something. The interrupted start
+/// may be recorded too, but no client was told that it runs.
 fn has_place_of(container: &Container, left: &Left) -> bool {
     let same = container.cgroup == left.cgroup || container.scratch.as_ref() == Some(&left.scratch);
     same && container.exec_in.is_none() && container.state == ContainerState::Running
 }
 
-/// How one ended that is dead, be it reaped by its new parent or not.
+/// How a dead container ended, whether its new parent has reaped it or not.
 fn how_ended(container: &Container) -> Option<Ended> {
     let unreaped = identity(container)
         .ok()
@@ -277,7 +281,7 @@ fn identity(container: &Container) -> io::Result<ProcessIdentity> {
     })
 }
 
-/// A hold on the very process that an earlier shim started; `None` when it is gone.
+/// Opens a pidfd of the process that an earlier shim started; `None` when it is dead.
 fn hold(container: &Container) -> io::Result<Option<PidFd>> {
     if container.pid <= 0 || container.start_ticks == 0 {
         return Ok(None);
@@ -285,8 +289,8 @@ fn hold(container: &Container) -> io::Result<Option<PidFd>> {
     hold_identified(&identity(container)?)
 }
 
-/// The launcher dies with its shim, but it may be in the middle of what it does: what it leaves is
-/// known only afterwards.
+/// The launcher dies with its shim, but may still finish an operation: what it leaves is known only
+/// afterwards.
 fn end_launcher(pid: i32, start_time_ticks: u64) -> io::Result<()> {
     let identity = ProcessIdentity {
         pid,
@@ -307,12 +311,12 @@ fn hold_identified(identity: &ProcessIdentity) -> io::Result<Option<PidFd>> {
     match PidFd::open_verified(identity) {
         Ok(process) => Ok(Some(process)),
         Err(error) if error.proves_death() => Ok(None),
-        // Without a hold it would never be known to have ended.
+        // Without a pidfd its end would never be noticed.
         Err(error) => Err(io::Error::other(error)),
     }
 }
 
-/// Holds of a handover, by name.
+/// Pidfds for a handover, by name.
 pub(super) fn held(control: &Control) -> impl Iterator<Item = (&String, &PidFd)> {
     let all = control.containers.iter();
     all.filter_map(|(name, one)| one.held.as_ref().map(|process| (name, process)))

@@ -15,7 +15,7 @@ use crate::launching::{Left, Pending};
 use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
 
 impl Control {
-    /// `true` when the shim is to end at once.
+    /// Returns `true` when the shim must end at once.
     pub(super) fn take_signals(&mut self) -> io::Result<bool> {
         let (mut end, mut replace) = (false, false);
         while let Some(signal) = self.signals.read_signal()? {
@@ -27,7 +27,7 @@ impl Control {
             && !end
             && let Err(error) = self.begin_replacing(None, None)
         {
-            tracing::error!(%error, "the shim does not go on as another program");
+            tracing::error!(%error, "cannot replace the shim's program");
         }
         Ok(end && self.begin_ending())
     }
@@ -54,26 +54,26 @@ impl Control {
         Ok(())
     }
 
-    /// Kills a container or command that has made the shim its tracer. The kernel refuses that where
-    /// the shim lacks CAP_SYS_PTRACE in the container's user namespace; no program gains by it, and
+    /// Kills a container or command that has made the shim its tracer. The kernel refuses that where the
+    /// shim lacks CAP_SYS_PTRACE in the container's user namespace. No legitimate program does it, and
     /// nothing else would let the process run again.
     fn kill_traced(&self, pid: i32) {
         tracing::warn!(pid, "a process has made the shim its tracer; killing it");
         let killed = match self.containers.by_pid(pid) {
             Some(container) => self.kill(container),
-            // A thread, or a process that is not known yet. Its parent has not reaped it, so the
-            // number is its own.
+            // A thread, or a process that is not known yet. Its parent has not reaped it, so the PID is
+            // not reused.
             None => signal_child(pid, Signal::KILL),
         };
         if let Err(error) = killed {
-            tracing::error!(pid, %error, "a process that traces itself lives on");
+            tracing::error!(pid, %error, "cannot kill a process that has made the shim its tracer");
         }
     }
 
     pub(super) fn child_died(&mut self, pid: i32, ended: Ended) {
         let mut whose = self.containers.reaped(pid, ended);
         if whose == Reaped::Unknown {
-            // The launcher tells of a child before it lets it go on, so the word is there already.
+            // The launcher reports a child before it lets it run, so the report is there already.
             self.take_reports();
             whose = self.containers.reaped(pid, ended);
         }
@@ -116,7 +116,7 @@ impl Control {
             self.take_report(report);
         }
         self.buffer = buffer;
-        // A start that failed may have left something to be removed.
+        // A failed start may have left something to be removed.
         self.launching.flush();
         if self.launching.pending.is_empty() {
             self.containers.forget_unclaimed();
@@ -164,12 +164,12 @@ impl Control {
         let Some(start) = self.launching.pending.get_mut(&ticket) else {
             return;
         };
-        // It is not reaped yet, except when it has died at once; then there is nothing to hold.
+        // It is not reaped yet, unless it died at once; then there is nothing to open.
         start.pidfd = open_child(pid).ok();
         let name = start.name.clone();
         let is_command = start.own.is_none();
         let killed = start.killed;
-        // Of no use for one that has been reaped already.
+        // Not needed for one that has been reaped already.
         let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
         let container = start.container().begun(pid, start_ticks);
         if let Some(ended) = self.containers.begin(name.clone(), container) {
@@ -184,22 +184,22 @@ impl Control {
             && container.is_alive()
             && let Err(error) = self.kill(container)
         {
-            tracing::error!(name, %error, "a start that was to be ended goes on");
+            tracing::error!(name, %error, "cannot kill a condemned start");
         }
         if is_command {
-            // A container whose start is interrupted is found by its cgroup, a command by this.
+            // A container whose start is interrupted is found by its cgroup, a command by this record.
             self.keep(&name);
         }
     }
 
-    /// Nobody hears of this container again.
+    /// Answers a failed start, and forgets the container.
     pub(super) fn fail(&mut self, start: Pending, error: LaunchError) {
         if start.own.is_none()
             && let Some(command) = self.containers.get(&start.name)
             && command.is_alive()
             && let Err(error) = self.kill(command)
         {
-            tracing::error!(name = start.name, %error, "a command that failed lives on");
+            tracing::error!(name = start.name, %error, "cannot kill a failed command");
         }
         let to_be_told = self.awaits_end(&start);
         self.containers.discard(&start.name);
@@ -212,14 +212,14 @@ impl Control {
         self.reply(start.client, start.call, Reply::Failed { error }, None);
     }
 
-    /// Whether somebody ordered its death who has not been told of it.
+    /// Whether a client ordered its death and waits for a notification.
     fn awaits_end(&self, start: &Pending) -> bool {
         let container = self.containers.get(&start.name);
         start.killed && container.is_none_or(Container::is_alive)
     }
 
-    /// Nothing of a start exists or can appear any more. Who ordered it knows by its failure; who
-    /// ordered its death meanwhile is told.
+    /// Nothing of a start exists or can appear any more. The client that ordered it gets the failure; a
+    /// client that ordered its death gets a notification.
     pub(super) fn start_failed(&mut self, name: String, cgroup: String, to_be_told: bool) {
         for event in [
             FenceEvent::StartOver(slot(&name)),
@@ -242,23 +242,23 @@ impl Control {
         }
     }
 
-    /// Whatever of it has begun ends; it may have come as far as its program.
+    /// Ends everything of a start that has begun; it may have reached its program.
     fn interrupted(&mut self, mut start: Pending, error: LaunchError) {
         let Some(own) = start.own.take() else {
             self.fail(start, error);
             return;
         };
         let killed = match self.containers.get(&start.name) {
-            // It may be about to join its cgroup.
+            // It may not have joined its cgroup yet.
             Some(container) if container.is_alive() => self.kill(container),
             _ => self.freezer.kill(&start.cgroup),
         };
         if let Err(error) = killed
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::error!(name = start.name, %error, "an interrupted start lives on");
+            tracing::error!(name = start.name, %error, "cannot kill an interrupted start");
         }
-        // First, so that no moment is without a line of it.
+        // First, so that a record of it exists at all times.
         self.sweep_later(Left {
             cgroup: start.cgroup.clone(),
             scratch: own.scratch,
@@ -272,7 +272,7 @@ impl Control {
         self.reply(start.client, start.call, Reply::Failed { error }, None);
     }
 
-    /// There is no launcher that could answer them.
+    /// Fails the starts under way: no launcher can answer them.
     pub(super) fn interrupt_starts(&mut self) {
         for start in self.launching.died().into_values() {
             self.interrupted(start, LaunchError::LauncherDied);
@@ -280,11 +280,11 @@ impl Control {
     }
 
     pub(super) fn launcher_died(&mut self) {
-        // What it still said counts.
+        // Its reports so far count.
         self.take_reports();
         self.interrupt_starts();
         if let Err(error) = self.ensure_launcher() {
-            tracing::error!(%error, "there is no new launcher; the next start tries again");
+            tracing::error!(%error, "cannot start a launcher; the next start tries again");
         }
         self.launching.flush();
     }

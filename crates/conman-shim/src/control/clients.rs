@@ -1,4 +1,4 @@
-//! Those who are connected: taking them in, answering them, telling those who subscribed.
+//! Connected clients: accepting them, answering them, notifying subscribers.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,10 @@ use crate::connection::Connection;
 use crate::protocol::{Call, CallError, Message, Reply, Request, VERSION, decode};
 use crate::seqpacket;
 
-/// Clients at a time: the daemon, its successor during an upgrade, the command line.
+/// Concurrent clients: the daemon, its successor during an upgrade, the command line.
 const MAX_CLIENTS: usize = 32;
 
-/// Messages of one client that are answered before others have their turn.
+/// Messages of one client that are answered before the next client's turn.
 const MESSAGES_A_TURN: usize = 64;
 
 impl Control {
@@ -25,27 +25,27 @@ impl Control {
         let socket = match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
-                // It would be told of again and again, and wait for ever.
+                // Otherwise epoll would report it repeatedly, and it would wait for ever.
                 self.spare = None;
                 drop(rustix::net::accept_with(&self.listener, flags));
                 self.spare = spare();
-                tracing::error!("a client is turned away: no descriptor is left (see nofile)");
+                tracing::error!("refused a client: no file descriptor is left (see nofile)");
                 return;
             }
-            // A client that has gone meanwhile is no error of ours.
+            // A client that has closed already is not an error.
             Err(_) => return,
         };
         let own = rustix::process::geteuid();
         let allowed = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == own || peer.uid.is_root());
         if !allowed || self.clients.len() >= MAX_CLIENTS {
-            tracing::warn!(allowed, "a client is turned away");
+            tracing::warn!(allowed, "refused a client");
             return;
         }
         let token = self.next_client;
         let data = EventData::new_u64(token);
         if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
-            tracing::error!(%error, "a client cannot be waited for");
+            tracing::error!(%error, "cannot poll a client's socket");
             return;
         }
         self.next_client += 1;
@@ -77,7 +77,7 @@ impl Control {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
-                        tracing::warn!(%error, "a client is dropped");
+                        tracing::warn!(%error, "dropped a client");
                     }
                     self.clients.remove(&client);
                     return;
@@ -88,7 +88,7 @@ impl Control {
         self.update_interest(client);
     }
 
-    /// Descriptors that the request does not want are closed.
+    /// Descriptors that the request does not use are closed.
     fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
         let greeted = self.clients.get(&client).is_some_and(|one| one.greeted);
         let outcome = match call.request {
@@ -121,7 +121,7 @@ impl Control {
             Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
             Request::Replace { program } => {
                 match self.begin_replacing(Some((client, call.id)), program) {
-                    // Answered by the program that goes on.
+                    // Answered by the new program.
                     Ok(()) => return,
                     Err(error) => Err(error),
                 }
@@ -204,7 +204,7 @@ impl Control {
             return;
         };
         if let Err(error) = connection.send(message, fd) {
-            tracing::warn!(%error, "a client is dropped");
+            tracing::warn!(%error, "dropped a client");
             self.clients.remove(&client);
             return;
         }
@@ -238,7 +238,7 @@ impl Control {
     }
 }
 
-/// Given up where none is left for a client.
+/// A descriptor that is closed when none is left for a client.
 pub(super) fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }

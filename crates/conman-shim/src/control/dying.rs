@@ -1,16 +1,16 @@
-//! Processor time for what was killed.
+//! Processor time for killed containers.
 //!
-//! A killed container still needs processor time to die, and its own limit may give it a millisecond
-//! in a tenth of a second for all of its processes. The launcher lifts the limit: the kernel visits
-//! every cgroup of the host for each, which the fence does not wait for.
+//! A killed container still needs processor time to die, and its limit may give all of its processes one
+//! millisecond in 100 ms. The launcher lifts the limit: the kernel visits every cgroup of the host for
+//! each change, and the fence must not wait for that.
 
 use super::{Control, boottime_ns};
 
-/// Most containers die sooner, and their limits are left alone.
+/// Most containers die sooner, and their limits are not changed.
 const LIFT_AFTER_NS: u64 = 100_000_000;
 
 impl Control {
-    /// SIGKILL was sent to it. A command's end is left to its container's limit.
+    /// SIGKILL was sent to it. A command stays under its container's limit.
     pub(super) fn lift_limit_later(&mut self, name: &str) {
         let Some(container) = self.containers.get_mut(name) else {
             return;

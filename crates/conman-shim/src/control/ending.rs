@@ -1,9 +1,9 @@
-//! Ceasing to be the shim, by SIGTERM.
+//! Ending the shim on SIGTERM.
 //!
-//! What runs under an armed fence must not go on without one: nobody would stop it at the deadline,
-//! and another node claims it some seconds later. So the fence closes first, which is written down
-//! for whoever succeeds this shim, and the end comes when everything is proven frozen or is dead.
-//! An unarmed fence protects nothing; what runs goes on.
+//! Containers under an armed fence must not run without one: nothing would stop them at the deadline,
+//! and another node claims the sessions some seconds later. So the fence closes first, which is recorded
+//! for the next shim, and the shim ends when everything is proven frozen or is dead. An unarmed fence
+//! protects nothing; containers keep running.
 
 use std::io;
 
@@ -11,14 +11,14 @@ use super::fencing::MAX_NAMED;
 use super::{Control, boottime_ns};
 use crate::LastHold;
 
-/// How long, besides the time to freeze, what does not freeze has to die of its kill.
+/// Time to die for killed containers that did not freeze, in addition to the time to freeze.
 const KILLS_MS: u64 = 10_000;
 
-/// Why the shim does not go on as another program.
+/// Why the shim refuses a replacement.
 pub(super) const IS_ENDING: &str = "the shim is about to end";
 
 impl Control {
-    /// As often as it is told. `true` when nothing has to be waited for.
+    /// May be called repeatedly. Returns `true` when there is nothing to wait for.
     pub(super) fn begin_ending(&mut self) -> bool {
         if !self.fence.is_armed() || self.fence.holds_nothing() {
             return true;
@@ -30,8 +30,8 @@ impl Control {
             self.give_up_replacing(IS_ENDING.to_owned());
             self.freeze_all();
             tracing::warn!(
-                "the shim is to end: everything freezes, and goes on once the next one is told to \
-                 let it"
+                "the shim is about to end: freezing all containers until a client opens the next \
+                 shim's fence"
             );
         }
         self.has_ended()
@@ -41,8 +41,8 @@ impl Control {
         self.ending_until_ns.is_some()
     }
 
-    /// Whether it was told to end, and nothing runs any more, or nothing that could be stopped has by
-    /// now: whoever waits for the end is not helped by waiting for what a disk holds up.
+    /// Whether it was ordered to end, and nothing runs any more, or the time is up: waiting for processes
+    /// that a disk holds up does not help the caller.
     pub(super) fn has_ended(&mut self) -> bool {
         let Some(until_ns) = self.ending_until_ns else {
             return false;
@@ -56,15 +56,15 @@ impl Control {
         let left: Vec<&String> = self.unverified.iter().take(MAX_NAMED).collect();
         tracing::error!(
             ?left,
-            "the shim ends though not everything is proven frozen or dead: it was killed, and is held \
-             up in the kernel; see that it dies before another node may take it over"
+            "the shim ends, but not everything is proven frozen or dead: these were killed and hang \
+             in the kernel; make sure that they die before another node takes them over"
         );
-        // Said once.
+        // Logged once.
         self.ending_until_ns = Some(u64::MAX);
         true
     }
 
-    /// Is the shim no more. Its socket goes first, and the launcher and the sweeper.
+    /// Ends the shim. Its socket is closed first, then the launcher and the sweeper.
     pub(crate) fn end(self) -> io::Result<LastHold> {
         let lock = self.lock.try_clone()?;
         let mut known = self.containers.iter();
@@ -83,7 +83,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.launching.stop();
         self.sweeper.stop();
-        // A later shim at the same path may have replaced it; then it is gone already or renewed.
+        // A later shim at the same path may have replaced it; then it is removed already or new.
         let _ = std::fs::remove_file(&self.options.socket);
     }
 }

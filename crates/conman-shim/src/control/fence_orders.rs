@@ -1,4 +1,4 @@
-//! What clients order of the fence.
+//! Clients' orders to the fence.
 
 use conman_core::ownership::{BootTime, FenceEvent};
 
@@ -7,7 +7,7 @@ use super::{Control, boottime_ns, host_error};
 use crate::fence::{KeptFence, slot, whole_ms};
 use crate::protocol::{CallError, Reply};
 
-/// For as long as a thaw without a deadline has one: longer than it takes.
+/// Deadline of a thaw without one: longer than the thaw takes.
 const THAW_MS: u64 = 60_000;
 
 impl Control {
@@ -17,7 +17,7 @@ impl Control {
         }
     }
 
-    /// A deadline, the first of which arms the fence.
+    /// Extends the deadline; the first call arms the fence.
     pub(super) fn extend_deadline(&mut self, until_ns: u64) -> Reply {
         if self.fence.is_armed() {
             self.change(FenceEvent::Extend(BootTime(whole_ms(until_ns))));
@@ -34,7 +34,7 @@ impl Control {
         self.fence_reply()
     }
 
-    /// In force, and written down for a later shim, before it is answered.
+    /// In force, and recorded for a later shim, before it is answered.
     pub(super) fn set_freeze_patience(&mut self, freeze_ms: u64) -> Reply {
         self.fence.set_freeze_ms(freeze_ms);
         self.keep_fence();
@@ -42,7 +42,7 @@ impl Control {
         Reply::Done
     }
 
-    /// No deadline any more; with a closed fence only [`Control::unfence`] does it.
+    /// Removes the deadline; with a closed fence only [`Control::unfence`] does it.
     pub(super) fn disarm(&mut self) -> Result<Reply, CallError> {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
@@ -54,8 +54,8 @@ impl Control {
         Ok(self.fence_reply())
     }
 
-    /// Opens it again: these, or all that are not condemned, run until the deadline, or for ever
-    /// without one.
+    /// Opens the fence: these containers, or all that are not condemned, run until the deadline, or without
+    /// limit if there is none.
     pub(super) fn unfence(
         &mut self,
         until_ns: Option<u64>,
@@ -68,7 +68,7 @@ impl Control {
             };
         }
         if self.is_ending() {
-            // It would run without a fence in a moment; the next shim opens its own.
+            // It would run without a fence when this shim ends; the next shim opens its own fence.
             return Err(CallError::Fenced);
         }
         let deadline = BootTime(until_ns.map_or_else(|| self.later_deadline_ms(), whole_ms));
@@ -77,8 +77,8 @@ impl Control {
             None => self.fence.slots(),
         };
         let was_closed = self.fence.is_closed();
-        // Where this shim dies before all is thawed, a later one closes it anew, so that whoever
-        // opens it hears that it has to: what it took for open would stay frozen.
+        // If this shim dies before all is thawed, a later one closes the fence again, and the client that
+        // opens it must thaw again. Otherwise containers would stay frozen under an open fence.
         self.fence.open_from(was_closed.then(boottime_ns));
         self.change(FenceEvent::Thaw { deadline, slots });
         let thawed = match self.fence.is_closed() {
@@ -101,17 +101,17 @@ impl Control {
         Ok(self.fence_reply())
     }
 
-    /// For an order without one, which is gone once all is thawed: later than the last, so that it is
-    /// taken, and not for ever, so that the next order is, where not all can be thawed.
+    /// Deadline for an order without one, removed once all is thawed. Later than the last, so that it is
+    /// accepted, and finite, so that the next order is accepted if not all can be thawed.
     fn later_deadline_ms(&self) -> u64 {
         let last = self.fence.kept().map_or(0, |kept| kept.deadline_ms);
         let soon = whole_ms(boottime_ns()).saturating_add(THAW_MS);
         soon.max(last.saturating_add(1))
     }
 
-    /// Lets go on what is not frozen by itself.
+    /// Thaws the parent cgroup, so that everything runs that is not frozen by its own cgroup.
     fn thaw_parent(&self) -> Result<(), CallError> {
-        // Whoever is to stay frozen is so by its own cgroup, or nothing is thawed.
+        // What must stay frozen is frozen by its own cgroup, or nothing is thawed.
         for name in &self.unverified {
             if let Some(cgroup) = self.cgroup_of(name) {
                 let frozen = unless_gone(self.freezer.freeze(&cgroup));
@@ -125,7 +125,7 @@ impl Control {
 
     pub(super) fn freeze_all(&mut self) -> Reply {
         if !self.fence.is_armed() {
-            // Closed at once, and opened by an order only.
+            // Closed at once, and opened only by an order.
             return self.extend_deadline(boottime_ns());
         }
         self.change(FenceEvent::FreezeAll);

@@ -1,4 +1,4 @@
-//! Carrying out what the fence demands, of native containers and of others' alike: by cgroup.
+//! Carrying out the fence's actions, on native and foreign containers alike: by cgroup.
 
 use std::io;
 
@@ -11,14 +11,14 @@ use crate::fence::{KeptFence, name_of, slot};
 use crate::ledger::Record;
 use crate::protocol::{FenceState, Message};
 
-/// Pause between two looks whether everything is frozen, while others wait for that.
+/// Pause between two checks whether everything is frozen, while clients wait for it.
 const LOOK_NS: u64 = 2_000_000;
 
-/// Pause between two looks when nobody does: before the fence has fired, and once what is not
-/// frozen is being killed, which may take as long as a disk hangs.
+/// Pause between two checks when no client waits: before the fence has fired, and while containers that
+/// are not frozen are being killed, which may take as long as a disk hangs.
 const SLOW_LOOK_NS: u64 = 250_000_000;
 
-/// Of the containers that the fence has killed at once, those that are named.
+/// Most killed containers that one log line names.
 pub(super) const MAX_NAMED: usize = 10;
 
 impl Control {
@@ -31,7 +31,7 @@ impl Control {
         matches!(self.fence_state(), FenceState::Fenced { .. })
     }
 
-    /// The fence is this from now on, with all that lives.
+    /// Arms the fence with this state, and adds all that lives.
     pub(super) fn arm(&mut self, kept: Option<KeptFence>) {
         let fired = kept.is_some_and(|kept| kept.fired_ms.is_some());
         let view = |name: &str, present, cgroup: &str| SlotView {
@@ -55,7 +55,7 @@ impl Control {
         self.fence.restore(boottime_ns(), kept, found, condemned);
     }
 
-    /// All that are to die, by an order or by the fence, whatever of them exists.
+    /// Everything that must die, by an order or by the fence, including starts.
     fn condemned(&self) -> Vec<Slot> {
         let begun = self.containers.iter();
         let begun = begun
@@ -73,16 +73,16 @@ impl Control {
         names.map(slot).collect()
     }
 
-    /// Writes down what a later shim must know of the fence. One that does not know freezes too
-    /// early, or stays closed, and never lets anything run too long: so a failure is only told.
+    /// Records the fence's state for a later shim. A shim without it freezes too early or stays closed, and
+    /// never lets anything run too long, so a failure is only logged.
     pub(super) fn keep_fence(&mut self) {
         let state = self.fence.kept();
         if let Err(error) = self.note(&Record::Fence { state }) {
-            tracing::error!(%error, "a later shim would not know the fence's state");
+            tracing::error!(%error, "cannot record the fence's state for a later shim");
         }
     }
 
-    /// Something happens; does what the fence demands then. `false` when it refuses.
+    /// Passes an event to the fence and carries out its actions. `false` when it refuses.
     pub(super) fn change(&mut self, event: FenceEvent) -> bool {
         if !self.fence.is_armed() {
             return true;
@@ -106,7 +106,10 @@ impl Control {
                 FenceAction::Refused(_) => admitted = false,
                 FenceAction::Fired => {
                     let done = self.fired();
-                    undone.extend(done.err().map(|error| ("freeze all at once", None, error)));
+                    undone.extend(
+                        done.err()
+                            .map(|error| ("freeze all containers", None, error)),
+                    );
                 }
                 FenceAction::Freeze(slot) => {
                     let name = name_of(&slot);
@@ -135,8 +138,8 @@ impl Control {
                     undone.extend(done.err().map(|error| ("kill", of(), error)));
                     killed.extend(by_itself.then_some(name));
                 }
-                // It comes of an end, which is told as such: to subscribers, to whoever ordered
-                // the start that failed, or by there being nothing of that name to be killed.
+                // It comes of an end, which is reported separately: to subscribers, as the failure of the
+                // start, or by the answer that nothing of that name exists.
                 FenceAction::Certificate(slot) => {
                     let was_looked_at = self.unverified.remove(&name_of(&slot));
                     if was_looked_at && self.unverified.is_empty() {
@@ -148,16 +151,16 @@ impl Control {
         if fired {
             self.release_parent();
         }
-        // Last, since whoever takes it in may hang, with the disk that has them not freeze.
+        // Last, since the log's reader may hang with the disk that keeps them from freezing.
         if fired {
-            tracing::warn!("the fence's deadline has passed: everything freezes");
+            tracing::warn!("the fence's deadline has passed: freezing all containers");
         }
         if !killed.is_empty() {
             tracing::warn!(
                 count = killed.len(),
                 first = ?&killed[..killed.len().min(MAX_NAMED)],
                 freeze_ms = self.fence.freeze_ms(),
-                "the fence has killed what is not proven frozen in time, or frozen for too long"
+                "the fence killed containers not proven frozen in time, or frozen for too long"
             );
         }
         for (what, name, error) in undone {
@@ -166,7 +169,7 @@ impl Control {
         admitted
     }
 
-    /// Stops everything of ours with one order, before each is ordered by itself.
+    /// Freezes everything with one order, before each container is ordered separately.
     fn freeze_parent(&self) -> io::Result<()> {
         let cgroup = &self.options.fence_cgroup;
         match self.freezer.freeze(cgroup) {
@@ -179,27 +182,27 @@ impl Control {
         }
     }
 
-    /// Takes that order back once each is ordered, where the frozen cannot die: one that is killed
-    /// could not be thawed alone below it.
+    /// Undoes that order once each container is ordered, where frozen processes cannot be killed: a killed
+    /// one could not be thawed alone below a frozen parent.
     pub(super) fn release_parent(&self) {
         if self.fence.is_closed()
             && !self.freezer.dies_frozen()
             && let Err(error) = unless_gone(self.freezer.thaw(&self.options.fence_cgroup))
         {
-            tracing::error!(%error, "what the fence kills cannot die");
+            tracing::error!(%error, "cannot thaw the containers that the fence kills");
         }
     }
 
-    /// An earlier shim's fence was closed, or may have been.
+    /// Freezes everything if an earlier shim's fence was closed, or may have been.
     pub(super) fn hold_if_closed(&self) {
         if self.fence.is_closed()
             && let Err(error) = self.freeze_parent()
         {
-            tracing::error!(%error, "the fence cannot freeze all at once");
+            tracing::error!(%error, "the fence cannot freeze all containers");
         }
     }
 
-    /// Whether it is frozen, and by its own cgroup, not only by the one above all.
+    /// Whether it is frozen by its own cgroup, not only by the parent.
     fn is_held_frozen(&self, cgroup: &str) -> bool {
         let is = |answer: io::Result<bool>| answer.unwrap_or(false);
         is(self.freezer.is_frozen(cgroup)) && is(self.freezer.is_ordered(cgroup))
@@ -207,14 +210,14 @@ impl Control {
 
     fn fired(&self) -> io::Result<()> {
         let done = self.freeze_parent();
-        // A start under way would hold the launcher up, and its cgroup may not be made yet; what
-        // has begun of it is killed and removed.
+        // A start under way would delay the launcher, and its cgroup may not exist yet; what has begun of
+        // it is killed and removed.
         self.launching.abort();
         done
     }
 
     fn thaw_slot(&self, name: &str) -> io::Result<()> {
-        // What a client froze stays so until it thaws it.
+        // What a client froze stays frozen until the client thaws it.
         if self.containers.get(name).is_some_and(|one| one.frozen) {
             return Ok(());
         }
@@ -235,9 +238,8 @@ impl Control {
         })
     }
 
-    /// Whether it dies by the fence alone. Whoever hears of its end hears that, be it from a later
-    /// shim: it is no end of its program's own. Not one whose death somebody ordered here, nor one
-    /// that is dead already.
+    /// Records that only the fence kills it, so that its end is reported as such, even by a later shim. Not
+    /// one whose death a client ordered here, nor one that is dead already.
     fn mark_fenced(&mut self, name: &str) -> bool {
         if self.unexplained.contains_key(name) {
             return false;
@@ -268,7 +270,7 @@ impl Control {
     pub(super) fn fence_on_time(&mut self) {
         let now = boottime_ns();
         if self.fence.next_wake_ns().is_some_and(|due| due <= now) {
-            // Whoever stood still himself finds what is frozen long since, and kills none of it.
+            // If the shim itself was stopped, containers may have frozen since; they must not be killed.
             self.look_at_unverified();
             self.change(FenceEvent::Tick);
         }
@@ -312,7 +314,7 @@ impl Control {
     }
 }
 
-/// A cgroup that is not made yet, or gone, holds nothing.
+/// Ignores errors for a cgroup that does not exist yet, or any more: it holds nothing.
 pub(super) fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

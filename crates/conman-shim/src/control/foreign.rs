@@ -1,5 +1,5 @@
-//! Containers that somebody else starts, such as Docker: the fence covers them by a cgroup above
-//! all of each.
+//! Containers that another program starts, such as Docker: the fence covers each by a cgroup above all
+//! of its cgroups.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,24 +13,24 @@ use crate::fence::slot;
 use crate::protocol::{CallError, ContainerState, Reply};
 use crate::spec::check_name;
 
-/// How the first part of every cgroup of ours begins, so that no order freezes the host.
+/// Prefix of the first part of our cgroups' paths, so that no order freezes the host.
 const OURS: &str = "/conman";
 
-/// Pause between two looks at what has appeared of starts that are to be ended.
+/// Pause between two checks for processes of condemned starts.
 const DOOMED_LOOK_NS: u64 = 20_000_000;
 
 impl Control {
-    /// Takes one under the fence before its start is ordered.
+    /// Puts a container under the fence before its start is ordered.
     pub(super) fn guard(&mut self, name: &str, cgroup: &str) -> Result<Reply, CallError> {
         check_name(name).map_err(spec_error)?;
         let ours = cgroup.strip_prefix(OURS);
         if !ours.is_some_and(|rest| rest.contains('/') && !rest.ends_with('/')) {
             return Err(host_error("guard", name)(io::Error::other(
-                "its cgroup is not one below conman's",
+                "its cgroup is not below conman's",
             )));
         }
         self.admit(name, None)?;
-        // What is born in it after it was frozen never runs.
+        // A process that is created in it after it was frozen never runs.
         let made = self.freezer.ensure(cgroup);
         made.map_err(host_error("make the cgroup of", name))?;
         let name = name.to_owned();
@@ -44,9 +44,8 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// Its first process is known. It is taken hold of in any case, and refused where the fence could
-    /// not freeze it: whoever has started it ends it then, or the fence does, which kills what it
-    /// cannot freeze.
+    /// Its first process is known. The process is held in any case. Refused if the fence could not freeze
+    /// it: then the program that started it ends it, or the fence does, which kills what it cannot freeze.
     pub(super) fn appeared(
         &mut self,
         name: &str,
@@ -57,7 +56,7 @@ impl Control {
         let identified = fds
             .into_iter()
             .next()
-            .ok_or_else(|| io::Error::other("no pidfd came along"))
+            .ok_or_else(|| io::Error::other("no pidfd came with the request"))
             .and_then(|fd| identify(PidFd::received(fd, pid)));
         let (process, identity) = identified.map_err(host_error("take hold of", name))?;
         let watched = self.watch_adopted(name, &process);
@@ -74,20 +73,20 @@ impl Control {
             && container.doomed
             && let Err(error) = self.kill(container)
         {
-            tracing::error!(name, %error, "a start that was to be ended goes on");
+            tracing::error!(name, %error, "cannot kill a condemned start");
         }
         self.set_timer();
         let reached = self.check_reach(&cgroup, pid);
         if let Err(error) = &reached {
-            tracing::error!(name, %error, "the fence cannot freeze what has appeared");
+            tracing::error!(name, %error, "the fence cannot freeze this container");
         }
         reached.map_err(host_error("guard", name))?;
         Ok(Reply::Done)
     }
 
-    /// Whether the process freezes with the cgroup. Docker's may be in other hierarchies only, or in
-    /// a cgroup of the same path below another root; the one here is empty then, and an empty one
-    /// says that it is frozen.
+    /// Checks that the process freezes with the cgroup. Docker's may be only in other hierarchies, or in a
+    /// cgroup of the same path below another root. The cgroup here is empty then, and an empty cgroup
+    /// reports that it is frozen.
     fn check_reach(&self, cgroup: &str, pid: i32) -> io::Result<()> {
         if self.freezer.reaches(cgroup, pid)? {
             return Ok(());
@@ -96,15 +95,15 @@ impl Control {
         let means = self.freezer.means();
         Err(io::Error::other(format!(
             "process {pid} is not in {cgroup} but in {} of {means}, by which this host freezes, so \
-             nothing would stop it when this node is cut off; on a host that has v1 and v2 beside \
-             each other, mount v2 on /sys/fs/cgroup/unified and use runc 1.1 or later, and let \
-             conman and Docker have the same cgroup namespace",
+             nothing would stop it when this node is cut off; on a host with both cgroups v1 and \
+             v2, mount v2 on /sys/fs/cgroup/unified, use runc 1.1 or later, and give conman and \
+             Docker the same cgroup namespace",
             place.as_deref().unwrap_or("no cgroup"),
         )))
     }
 
-    /// Whether freezing its cgroup freezes all that there is of it, if somebody else starts it. While
-    /// its first process is not known that is whatever its path shows in any hierarchy.
+    /// Whether freezing its cgroup freezes all of a foreign container. While its first process is not known,
+    /// that is everything that its path contains in any hierarchy.
     pub(super) fn is_within_reach(&self, name: &str) -> bool {
         let container = self.containers.get(name);
         let Some(container) = container.filter(|one| one.foreign) else {
@@ -120,14 +119,14 @@ impl Control {
         reached.unwrap_or(false)
     }
 
-    /// Kills what has appeared of it where freezing does not reach, as nothing else would stop that.
+    /// Kills its processes that freezing does not reach, as nothing else would stop them.
     pub(super) fn kill_strays(&self, container: &Container) -> io::Result<()> {
         let mut killed = Ok(());
         for stray in self.freezer.strays(&container.cgroup)? {
             tracing::warn!(
                 container.cgroup,
                 pid = stray.pid(),
-                "a process would not freeze"
+                "killing a process that cannot be frozen"
             );
             let sent = stray.kill().map_err(io::Error::other);
             killed = killed.and(sent.map(|_| ()));
@@ -135,8 +134,8 @@ impl Control {
         killed
     }
 
-    /// Remembers for later shims, too, that it is to be killed: by the fence, if it is armed, and
-    /// whatever appears of it, if somebody else starts it and has not said how that went.
+    /// Records, also for later shims, that it must be killed: by the fence, if it is armed, and every process
+    /// that appears of it, if another program starts it and has not reported the outcome.
     pub(super) fn doom(&mut self, name: &str) {
         let Some(container) = self.containers.get_mut(name) else {
             return;
@@ -153,8 +152,7 @@ impl Control {
         }
     }
 
-    /// Kills what has appeared since the last time of starts that are to be ended. Whoever starts
-    /// them waits for it.
+    /// Kills new processes of condemned starts. The program that starts them waits for it.
     pub(super) fn kill_doomed(&mut self) {
         let Self {
             containers, doomed, ..
@@ -166,7 +164,7 @@ impl Control {
             };
             match self.kill(container) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::error!(name, %error, "a start that was to be ended goes on");
+                    tracing::error!(name, %error, "cannot kill a condemned start");
                 }
                 _ => {}
             }
@@ -178,8 +176,7 @@ impl Control {
         waits.then(|| now_ns.saturating_add(DOOMED_LOOK_NS))
     }
 
-    /// It never will be. Whoever says so may be mistaken, or have lost sight of it, so the kernel
-    /// has to show nothing of it either.
+    /// It will never start. The client may be wrong, so the kernel must not show any process of it either.
     pub(super) fn not_started(&mut self, name: &str) -> Result<Reply, CallError> {
         let cgroup = &self.foreign(name)?.cgroup;
         let pids = self.freezer.pids_below(cgroup);
@@ -199,7 +196,7 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// One that has not appeared yet.
+    /// A foreign container that has not appeared yet.
     fn foreign(&self, name: &str) -> Result<&Container, CallError> {
         let container = self.living(name)?;
         if container.may_appear() {
@@ -211,7 +208,7 @@ impl Control {
     }
 }
 
-/// What tells the process of a pidfd from every other, provided that it is that of the PID.
+/// Returns the identity of a pidfd's process, if that process has the expected PID.
 fn identify(process: PidFd) -> io::Result<(PidFd, ProcessIdentity)> {
     let is_it = || {
         let number = process.as_fd().as_raw_fd();
@@ -226,7 +223,7 @@ fn identify(process: PidFd) -> io::Result<(PidFd, ProcessIdentity)> {
     };
     is_it()?;
     let identity = ProcessIdentity::of(process.pid()).map_err(io::Error::other)?;
-    // It had the PID all the while, since it has it now and had it before.
+    // The process had the PID all the time, since it has it now and had it before.
     is_it()?;
     Ok((process, identity))
 }

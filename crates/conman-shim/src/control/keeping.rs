@@ -1,4 +1,4 @@
-//! Writing down what a later shim must know.
+//! Recording what a later shim must know.
 
 use std::io;
 
@@ -9,29 +9,29 @@ use crate::launching::{Left, Pending};
 use crate::ledger::{LineRef, Record};
 
 impl Control {
-    /// Writes a line, and all of them anew when most are stale.
+    /// Appends a line, and rewrites the file when most lines are stale.
     pub(super) fn note(&mut self, line: &LineRef<'_>) -> io::Result<()> {
         self.ledger.append(line)?;
         let names = self.containers.len() + self.launching.pending.len();
         if self.ledger.is_overgrown(names + self.condemned_early.len())
             && let Err(error) = self.rewrite_ledger()
         {
-            tracing::error!(%error, "the shim's state cannot be written anew; it goes on growing");
+            tracing::error!(%error, "cannot compact the shim's state file; it keeps growing");
         }
         Ok(())
     }
 
-    /// Writes down what has changed of a container. It has happened, so a failure is only told.
+    /// Records a change of a container. It has happened, so a failure is only logged.
     pub(super) fn keep(&mut self, name: &str) {
         let Some(container) = self.containers.get(name) else {
             return;
         };
         if let Err(error) = self.ledger.append(&Record::Put { name, container }) {
-            tracing::error!(name, %error, "a later shim would not know of a change");
+            tracing::error!(name, %error, "cannot record a container's change for a later shim");
         }
     }
 
-    /// Writes down that a start is about to be ordered.
+    /// Records that a start is about to be ordered.
     pub(super) fn keep_start(&mut self, start: &Pending) -> io::Result<()> {
         let container = start.container();
         self.note(&Record::Put {
@@ -40,29 +40,29 @@ impl Control {
         })
     }
 
-    /// Writes down that there is nothing to be known any more.
+    /// Records that a container is forgotten.
     pub(super) fn forget(&mut self, name: &str) {
         self.close_terminal(name);
         if let Err(error) = self.note(&Record::Drop { name }) {
-            tracing::error!(name, %error, "a later shim would not know that it is forgotten");
+            tracing::error!(name, %error, "cannot record a container's removal for a later shim");
         }
     }
 
-    /// Writes down that its start, which may yet be ordered, is never to begin. Where that fails it
-    /// is written with the rest as soon as there is room.
+    /// Records that its start, which may yet be ordered, must never begin. After a failure it is written
+    /// with the rest as soon as there is space.
     pub(super) fn keep_condemned(&mut self, name: &str) {
         if let Err(error) = self.note(&Record::Condemned { name }) {
-            tracing::error!(name, %error, "a later shim would not know that it is condemned");
+            tracing::error!(name, %error, "cannot record a condemned start for a later shim");
         }
     }
 
-    /// Remembers to remove what a start may have left.
+    /// Schedules the removal of what a start may have left.
     pub(super) fn sweep_later(&mut self, left: Left) {
         let ticket = self.launching.sweep_later(left.clone());
         self.keep_sweep(ticket, left);
     }
 
-    /// Remembers to tell of the end of what a start may have left. `false` when nothing is left.
+    /// Schedules a notification about the end of what a start may have left. `false` when nothing is left.
     pub(super) fn tell_when_swept(&mut self, name: &str) -> bool {
         let found = self.launching.tell_when_swept(name);
         let is_left = found.is_some();
@@ -75,25 +75,25 @@ impl Control {
     fn keep_sweep(&mut self, ticket: u64, left: Left) {
         let line = Record::Sweep { ticket, left };
         if let Err(error) = self.note(&line) {
-            tracing::error!(?line, %error, "a later shim would not remove what is left");
+            tracing::error!(?line, %error, "cannot record a pending removal for a later shim");
         }
     }
 
-    /// Nothing of it is left.
+    /// Nothing of a start is left.
     pub(super) fn swept(&mut self, ticket: u64) {
         let Some(left) = self.launching.swept(ticket) else {
             return;
         };
         self.give_back(left.ids);
         if let Err(error) = self.note(&Record::Swept { ticket }) {
-            tracing::warn!(%error, "a later shim would remove again what is removed");
+            tracing::warn!(%error, "cannot record a finished removal; a later shim repeats it");
         }
         if let Some(name) = left.name {
             self.start_failed(name, left.cgroup, left.killed);
         }
     }
 
-    /// Writes down which process the launcher is.
+    /// Records the launcher's process.
     pub(super) fn keep_launcher(&mut self) {
         let Some(pid) = self.launching.pid() else {
             return;
@@ -103,11 +103,11 @@ impl Control {
             start_ticks: start_ticks(pid),
         };
         if let Err(error) = self.note(&line) {
-            tracing::error!(%error, "a later shim would not know the launcher");
+            tracing::error!(%error, "cannot record the launcher for a later shim");
         }
     }
 
-    /// All that is known, and nothing else.
+    /// Rewrites the file with the present state only.
     pub(super) fn rewrite_ledger(&mut self) -> io::Result<()> {
         let fence = Record::Fence {
             state: self.fence.kept(),
@@ -150,7 +150,7 @@ impl Control {
     }
 }
 
-/// 0, which no process has, for one that is gone.
+/// 0, which no process has, for a process that is dead.
 fn start_ticks(pid: i32) -> u64 {
     ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks)
 }

@@ -1,4 +1,4 @@
-//! Which logs are kept bounded, by a process of its own.
+//! Tells the sweeper, a separate process, which logs to bound.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::{Control, SWEEPER};
 
 impl Control {
-    /// Forks a sweeper when there is none, and tells it of every log.
+    /// Forks a sweeper when there is none, and sends it every log.
     pub(super) fn ensure_sweeper(&mut self) -> io::Result<()> {
         if !self.sweeper.ensure(&self.sole)? {
             return Ok(());
@@ -25,7 +25,7 @@ impl Control {
         Ok(())
     }
 
-    /// A container has begun, or ended.
+    /// Sends the log of a container that has begun or ended.
     pub(super) fn bound_log(&mut self, name: &str) {
         let Some(container) = self.containers.get(name) else {
             return;
@@ -46,7 +46,10 @@ impl Control {
     pub(super) fn sweeper_died(&mut self) {
         self.sweeper.died();
         if let Err(error) = self.ensure_sweeper() {
-            tracing::error!(%error, "logs are not bounded until the next container begins");
+            tracing::error!(
+                %error,
+                "cannot start the log sweeper; logs grow until the next container begins"
+            );
         }
     }
 
@@ -54,7 +57,7 @@ impl Control {
         let Some(socket) = self.sweeper.socket() else {
             return;
         };
-        // It says nothing; its end is told by a signal.
+        // It sends nothing; its end is reported by a signal.
         let flags = if self.sweeper.is_waiting() {
             EventFlags::OUT
         } else {

@@ -1,9 +1,9 @@
-//! When what an earlier shim wrote down is lost, damaged, or of a later form.
+//! Recovery when an earlier shim's state file is lost, damaged, or of a later version.
 //!
-//! Whether the fence was armed is not known then, nor whether it had fired; so if anything lives it
-//! begins closed, with everything frozen, and only an order opens it. What lives is found again in
-//! the cgroups: its name, its first process, its ids. Its directories are not, so nothing of them
-//! is removed here; whoever made them removes them.
+//! It is unknown then whether the fence was armed, and whether it had fired. So if anything lives, the
+//! fence begins closed, with everything frozen, and only an order opens it. Living containers are found
+//! by their cgroups: name, first process, ids. Their directories are not found, so nothing of them is
+//! removed here; the client that created them removes them.
 
 use std::io;
 
@@ -18,16 +18,19 @@ use crate::protocol::ContainerState;
 use crate::spec::check_name;
 
 impl Control {
-    /// Takes up what lives and is not known, and closes the fence if anything lives at all.
+    /// Takes over unknown living containers, and closes the fence if anything lives.
     pub(super) fn recover(&mut self, doubt: &str) {
         let found = match self.recover_unknown() {
             Ok(found) => found,
             Err(error) => {
-                tracing::error!(%error, "what lives cannot be found; the fence begins closed");
+                tracing::error!(
+                    %error,
+                    "cannot search for living containers; the fence begins closed"
+                );
                 true
             }
         };
-        // One may be dead whose end has not been explained yet.
+        // A container whose end has not been determined yet may be dead.
         let is_dead = |process: &PidFd| process.is_dead().unwrap_or(false);
         let lives = |one: &Container| one.is_alive() && !one.held.as_ref().is_some_and(is_dead);
         let lives = found || self.containers.iter().any(|(_, one)| lives(one));
@@ -36,8 +39,8 @@ impl Control {
         }
         tracing::error!(
             doubt,
-            "containers live, and what is known of them may be wrong: everything is frozen until \
-             it is ordered to go on"
+            "the shim's state file cannot be trusted, and containers live: all are frozen until a \
+             client opens the fence"
         );
         let now_ms = whole_ms(boottime_ns());
         let deadline_ms = self.fence.kept().map_or(0, |kept| kept.deadline_ms);
@@ -48,7 +51,7 @@ impl Control {
         }));
     }
 
-    /// Whether there was anything.
+    /// Takes over unknown living containers. Returns whether there were any.
     fn recover_unknown(&mut self) -> io::Result<bool> {
         let layout = CgroupLayout::detect()?.part(self.options.cgroups);
         let cgroups = Cgroups::of(&layout);
@@ -74,19 +77,19 @@ impl Control {
                         ..container
                     }
                 }
-                // Somebody else's start is under way, or it is ending.
+                // Another program is starting it, or it is ending.
                 Some(Err(_)) | None => Container {
                     foreign: true,
                     ..Container::starting(&cgroup, None, None, None)
                 },
             };
-            tracing::warn!(name, pid = container.pid, "a container is found again");
+            tracing::warn!(name, pid = container.pid, "recovered a container");
             self.containers.adopt(name, container);
         }
         Ok(found)
     }
 
-    /// Every cgroup that may hold a container, with the name that this has here.
+    /// Every cgroup that may hold a container, with the container's name.
     fn cgroups_of_ours(&self, cgroups: &Cgroups) -> Vec<(String, String)> {
         let (own, slice) = (&self.options.fence_cgroup, &self.options.fence_slice);
         let children = |above: &str| cgroups.children(above).into_iter();
@@ -102,7 +105,7 @@ impl Control {
         own.chain(slices).collect()
     }
 
-    /// One that runs, by its first process.
+    /// A running container, by its first process.
     fn recovered(&mut self, cgroup: &str, init: i32) -> io::Result<(Container, PidFd)> {
         let identity = ProcessIdentity::of(init).map_err(io::Error::other)?;
         let process = PidFd::open_verified(&identity).map_err(io::Error::other)?;
@@ -110,7 +113,7 @@ impl Control {
         let started = Container::starting(cgroup, ids, None, None);
         let container = Container {
             state: ContainerState::Running,
-            // Others' have no ids of ours.
+            // Foreign containers have no range of ids.
             foreign: ids.is_none(),
             ..started.begun(init, identity.start_time_ticks)
         };

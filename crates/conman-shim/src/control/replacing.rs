@@ -1,10 +1,10 @@
-//! Going on as another program, in the same process.
+//! Replacing the shim's program, in the same process.
 //!
 //! ```text
 //! asked ─▶ checking ── the candidate says that it can ──▶ draining ── no start under way ──▶ exec
 //!              └──────────── it does not, or is late ─────────┴────▶ everything as before ◀──┘
 //! ```
-//! While it drains, new starts wait; everything else is done as always.
+//! While it drains, new starts wait; everything else continues.
 
 use std::ffi::CString;
 use std::io;
@@ -35,9 +35,9 @@ const DRAIN_NS: u64 = 3_000_000_000;
 /// Exit status of a candidate that could not be executed.
 const NOT_EXECUTED: i32 = 127;
 
-/// What to do about a program that was refused, or has failed.
-pub(super) const GOES_ON: &str = "the shim goes on as it is: put the right program there, and run `conman shim \
-                       --replace`";
+/// Logged with a program that was refused or has failed.
+pub(super) const GOES_ON: &str =
+    "cannot replace the shim's program; install the right one, then run `conman shim --replace`";
 
 /// A replacement that has been asked for.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Replacing {
     }
 }
 
-/// What tells whether a file is still the one that was looked at.
+/// Identifies a file that was checked.
 #[derive(Debug, PartialEq, Eq)]
 struct FileIdentity {
     device: u64,
@@ -101,7 +101,7 @@ impl Control {
         Ok(())
     }
 
-    /// Executes the program in a child, which says whether it could take over what is known now.
+    /// Executes the program in a child, which reports whether it could take over the present state.
     fn start_candidate(&mut self, program: &Path) -> io::Result<Stage> {
         let memory = self.hand_over(None)?.write()?;
         let (ours, theirs) = seqpacket::pair()?;
@@ -117,7 +117,7 @@ impl Control {
                 .map_err(io::Error::from)
                 .and_then(|()| open_to_exec(&keep))
                 .and_then(|()| command.execute());
-            tracing::error!(%error, "the candidate cannot be executed");
+            tracing::error!(%error, "cannot execute the candidate");
             NOT_EXECUTED
         })?;
         self.containers.helper(process.pid());
@@ -136,7 +136,7 @@ impl Control {
         let verdict = match self.replacing.as_ref().map(|replacing| &replacing.stage) {
             Some(Stage::Checking { socket, .. }) => match seqpacket::receive(socket, &mut buffer) {
                 Ok(Some(received)) => Some(judge(received.bytes)),
-                Ok(None) => Some(Err("it ends without an answer".to_owned())),
+                Ok(None) => Some(Err("it exited without an answer".to_owned())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Err(error) => Some(Err(error.to_string())),
             },
@@ -147,7 +147,7 @@ impl Control {
             None => {}
             Some(Ok(())) => {
                 if let Some(replacing) = &mut self.replacing {
-                    // Its socket leaves the epoll with it.
+                    // Its socket is removed from the epoll when it is dropped.
                     replacing.stage = Stage::Draining;
                     replacing.until_ns = boottime_ns() + DRAIN_NS;
                     self.launching.hold_back(true);
@@ -193,7 +193,7 @@ impl Control {
         self.set_timer();
     }
 
-    /// The last step. Comes back only when it failed.
+    /// The last step. Returns only after a failure.
     pub(super) fn replace_when_idle(&mut self) {
         let draining = matches!(
             &self.replacing,
@@ -205,7 +205,7 @@ impl Control {
         if !draining || !self.launching.is_idle() {
             return;
         }
-        // It has answered everything; its successor starts another one.
+        // The launcher has answered everything; the new program starts another one.
         self.launching.stop();
         self.sweeper.stop();
         let error = match self.execute_replacement() {
@@ -214,7 +214,7 @@ impl Control {
         };
         self.give_up_replacing(error.to_string());
         if let Err(error) = self.ensure_launcher() {
-            tracing::error!(%error, "there is no new launcher; the next start tries again");
+            tracing::error!(%error, "cannot start a launcher; the next start tries again");
         }
         self.sweeper_died();
         self.launching.flush();
@@ -228,7 +228,7 @@ impl Control {
             return Err(io::Error::other("it has changed since it was checked"));
         }
         let (program, asked_by) = (replacing.program.clone(), replacing.asked_by);
-        // A client that is behind is dropped, as always; what it was to be told it can ask.
+        // A client that does not keep up is dropped, as always; it can ask for what it missed.
         self.clients.retain(|_, client| !client.is_waiting());
         let memory = self.hand_over(asked_by)?.write()?;
         let command = Command::new(&program, &format!("take {}", number(&memory)))?;
@@ -282,7 +282,7 @@ impl Control {
         Ok(Sealed { handover, blobs })
     }
 
-    /// Every descriptor that a handover names, and the handover.
+    /// Every descriptor that a handover names, and the handover's.
     fn kept_fds<'a>(&'a self, memory: &'a OwnedFd) -> Vec<BorrowedFd<'a>> {
         let own = [memory.as_fd(), self.listener.as_fd(), self.lock.as_fd()];
         own.into_iter()
@@ -294,7 +294,7 @@ impl Control {
     }
 }
 
-/// A program, its arguments and its environment, made ready before anything is given up.
+/// A program, its arguments and its environment, prepared before anything is given up.
 struct Command {
     program: CString,
     arguments: Vec<CString>,
@@ -302,7 +302,7 @@ struct Command {
 }
 
 impl Command {
-    /// With the arguments of this process, and its environment but for what is said to it.
+    /// With this process's arguments and environment, except for the handover variable, which is `said`.
     fn new(program: &Path, said: &str) -> io::Result<Self> {
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(io::Error::other);
         let variables = std::env::vars_os().filter(|(name, _)| name != VARIABLE);
@@ -333,7 +333,7 @@ fn open_to_exec(fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether only root could have put it there.
+/// Checks that only root could have written it.
 fn check_file(program: &Path) -> Result<FileIdentity, String> {
     if !program.is_absolute() {
         return Err("its path is not absolute".to_owned());
@@ -341,10 +341,10 @@ fn check_file(program: &Path) -> Result<FileIdentity, String> {
     let data = std::fs::metadata(program).map_err(|error| error.to_string())?;
     let own = rustix::process::geteuid().as_raw();
     if !data.is_file() || data.mode() & 0o111 == 0 {
-        return Err("it is no program".to_owned());
+        return Err("it is not an executable file".to_owned());
     }
     if (data.uid() != 0 && data.uid() != own) || data.mode() & 0o022 != 0 {
-        return Err("others than root may write to it".to_owned());
+        return Err("users other than root may write to it".to_owned());
     }
     Ok(FileIdentity {
         device: data.dev(),
@@ -371,10 +371,13 @@ mod tests {
             std::fs::set_permissions(&path, mode).expect("changed");
         };
         mode(0o644);
-        assert_eq!(check_file(&path), Err("it is no program".to_owned()));
+        assert_eq!(
+            check_file(&path),
+            Err("it is not an executable file".to_owned())
+        );
         mode(0o775);
         let error = check_file(&path).expect_err("the group may write");
-        assert!(error.contains("others"), "{error}");
+        assert!(error.contains("other than root"), "{error}");
         mode(0o755);
         let first = check_file(&path).expect("fine");
         std::fs::remove_file(&path).expect("removed");

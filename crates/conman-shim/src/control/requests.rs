@@ -1,4 +1,4 @@
-//! What clients ask for, beyond the clock's and the fence's.
+//! Clients' requests, other than those to the fence.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -92,7 +92,7 @@ impl Control {
             pidfd: None,
         };
         let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
-        // A shim that dies in mid-start leaves what its successor must find.
+        // If the shim dies during the start, its successor must find the record.
         let taken = self
             .keep_start(&pending)
             .and_then(|()| self.launching.order(pending, fds, order));
@@ -118,7 +118,7 @@ impl Control {
         self.admit(&spec.name, Some(&spec.container))?;
         let container = self.container(&spec.container)?;
         if container.frozen {
-            // It would hold the process that enters it.
+            // The process that enters it would freeze.
             return Err(host_error("execute", &spec.name)(io::Error::other(
                 "its container is frozen",
             )));
@@ -163,7 +163,7 @@ impl Control {
         taken.map_err(host_error("execute", &name))
     }
 
-    /// Whether a container of this name may begin, or a command in a container.
+    /// Checks that a container of this name may begin, or a command in a container.
     pub(super) fn admit(&mut self, name: &str, exec_in: Option<&str>) -> Result<(), CallError> {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
@@ -224,31 +224,30 @@ impl Control {
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
         if container.may_appear() {
-            // What appears in it later never runs.
+            // A process that appears in it later never runs.
             let frozen = self.freezer.freeze(&container.cgroup);
             let killed = frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
             return killed.and(self.kill_strays(container));
         }
-        // Whoever is frozen there dies only once thawed, and must not run then.
+        // A frozen process dies only once thawed, and must not run then.
         let by_cgroup = !self.freezer.dies_frozen()
             && container.exec_in.is_none()
             && (container.frozen
                 || self.fence.is_armed()
                 || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
         if by_cgroup || container.foreign {
-            // One that has just been made may not have joined its cgroup, and somebody else's may
-            // never have.
+            // A new process may not have joined its cgroup, and a foreign container's may never have.
             let signalled = container.signal(Signal::KILL);
             return self.freezer.kill(&container.cgroup).and(signalled);
         }
         container.signal(Signal::KILL)
     }
 
-    /// Kills it, and goes on doing so until it is dead while the fence is armed.
+    /// Kills it, and while the fence is armed repeats that until it is dead.
     pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
         if let Some(mut start) = self.launching.withdraw(&name) {
             start.killed = true;
-            let killed = io::Error::other("it was killed before its turn came");
+            let killed = io::Error::other("it was killed before it began");
             self.fail(start, LaunchError::step("begin", &killed));
             return Ok(Reply::Done);
         }
@@ -275,9 +274,9 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// Its start may have been ordered already, and not have arrived: another node may own the
-    /// session by then, so it must never begin, be it ordered of a later shim. A name is used for
-    /// one start only. With an unarmed fence there is no other owner.
+    /// Its start may have been ordered already and may arrive later. Another node may own the session then,
+    /// so it must never begin, even if a later shim gets the order. A name is used for only one start. With
+    /// an unarmed fence there is no other owner.
     fn condemn_early(&mut self, name: &str) {
         if !self.fence.is_armed()
             || check_name(name).is_err()
@@ -354,7 +353,7 @@ impl Control {
     pub(super) fn acknowledge(&mut self, names: &[String]) -> Result<Reply, CallError> {
         let starting = self.launching.starting();
         for name in names {
-            // One that has ended before its start was answered is told by that answer.
+            // If it ends before its start is answered, that answer reports it.
             if self.containers.get(name).is_some_and(Container::is_alive)
                 || starting.contains(name.as_str())
             {

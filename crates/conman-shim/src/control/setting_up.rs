@@ -1,4 +1,4 @@
-//! Becoming the shim, anew or in the place of a program that this one replaces.
+//! Starting the shim, fresh or as the replacement of another program.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -37,7 +37,7 @@ use crate::turn::{self, Turn};
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// The first is never chosen by the OOM killer (proc_pid_oom_score_adj(5)); then what comes next.
+/// The OOM killer never chooses the first (proc_pid_oom_score_adj(5)); the others are fallbacks.
 const OOM_SCORES: [i32; 4] = [-1000, -900, -500, -1];
 
 impl Control {
@@ -46,12 +46,12 @@ impl Control {
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
         let program = std::env::current_exe()?;
         let (lock, come) = turn::take(&options.state_file, options.standby)?;
-        // From here on an end takes as long as it takes to leave nothing unguarded.
+        // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
         let listener = listen(&options)?;
         let mut control = Self::build(options, lock, listener)?;
-        // Of what was put there meanwhile, the kernel says only that this program is there no more.
+        // If the file was replaced meanwhile, the kernel only reports that this program is not there.
         control.program = program;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
@@ -64,7 +64,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Goes on where the program that this one replaces left off, in the same process.
+    /// Continues where the replaced program left off, in the same process.
     pub(crate) fn take_over(options: ShimOptions, mut sealed: Sealed) -> io::Result<Self> {
         let handover = &mut sealed.handover;
         let lock = File::from(inherited_fd(handover.lock)?);
@@ -82,7 +82,7 @@ impl Control {
         }
         tracing::info!(
             replacements = control.replacements,
-            "the shim goes on as a new program"
+            "replaced the shim's program"
         );
         Ok(control)
     }
@@ -144,7 +144,7 @@ impl Control {
         })
     }
 
-    /// Everything that is known is in place.
+    /// Starts working, once all state is in place.
     fn begin(&mut self) -> io::Result<()> {
         // The fence first, which may be due.
         self.hold_if_closed();
@@ -155,7 +155,7 @@ impl Control {
             self.watch(token)?;
         }
         if self.fence.is_closed() {
-            // Of the program that this one replaces: they have waited for too long.
+            // Starts from the replaced program: they have waited for too long.
             self.interrupt_starts();
         }
         // A process whose parent may trace it in its user namespace can make that parent its tracer
@@ -168,12 +168,12 @@ impl Control {
         self.launching.flush();
         self.update_interest(LAUNCHER);
         self.unprotected = protect();
-        // Children that ended in between have sent their signal to nobody.
+        // Signals of children that ended in between were lost.
         self.reap_all()
     }
 }
 
-/// Those that the shim takes in one after another.
+/// Blocks the signals that the shim reads through its descriptor.
 fn hold_signals() -> io::Result<SigSet> {
     let mut mask = SigSet::empty();
     mask.add(NixSignal::SIGCHLD);
@@ -183,10 +183,10 @@ fn hold_signals() -> io::Result<SigSet> {
     Ok(mask)
 }
 
-/// The fence must work when memory is short. What is not permitted is done without, and told.
+/// Protects the fence against a shortage of memory. What is not permitted is skipped, and reported.
 fn protect() -> Vec<String> {
     let mut missing = Vec::new();
-    // As low as is permitted: without the capability no lower than it once was.
+    // As low as is permitted: without the capability not below its earlier value.
     let score = OOM_SCORES.into_iter().find(|score| {
         let text = score.to_string();
         std::fs::write("/proc/self/oom_score_adj", text).is_ok()
@@ -194,10 +194,10 @@ fn protect() -> Vec<String> {
     if score != OOM_SCORES.first().copied() {
         missing.push("the OOM killer may choose the shim (it lacks CAP_SYS_RESOURCE)".to_owned());
     }
-    // Without the capability a limit holds, at which allocations would fail.
+    // Without the capability allocations would fail at the limit.
     let capable = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(Capabilities::IPC_LOCK));
-    // Pages as they are used: a large program is not brought into memory whole.
+    // Lock pages when they are used, so that a large program is not loaded whole.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if !capable || mlockall(flags).is_err() {
         missing.push("the shim's memory may be swapped out (it lacks CAP_IPC_LOCK)".to_owned());

@@ -1,4 +1,4 @@
-//! Terminals: who has one, what comes out of them, who watches.
+//! Terminals: their owners, their output, their watchers.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,15 +16,15 @@ use crate::terminal::{MAX_TYPED, Scrollback, Terminal, TerminalEvent, TerminalIn
 /// Terminals at a time; their scrollback is the largest part of the shim's memory.
 const MAX_TERMINALS: usize = 1_024;
 
-/// Those who watch, all terminals together.
+/// Watchers at a time, of all terminals together.
 const MAX_WATCHERS: usize = 1_024;
 
-/// Bytes that are taken from a PTY at once, and times before others have their turn.
+/// Bytes that are read from a PTY at once, and reads before the next terminal's turn.
 const OUTPUT_BYTES: usize = 4_096;
 const OUTPUTS_A_TURN: usize = 4;
 
 impl Control {
-    /// A terminal for a start: its slave.
+    /// Opens a terminal for a start, and returns its slave.
     pub(super) fn open_terminal(
         &mut self,
         name: &str,
@@ -53,7 +53,7 @@ impl Control {
         Ok(())
     }
 
-    /// Its command or container is forgotten, or has failed to begin.
+    /// Closes a terminal whose command or container is forgotten, or has failed to begin.
     pub(super) fn close_terminal(&mut self, name: &str) {
         if let Some((token, _)) = self.terminals.remove(name) {
             self.terminal_names.remove(&token);
@@ -61,7 +61,7 @@ impl Control {
         }
     }
 
-    /// Lets somebody watch: its end of a socket.
+    /// Adds a watcher, and returns its end of a socket.
     pub(super) fn attach(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ impl Control {
             return Ok(theirs);
         }
         if size.is_some() || !quiet {
-            // Even of the same size, since the scrollback may lack what is older.
+            // Even if the size is the same, since the scrollback may lack older output.
             terminal.resize(size.unwrap_or(terminal.size), !quiet);
         }
         self.add_watcher(watcher).map_err(failed)?;
@@ -115,7 +115,7 @@ impl Control {
         Ok(Reply::Done)
     }
 
-    /// The program writes, or takes what was typed.
+    /// The program writes, or reads typed input.
     pub(super) fn serve_terminal(&mut self, token: u64) {
         let Some(name) = self.terminal_names.get(&token).cloned() else {
             return;
@@ -201,8 +201,8 @@ impl Control {
         self.update_terminal(&name);
     }
 
-    /// Waits for a program to take input only when there is some, and for watchers' input only
-    /// when there is room.
+    /// Polls a program for writability only when there is input for it, and watchers for input only when
+    /// there is room.
     fn update_terminal(&mut self, name: &str) {
         let Some((token, terminal)) = self.terminals.get(name) else {
             return;
@@ -240,7 +240,7 @@ impl Control {
         }
         let data = EventData::new_u64(token);
         if let Err(error) = epoll::modify(&self.epoll, &watcher.socket, data, flags) {
-            tracing::error!(%error, "a terminal's watcher cannot be waited for");
+            tracing::error!(%error, "cannot poll a terminal watcher's socket");
         }
     }
 
@@ -296,7 +296,7 @@ impl Control {
         Ok(())
     }
 
-    /// Every descriptor of theirs.
+    /// All descriptors of terminals and watchers.
     pub(super) fn terminal_fds(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
         let masters = self.terminals.values().map(|(_, one)| one.master.as_fd());
         masters.chain(self.watchers.values().map(|one| one.socket.as_fd()))

@@ -28,9 +28,9 @@ pub(super) struct BindOwners<'a> {
 impl BindOwners<'_> {
     /// Maps the owners of one bind.
     ///
-    /// Where the kernel or the file system cannot, a writable bind is refused unless the host
-    /// mounts its file system `nosuid`: otherwise a set-user-id file that the container makes could
-    /// be run on the host. Without a mapping all files of the host belong to nobody inside.
+    /// Where the kernel or the file system cannot, a writable bind is refused unless the host mounts its
+    /// file system `nosuid`: otherwise a set-user-id file that the container makes could be run on the
+    /// host. Without a mapping the container sees the host's ids as the overflow user.
     pub(super) fn map(&mut self, fd: OwnedFd, bind: &BindSpec) -> Result<Mount, LaunchError> {
         let mount = Mount::from_fd(fd);
         let step = |error: &io::Error| {
@@ -69,8 +69,8 @@ impl BindOwners<'_> {
     }
 }
 
-/// A user namespace exists only with a process or a descriptor: a process that lives until the
-/// namespace is open.
+/// A user namespace exists only with a process or a descriptor. So a process lives until the namespace
+/// is open.
 fn make_namespace(sole: &SoleThread, first_id: u32, ids: u32) -> Result<File, LaunchError> {
     let step = |error: io::Error| LaunchError::step("make a user namespace for binds", &error);
     let (ours, theirs) = seqpacket::pair().map_err(step)?;

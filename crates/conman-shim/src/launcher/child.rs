@@ -25,9 +25,9 @@ use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::{Hardening, LaunchSpec, ProgramSpec};
 
-/// Hidden from containers where the kernel has them: files behind /dev/null, directories behind an
-/// empty one. What Docker hides, without what lies in /sys, which is not mounted.
-/// Also what shows the activity of others (disks, locks) and the kernel's configuration.
+/// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
+/// same as Docker's, except for /sys, which is not mounted. In addition, files that show other
+/// containers' activity (disks, locks) or the kernel's configuration.
 const MASKED: [&CStr; 13] = [
     c"acpi",
     c"asound",
@@ -50,25 +50,25 @@ const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 /// First port that needs no capability, in the container's own network namespace; below /proc.
 const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
 
-/// Everybody may write, and remove only what is his own.
+/// All users may write, and remove only their own files.
 const SHARED_MODE: u32 = 0o1777;
 
-/// Where a command is looked for when no `PATH` is set.
+/// Search path for commands when `PATH` is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
-/// Descriptors of the program: standard input, output and error.
+/// First descriptor after standard input, output and error.
 const FIRST_OTHER_FD: u32 = 3;
 
-/// The device that hides files of procfs; below /dev.
+/// The device that covers files of procfs; below /dev.
 const NULL_DEVICE: &str = "null";
 
 /// Open files of a program whose spec does not limit them.
 const DEFAULT_NOFILE: u64 = 65_536;
 
-/// What the child says to the launcher.
+/// The child's messages to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ChildReport {
-    /// The next thing is exec.
+    /// The next step is exec.
     Executing {
         network_us: u64,
         mounts_us: u64,
@@ -76,12 +76,12 @@ pub(super) enum ChildReport {
     },
     /// The command's process, seen from outside; it waits for [`GO`].
     Entered { pid: i32 },
-    /// It ends.
+    /// It exits.
     Failed { error: LaunchError },
 }
 
-/// The order to go on; it carries the overlay, the log, /dev, a mount for each file and each bind
-/// and the entrances of the cgroups, in this order.
+/// The order to continue. It carries the overlay, the log, /dev, a mount for each file and each bind, and
+/// the descriptors for joining the cgroups, in this order.
 pub(super) const GO: &[u8] = b"go";
 
 /// Which of the paths in /proc this kernel has.
@@ -110,7 +110,7 @@ impl ProcPaths {
     }
 }
 
-/// Everything the child needs, in its own copy of the launcher's memory.
+/// Everything that the child needs, in its copy of the launcher's memory.
 #[derive(Debug)]
 pub(super) struct Child<'a> {
     pub(super) spec: &'a LaunchSpec,
@@ -144,7 +144,7 @@ impl Child<'_> {
             Err(error) => error,
         };
         let report = encode(&ChildReport::Failed { error });
-        // Without a launcher to hear it there is nobody to tell.
+        // Without a launcher there is no receiver.
         let _ = report.map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
         1
     }
@@ -170,8 +170,8 @@ impl Child<'_> {
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
         unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        // From here on nothing of the launcher's is open but the socket: what follows is resolved
-        // in what the image, and a bind's other users, have made.
+        // From here on only the socket of the launcher's descriptors is open: the following paths are
+        // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
         self.mount_all(&overlay, &dev, &proc)?;
         drop((dev, proc));
@@ -254,7 +254,7 @@ impl Child<'_> {
         self.restrict(&shm, no_programs())
             .map_err(step("restrict /dev/shm"))?;
         if self.spec.program.uid != 0 {
-            // Root has the capability; others would have to know which ports are whose.
+            // Root has the capability; others would need to know which ports are privileged.
             let flags = OFlags::WRONLY | OFlags::CLOEXEC;
             openat(proc, UNPRIVILEGED_PORTS, flags, Mode::empty())
                 .map_err(io::Error::from)
@@ -311,7 +311,7 @@ impl Child<'_> {
         Ok(())
     }
 
-    /// For a mount that is attached; /proc is, too. Nobody but this process is in sight of it yet.
+    /// For a mount that is attached, including /proc. Only this process can see it yet.
     fn restrict(&self, mount: &Mount, attributes: MountAttributes) -> io::Result<()> {
         if self.features.mount_attributes {
             mount.set_attributes(attributes)
@@ -330,7 +330,7 @@ pub(super) fn wait_to_go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
     }
 }
 
-/// What a program may do at the most.
+/// The maximum privileges of a program.
 #[derive(Debug)]
 pub(super) struct Privileges<'a> {
     pub(super) program: &'a ProgramSpec,
@@ -340,7 +340,7 @@ pub(super) struct Privileges<'a> {
 }
 
 impl Privileges<'_> {
-    /// Leaves the calling process, root of the container, with these alone.
+    /// Reduces the calling process, root of the container, to these.
     pub(super) fn apply(&self) -> Result<(), LaunchError> {
         let program = self.program;
         close_on_exec_from(FIRST_OTHER_FD).map_err(step("mark descriptors"))?;
@@ -370,7 +370,7 @@ fn micros(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Puts /dev/null in the place of the launcher's standard streams.
+/// Replaces the launcher's standard streams by /dev/null.
 fn close_streams(dev: &Mount) -> io::Result<()> {
     let null = openat(
         dev,
@@ -386,19 +386,19 @@ fn close_streams(dev: &Mount) -> io::Result<()> {
 /// Makes a directory of the container's the working directory.
 pub(super) fn enter_directory(directory: &OwnedFd) -> io::Result<()> {
     fchdir(directory)?;
-    // One that the root does not lead to has no absolute path.
+    // A directory outside the root has no absolute path.
     if getcwd(Vec::new())?.as_bytes().starts_with(b"/") {
         return Ok(());
     }
-    Err(io::Error::other("it lies outside the container"))
+    Err(io::Error::other("it is outside the container"))
 }
 
 pub(super) fn workdir_failed(path: &str) -> impl FnOnce(io::Error) -> LaunchError {
     move |error| LaunchError::step(&format!("enter the working directory {path}"), &error)
 }
 
-/// Attaches at a directory of the container, which is made where the image has none. A symbolic
-/// link there is refused: the image would choose what is covered.
+/// Attaches at a directory of the container, which is created if missing. A symbolic link is refused:
+/// otherwise the image would choose what is covered.
 fn attach_at(mount: &Mount, path: &str) -> io::Result<()> {
     if let Err(error) = std::fs::create_dir(path)
         && error.kind() != io::ErrorKind::AlreadyExists
@@ -410,7 +410,7 @@ fn attach_at(mount: &Mount, path: &str) -> io::Result<()> {
     mount.attach(&target, c"")
 }
 
-/// A directory of the container's own filesystem for /dev/shm: no superblock of its own.
+/// A directory of the container's filesystem for /dev/shm, so that it needs no superblock.
 fn shared_memory() -> io::Result<Mount> {
     for path in ["/dev", "/dev/shm"] {
         match DirBuilder::new().mode(0o755).create(path) {
@@ -422,15 +422,15 @@ fn shared_memory() -> io::Result<Mount> {
     let dev = rustix::fs::open("/dev", flags, Mode::empty())?;
     let shm = rustix::fs::openat(&dev, "shm", flags & !OFlags::PATH, Mode::empty())?;
     let shm = File::from(shm);
-    // A change, even to the same, would copy the directory up from the image.
+    // A change, even without effect, would copy the directory up from the image.
     if shm.metadata()?.permissions().mode() & 0o7777 != SHARED_MODE {
         shm.set_permissions(std::fs::Permissions::from_mode(SHARED_MODE))?;
     }
     Mount::copy_of(&shm, Path::new(""))
 }
 
-/// Where a bind or a file is attached. It is made where it is missing; a symbolic link in the last place is
-/// replaced for a file and refused for a directory.
+/// Opens the place where a bind or a file is attached. Creates it if missing; a symbolic link as the last
+/// component is replaced for a file and refused for a directory.
 fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result<OwnedFd> {
     let kind = |file: BorrowedFd<'_>| -> io::Result<FileType> {
         Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
@@ -463,7 +463,7 @@ fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result
     hold()
 }
 
-/// A terminal is read from, too; otherwise standard input is /dev/null already.
+/// With a terminal, standard input is the terminal; otherwise it is /dev/null already.
 fn connect_streams(log: &OwnedFd, terminal: bool) -> io::Result<()> {
     if terminal {
         rustix::stdio::dup2_stdin(log)?;
@@ -477,9 +477,9 @@ fn set_limits(program: &ProgramSpec) -> io::Result<()> {
     lower_limit(Resource::Nofile, program.nofile.unwrap_or(DEFAULT_NOFILE))
 }
 
-/// Returns only with the reason why it could not.
+/// Returns only with the reason for a failure.
 ///
-/// By execve alone: the C library's search would give a file that is no program to a shell.
+/// Uses only execve: the C library's search would pass a file without a known format to a shell.
 pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
     let Some(command) = program.argv.first() else {
         return LaunchError::EndedEarly;
@@ -503,7 +503,7 @@ pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
     for path in candidates(command, &program.env) {
         match nix::unistd::execve(&path, &argv, &env) {
             Ok(never) => match never {},
-            // Looked for further on, as every search does.
+            // Continue the search, as every shell does.
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
             Err(Errno::EACCES) => worst = Errno::EACCES,
             Err(errno) => {
@@ -523,7 +523,7 @@ pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
     }
 }
 
-/// Where a command is looked for: where it says, or in the directories of `PATH`.
+/// Candidates for a command: its path, or the directories of `PATH`.
 fn candidates(command: &str, env: &[(String, String)]) -> Vec<CString> {
     if command.contains('/') {
         return CString::new(command).into_iter().collect();
@@ -539,7 +539,7 @@ fn candidates(command: &str, env: &[(String, String)]) -> Vec<CString> {
         .collect()
 }
 
-/// Only for a command with a slash is it certain where it was looked for.
+/// Whether the command's file exists. Known only for a command with a slash.
 fn exists(command: &str) -> bool {
     command.contains('/') && CString::new(command).is_ok() && Path::new(command).exists()
 }

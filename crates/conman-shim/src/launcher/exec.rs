@@ -1,8 +1,8 @@
 //! A command in a running container.
 //!
-//! A PID namespace is entered by being born in it, so two processes are cloned, both as children of
-//! the shim: the *helper*, which joins the container's cgroups and namespaces, and the command,
-//! which the helper clones. Each waits for the word to go on until the shim has been told of it.
+//! A process enters a PID namespace only by being created in it, so two processes are cloned, both as
+//! children of the shim: the *helper*, which joins the container's cgroups and namespaces, and the
+//! command, which the helper clones. Each waits until the shim has a report of it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,8 +34,8 @@ const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
     .union(ThreadNameSpaceType::CONTROL_GROUP);
 
 impl Launcher {
-    /// Carries out the launcher's part of an order. `helper` is told the helper's PID before it can
-    /// do anything. `fds`: the init's pidfd and the streams.
+    /// Carries out the launcher's part of an order. `helper` is called with the helper's PID before the
+    /// helper can do anything. `fds`: the init's pidfd and the streams.
     pub(super) fn exec(
         &mut self,
         order: &Command,
@@ -61,7 +61,7 @@ impl Launcher {
             filter: &self.filter,
         };
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
-        // Nothing else enters the container.
+        // Only these enter the container.
         let keep: Vec<_> = [theirs.as_fd(), init.as_fd()]
             .into_iter()
             .chain(streams.iter().map(AsFd::as_fd))
@@ -105,8 +105,8 @@ fn enter(workdir: &str) -> io::Result<()> {
     enter_directory(&directory)
 }
 
-/// Programs open /dev/stdout anew, for which it must be theirs. Whatever is no pipe is not the
-/// command's alone.
+/// Programs reopen /dev/stdout, so they must own it. A stream that is not a pipe may have other users,
+/// and is not changed.
 fn give_pipes(streams: &[OwnedFd], (user, group): (u32, u32)) -> io::Result<()> {
     for stream in streams {
         let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
@@ -117,7 +117,7 @@ fn give_pipes(streams: &[OwnedFd], (user, group): (u32, u32)) -> io::Result<()> 
     Ok(())
 }
 
-/// What helper and command need, in their own copies of the launcher's memory.
+/// What helper and command need, in their copies of the launcher's memory.
 #[derive(Debug)]
 struct Inside<'a> {
     order: &'a Command,
@@ -130,7 +130,7 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// The helper's whole life.
+    /// The helper's whole run.
     fn help(&self) -> i32 {
         let entered = self.enter();
         let report = match &entered {
@@ -146,7 +146,7 @@ impl Inside<'_> {
     fn enter(&self) -> Result<PidFd, LaunchError> {
         wait_to_go_on(self.socket)?;
         self.cgroup.join().map_err(step("join the cgroups"))?;
-        // By the pidfd, so that it is this container or none.
+        // By the pidfd, so that no other container can be entered.
         move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
             .map_err(|errno| step("enter the container")(errno.into()))?;
         let keep: Vec<_> = [self.socket.as_fd()]
@@ -161,7 +161,7 @@ impl Inside<'_> {
         clone_process(self.sole, &options, || self.run()).map_err(step("clone the command"))
     }
 
-    /// The command's life until its exec.
+    /// The command's run until its exec.
     fn run(&self) -> i32 {
         let error = match self.set_up() {
             Ok(never) => match never {},
@@ -175,7 +175,7 @@ impl Inside<'_> {
         wait_to_go_on(self.socket)?;
         let program = self.privileges.program;
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
-        // Before anything is resolved that the container may have changed.
+        // Before any path is resolved that the container may have changed.
         self.connect_streams()
             .map_err(step("connect the standard streams"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
@@ -202,7 +202,7 @@ impl Inside<'_> {
     }
 
     fn say(&self, report: &ChildReport) {
-        // Without a launcher to hear it there is nobody to tell.
+        // Without a launcher there is no receiver.
         let _ = encode(report).map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
     }
 }

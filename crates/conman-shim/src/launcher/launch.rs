@@ -1,4 +1,4 @@
-//! One start, from the order to the program's exec or to nothing left of it.
+//! One start, from the order to the program's exec or to the removal of its remains.
 
 use std::fs::File;
 use std::io;
@@ -27,27 +27,27 @@ use crate::seccomp_profile::Filter;
 use crate::seqpacket;
 use crate::spec::LaunchSpec;
 
-/// Bound on the death of a child that was killed while it was set up: other starts wait meanwhile.
-/// It takes a millisecond; what takes longer, as one that is frozen does, is left to be swept.
+/// Bound on the death of a child that was killed during its setup: other starts wait meanwhile. It takes
+/// a millisecond; one that takes longer, for example because it is frozen, is left to the sweeper.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Namespaces that a container is born in. The network namespace, which takes longest, it makes
-/// itself while the launcher goes on, and the cgroup namespace once it is in its cgroups.
+/// Namespaces that a container is created in. It creates the network namespace, which takes longest,
+/// itself while the launcher continues, and the cgroup namespace once it has joined its cgroups.
 const NAMESPACES: Namespaces = Namespaces::NEWUSER
     .union(Namespaces::NEWPID)
     .union(Namespaces::NEWNS)
     .union(Namespaces::NEWUTS)
     .union(Namespaces::NEWIPC);
 
-/// What happens to the dumpable attribute of a process that changes its user; proc_sys_fs(5).
+/// Controls the dumpable attribute of a process that changes its user; proc_sys_fs(5).
 const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 
-/// What all starts have in common.
+/// The common state of all starts.
 #[derive(Debug)]
 pub(super) struct Launcher {
     pub(super) sole: SoleThread,
     features: Features,
-    /// Of all containers together; no container may have more.
+    /// For all containers together; no container may have more.
     total_cpu_millis: Option<u64>,
     pub(super) cgroups: CgroupMaker,
     all_cgroups: Cgroups,
@@ -58,25 +58,25 @@ pub(super) struct Launcher {
     proc_paths: ProcPaths,
 }
 
-/// What a start has made so far, to be taken back unless it succeeds. Fields are dropped in order.
+/// What a start has made so far; undone unless it succeeds. Fields are dropped in order.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     process: Option<PidFd>,
     cgroup: Option<SessionCgroup>,
     scratch: Option<Scratch>,
-    /// A log that was not there before.
+    /// A log that did not exist before.
     log: Option<PathBuf>,
 }
 
 impl Made {
-    /// Limits the processor time; whether it is to be limited.
+    /// Sets the CPU limit. Returns whether there is one.
     pub(super) fn limit_cpu(&self) -> Result<bool, LaunchError> {
         let limited = self.cgroup.as_ref().map(SessionCgroup::limit_cpu);
         limited.unwrap_or(Ok(false)).map_err(cgroup_failed)
     }
 
-    /// Whether something of it may live on. Goes on after a failure; what could not be taken back
-    /// is logged where it happens.
+    /// Undoes everything, continuing after failures, which are logged. Returns whether something of it may
+    /// still live.
     pub(super) fn take_back(self) -> bool {
         let dead = self.process.as_ref().is_none_or(|process| {
             let dead = process
@@ -85,7 +85,7 @@ impl Made {
                 .and_then(|_| process.wait_dead(DEATH_TIMEOUT));
             matches!(dead, Ok(true))
         });
-        // Where something may write still, both are the sweeper's.
+        // If something may still write, the sweeper removes both.
         if dead {
             if let Some(cgroup) = &self.cgroup {
                 cgroup.take_back();
@@ -97,7 +97,7 @@ impl Made {
         if let Some(log) = &self.log
             && let Err(error) = std::fs::remove_file(log)
         {
-            tracing::warn!(path = %log.display(), %error, "a failed start leaves its log");
+            tracing::warn!(path = %log.display(), %error, "cannot remove a failed start's log");
         }
         !dead
     }
@@ -108,13 +108,13 @@ impl Launcher {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
         std::fs::read_to_string(SUID_DUMPABLE)
             .and_then(|setting| check_dumpable(&setting))
-            .map_err(step("keep sessions from tracing what enters them"))?;
+            .map_err(step("keep sessions from tracing processes that enter them"))?;
         let features = Features::probe().map_err(step("probe the kernel"))?;
         let features = features.without(&options.do_without);
         let proc_paths = ProcPaths::probe();
         let filter = Filter::compile();
         let places = Places::make(&sole, &options.roots)?;
-        // Only now: paths of cgroups are those of the workshop.
+        // Only now: cgroups' paths are valid in the workshop.
         let layout = CgroupLayout::detect().map_err(step("find the cgroups"))?;
         let layout = layout.part(options.cgroups);
         let cgroups = CgroupMaker::of(&layout);
@@ -146,7 +146,7 @@ impl Launcher {
         &self.features
     }
 
-    /// Carries out the launcher's part of an order. `cloned` is told the PID before the process can
+    /// Carries out the launcher's part of an order. `cloned` is called with the PID before the process can
     /// do anything.
     pub(super) fn launch(
         &mut self,
@@ -172,7 +172,7 @@ impl Launcher {
         }
     }
 
-    /// The socket to the process, which has all it needs.
+    /// Sets up a process, and returns the socket to it.
     fn attempt(
         &mut self,
         order: &Start,
@@ -190,13 +190,13 @@ impl Launcher {
         let process = made.process.insert(process);
         cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
         phases.clone_us = clock.lap();
-        // From here on the child makes its network namespace on another processor.
+        // From here on the child creates its network namespace on another processor.
         let limits = self.within_total(spec.limits);
         self.cgroups.limit(cgroup, &limits).map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
         let mut binds = binds;
-        // The terminal takes the log's place, and came first.
+        // The terminal takes the log's place; it is the first descriptor.
         let log = if spec.terminal.is_some() && !binds.is_empty() {
             binds.remove(0)
         } else {
@@ -224,27 +224,27 @@ impl Launcher {
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
         let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
         hand_over(&socket, cgroup, first, files.iter().chain(&binds))?;
-        // The child's copies alone keep them from now on.
+        // From now on only the child's copies keep them open.
         drop((overlay, log, dev, files, binds, user_namespace));
         Ok(socket)
     }
 
-    /// Removes a little of what starts may have left; the ticket of one that is over.
+    /// Does one step of the sweeps. Returns the ticket of one that is finished.
     pub(super) fn sweep_a_little(&mut self) -> Option<u64> {
         self.sweeping.step(&self.all_cgroups, &self.freezer)
     }
 
-    /// Lifts a container's limit of processor time if it has held the container back.
+    /// Lifts a container's CPU limit if it has throttled the container.
     pub(super) fn lift_cpu_limit(&self, cgroup: &str) {
         if let Some(limit) = self.all_cgroups.cpu_limit(cgroup)
             && limit.throttled() > 0
             && let Err(error) = limit.lift()
         {
-            tracing::warn!(cgroup, %error, "a killed container dies slowly: its CPU limit stays");
+            tracing::warn!(cgroup, %error, "cannot lift the CPU limit of a killed container");
         }
     }
 
-    /// Waits until nothing of an earlier start is in this one's place; `swept` is told of others.
+    /// Waits until nothing of an earlier start uses this one's place; calls `swept` for finished sweeps.
     pub(super) fn make_room(
         &mut self,
         order: &Start,
@@ -255,7 +255,7 @@ impl Launcher {
             .clear(cgroup, scratch, &self.all_cgroups, &self.freezer, swept)
     }
 
-    /// A v1 hierarchy takes no limit of a container beyond that of all containers.
+    /// A v1 hierarchy accepts no limit of a container above the limit of all containers.
     fn within_total(&self, limits: CgroupLimits) -> CgroupLimits {
         let most = self.total_cpu_millis.unwrap_or(u64::MAX);
         CgroupLimits {
@@ -293,8 +293,8 @@ impl Launcher {
         let capabilities = spec.hardening.capability_set();
         let capabilities = capabilities.map_err(|error| LaunchError::Spec { error })?;
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
-        // All else of the launcher's is closed: the session must not reach it, and the launcher's
-        // death is the socket's end for the child.
+        // All other descriptors of the launcher are closed: the session must not reach them, and the
+        // launcher's death must close the socket for the child.
         let keep = [theirs.as_fd()];
         let options = CloneOptions {
             namespaces: Some(NAMESPACES),
@@ -340,8 +340,8 @@ pub(super) fn cgroup_failed(error: MakeCgroupError) -> LaunchError {
     }
 }
 
-/// A command's process becomes a user of its container before it is confined. With this setting the
-/// kernel would let the session trace it from then on.
+/// A command's process becomes a user of its container before it is confined. With setting 1 the kernel
+/// would let the session trace it from then on.
 fn check_dumpable(setting: &str) -> io::Result<()> {
     if setting.trim() != "1" {
         return Ok(());
@@ -354,9 +354,9 @@ fn check_dumpable(setting: &str) -> io::Result<()> {
 
 /// Opens the log, which the container's processes write to.
 ///
-/// Root owns it: only a file's owner may change its mode or take a lease, which would keep its
-/// readers waiting. Everybody may write to it, so that programs can open `/dev/stdout`; only root can
-/// reach its directory.
+/// Root owns it: only a file's owner may change its mode or take a lease, which would block its readers.
+/// All users may write to it, so that programs can open `/dev/stdout`; only root can reach its
+/// directory.
 fn open_log(spec: &LaunchSpec, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {
     let mut options = File::options();
     options
@@ -379,18 +379,18 @@ fn open_log(spec: &LaunchSpec, made: &mut Option<PathBuf>) -> io::Result<OwnedFd
     Ok(file.into())
 }
 
-/// What a session's processes have in `oom_score_adj`, and cannot lower: when the host's memory is short
-/// they are ended before what the host runs, by half of the memory.
+/// The `oom_score_adj` of a session's processes, which they cannot lower: when the host's memory is short
+/// they are killed before the host's processes. It counts like half of the memory.
 const OOM_SCORE: &str = "500";
 
-/// Has the OOM killer prefer a process that waits for this one, and all that descend from it.
+/// Makes the OOM killer prefer a process that waits for this one, and all its descendants.
 pub(super) fn offer_to_oom_killer(process: &PidFd) -> Result<(), LaunchError> {
     std::fs::write(format!("/proc/{}/oom_score_adj", process.pid()), OOM_SCORE)
         .map_err(|error| LaunchError::step("set the OOM score", &error))
 }
 
-/// Gives a child's user namespace its ids, `inside` being the first inside and `ids` on the host,
-/// and returns the namespace.
+/// Sets the ids of a child's user namespace, `inside` being the first inside and `ids` on the host, and
+/// returns the namespace.
 pub(super) fn map_ids(process: &PidFd, inside: u32, ids: u32) -> Result<File, LaunchError> {
     let map = format!("{inside} {ids} {RANGE_SIZE}\n");
     let pid = process.pid();
@@ -398,7 +398,7 @@ pub(super) fn map_ids(process: &PidFd, inside: u32, ids: u32) -> Result<File, La
     let opened = write("uid_map")
         .and_then(|()| write("gid_map"))
         .and_then(|()| File::open(format!("/proc/{pid}/ns/user")));
-    // If it lives now, it lived then, and the PID was nobody else's.
+    // If it lives now, it lived then, and the PID was not reused.
     match process.is_dead() {
         Ok(false) => opened.map_err(|error| LaunchError::step("map the container's ids", &error)),
         _ => Err(LaunchError::EndedEarly),
@@ -418,7 +418,7 @@ fn hand_over<'a>(
         .collect();
     seqpacket::send(socket, GO, &fds).map_err(|error| {
         match error.raw_os_error() {
-            // It has ended, and may have said why.
+            // It has ended, and may have sent the reason.
             Some(libc::EPIPE | libc::ECONNRESET) => last_words(socket),
             _ => LaunchError::step("hand over the root", &error),
         }

@@ -1,29 +1,29 @@
-//! The helper process that makes containers.
+//! The helper process that creates containers.
 //!
-//! The shim forks it; it does whatever may wait on a disk or on rtnl, so that the shim never does.
-//! It has one thread and stays small, since a clone copies its page tables. Orders come through one
-//! SEQPACKET socket, one after the other; reports go back through it. While a process that it has
-//! cloned does its own part, the launcher takes the next order. It clones with CLONE_PARENT:
-//! the containers are the *shim's* children, and outlive the launcher.
+//! The shim forks it; it does everything that may wait on a disk or on rtnl, so that the shim never
+//! waits. It has one thread and stays small, since a clone copies its page tables. Orders come through
+//! one SEQPACKET socket, one after the other; reports go back through it. While a process that it has
+//! cloned does its own part, the launcher takes the next order. It clones with CLONE_PARENT: the
+//! containers are the *shim's* children, and outlive the launcher.
 //!
-//! It has two mount namespaces. The *workshop*, in which it works, shows the shim's roots at their
-//! own paths, procfs, cgroupfs and the containers' device nodes, and nothing else. The *launchpad*,
-//! which it enters only to clone, shows an empty procfs and nothing of the host; that is what a
-//! container's mount namespace begins as.
+//! It has two mount namespaces. The *workshop*, in which it works, shows only the shim's roots at their
+//! own paths, procfs, cgroupfs and the containers' device nodes. The *launchpad*, which it enters only to
+//! clone, shows an empty procfs and nothing of the host; a container's mount namespace begins as a copy
+//! of it.
 //!
-//! What keeps the launcher itself out of a session's reach:
-//! - A process that enters a container, or is born for it, closes every descriptor except those
-//!   that it needs before it resolves a path that the session influences, and resolves such paths
-//!   inside the container's root, without the links of procfs to open files.
-//! - Until its exec it cannot be traced, and /proc shows nothing of its open files, root or
-//!   program: it is not dumpable, and its memory belongs to the host's user namespace.
-//! - The program file that `/proc/self/exe` leads to belongs to the host's root, which is no user
-//!   of any container, so that a container cannot write to it at any time.
-//! - The owner of a container's user namespace is the first of its own ids. So the kernel counts
-//!   what it limits by user apart from the host's root, and no process of the host has
-//!   capabilities in it only for being the owner.
+//! How the launcher is protected from sessions:
+//! - A process that enters a container, or is created for it, closes every descriptor that it does not
+//!   need before it resolves a path that the session influences. It resolves such paths inside the
+//!   container's root, without the links of procfs to open files.
+//! - Until its exec it cannot be traced, and /proc does not show its open files, root or program: it is
+//!   not dumpable, and its memory belongs to the host's user namespace.
+//! - The program file that `/proc/self/exe` leads to belongs to the host's root, which is no user of any
+//!   container, so that a container can never write to it.
+//! - The owner of a container's user namespace is the first of its ids. So the kernel's limits by
+//!   user count separately from the host's root, and no process of the host has capabilities in it only
+//!   for being the owner.
 //!
-//! A container is made in this order; `L` is the launcher, `C` the container's first process:
+//! A container is created in this order; `L` is the launcher, `C` the container's first process:
 //!
 //! ```text
 //! L: cgroup to be born in
@@ -39,9 +39,9 @@
 //! L: limit of processor time, if any ─────────▶ C: exec
 //! L: the next order, until the socket's end
 //! ```
-//! The limit of processor time comes last, so that it holds the program back and not the making of its
-//! container. C's end of the socket is close-on-exec: its closing without a complaint is the exec. When the
-//! launcher dies C reads the end of the socket instead of its root, and ends.
+//! The CPU limit comes last, so that it throttles the program and not the creation of its container.
+//! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded.
+//! When the launcher dies, C reads the end of the socket instead of its root, and exits.
 
 mod bind_owners;
 mod child;
@@ -76,33 +76,32 @@ use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec};
 use under_way::{Failure, UnderWay};
 
-/// Containers whose processes make themselves ready; more orders wait. Commands do not count: the
-/// shim gives few of each container.
+/// Containers in setup; further orders wait. Commands do not count: the shim sends few for each
+/// container.
 const MAX_UNDER_WAY: usize = 64;
 
-/// What users of a container may take together of what the kernel limits by user: queued signals
-/// (timers included), bytes of POSIX message queues, bytes of locked memory. A user namespace is
-/// bounded by the limits of the process that makes it, so the launcher has them itself.
+/// Limits for all users of a container together, of what the kernel limits by user: queued signals
+/// (including timers), bytes of POSIX message queues, bytes of locked memory. A user namespace is bounded
+/// by the limits of the process that creates it, so the launcher has them itself.
 const USER_LIMITS: [(Resource, u64); 3] = [
     (Resource::Sigpending, 4_096),
     (Resource::Msgqueue, 819_200),
     (Resource::Memlock, 8 << 20),
 ];
 
-/// What the shim wants done.
+/// The shim's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
     Launch(Box<Start>),
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
-    /// Remove what a start may have left, this launcher's own or one's that died in mid-launch,
-    /// beside everything else.
+    /// Remove, in the background, what a start of this or of a dead launcher may have left.
     Sweep {
         ticket: u64,
         cgroup: String,
         scratch: PathBuf,
     },
-    /// Lets a container die that was killed and is throttled.
+    /// Lets a killed container die that is throttled.
     LiftCpuLimit {
         cgroup: String,
     },
@@ -123,20 +122,20 @@ pub(crate) struct Command {
     pub(crate) ticket: u64,
     /// The container's.
     pub(crate) cgroup: String,
-    /// Whose its pipes become: user and group on the host, where they are known.
+    /// New owner of its pipes: user and group on the host, where they are known.
     #[serde(default)]
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: ExecSpec,
 }
 
-/// What the launcher tells.
+/// The launcher's reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// It works; comes once, first.
+    /// The launcher works; sent once, first.
     Ready {
         features: Features,
     },
-    /// It cannot work; comes instead.
+    /// The launcher cannot work; sent instead.
     Broken {
         error: LaunchError,
     },
@@ -149,16 +148,16 @@ pub(crate) enum Report {
         ticket: u64,
         phases: Phases,
     },
-    /// The shim has a new child of no interest, to be reaped. Comes before it can end.
+    /// The shim has a new child that is only reaped. Sent before the child can end.
     Helper {
         pid: i32,
     },
-    /// No process of it is left, and what could be removed is.
+    /// No process of it is left, and everything that can be removed is removed.
     Swept {
         ticket: u64,
     },
-    /// Nothing of it is left except a zombie where it was cloned; with `left`, something may live
-    /// on, and is to be swept.
+    /// Nothing of it is left except a zombie where it was cloned; with `left`, something may live, and must
+    /// be swept.
     Failed {
         ticket: u64,
         error: LaunchError,
@@ -169,7 +168,7 @@ pub(crate) enum Report {
 /// Forks the launcher. The socket is the shim's end.
 pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(PidFd, OwnedFd)> {
     let (ours, theirs) = seqpacket::pair()?;
-    // Nothing else of the shim's: a connection that is open here, too, would not end with it.
+    // No other descriptors: a connection that is open here too would not close with the shim.
     let keep = [theirs.as_fd()];
     let how = CloneOptions {
         keep_only: Some(&keep),
@@ -180,7 +179,7 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
         conman_linux::clone_process(sole, &how, || match serve(shim, &theirs, options) {
             Ok(()) => 0,
             Err(error) => {
-                tracing::error!(%error, "the launcher ends");
+                tracing::error!(%error, "the launcher failed");
                 1
             }
         })?;
@@ -189,7 +188,7 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
 
 fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim, c"shim-launcher")?;
-    // To hold the namespaces of what it clones; the shim does without.
+    // To open the namespaces of its clones; the shim does not have it.
     set_effective(Capabilities::SYS_PTRACE, true)?;
     let sole = SoleThread::prove()?;
     let mut preparing = preparing::Preparing::begin(&sole, options);
@@ -222,14 +221,14 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    /// Waits for something and does it. `false` when the shim has gone.
+    /// Waits for an event and handles it. `false` when the shim is dead.
     fn turn(&mut self) -> io::Result<bool> {
         if let Some(ticket) = self.launcher.sweep_a_little() {
             report(self.socket, &Report::Swept { ticket })?;
         }
         let (ordered, heard) = self.wait()?;
         let now = Instant::now();
-        // From the end, since those that are over leave the list.
+        // From the end, since finished ones leave the list.
         for index in (0..self.under_way.len()).rev() {
             let start = &mut self.under_way[index];
             let (socket, ticket) = (self.socket, start.ticket);
@@ -252,8 +251,8 @@ impl Serving<'_> {
         Ok(true)
     }
 
-    /// Whether there is an order, and which starts have something to say. Neither when it is time
-    /// to remove a little of what starts left.
+    /// Returns whether there is an order, and which starts have a report. Neither when it is time for a step
+    /// of the sweeps.
     fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
         let containers = self.under_way.iter().filter(|one| one.is_container());
         let orders = if containers.count() < MAX_UNDER_WAY {
@@ -339,19 +338,19 @@ impl Serving<'_> {
     }
 }
 
-/// What the launcher, and through it every container, does not take over from the shim.
+/// Resets what the launcher, and through it every container, must not inherit from the shim.
 pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
     rustix::thread::set_name(name)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(shim) {
         return Err(io::Error::other("the shim died before its launcher began"));
     }
-    // A process that enters a container is in sight of those in it before it is one of them: they
-    // must neither trace it nor reach the program that it still runs.
+    // A process that enters a container is visible to those in it before it is confined: they must
+    // neither trace it nor reach the program that it still runs.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     conman_linux::reset_signal_actions();
     nix::sys::signal::SigSet::empty().thread_set_mask()?;
-    // What must be writable by others gets its mode explicitly.
+    // Files that others may write get their mode explicitly.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     for (resource, limit) in USER_LIMITS {
         lower_limit(resource, limit)?;
@@ -364,7 +363,7 @@ pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets soft and hard limit, if they are not lower.
+/// Sets soft and hard limit, unless they are lower.
 pub(crate) fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
     let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let limit = Some(limit.min(most));

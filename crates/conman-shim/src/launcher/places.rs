@@ -23,14 +23,14 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::protocol::LaunchError;
 
-/// Where the new root is put together; any directory that every host has.
+/// Where the new root is assembled; a directory that every host has.
 pub(super) const BENCH: &str = "/tmp";
 
-/// Where the workshop attaches layers for an overlay that takes only paths. No root of the shim's
-/// lies below it.
+/// Where the workshop attaches layers for an overlay that takes only paths. No root of the shim is
+/// below it.
 pub(super) const LAYERS: &str = "/.layers";
 
-/// Where the workshop mounts such an overlay, for a moment.
+/// Where the workshop mounts such an overlay temporarily.
 pub(super) const OVERLAY: &str = "/.overlay";
 
 /// Where the workshop shows the device nodes and the containers' own files, read-only.
@@ -39,13 +39,13 @@ const DEVICE_TREE: &str = "/.devices";
 /// Links that all directories of [`DEVICE_TREE`] have.
 const SHARED_LINKS: &str = "links";
 
-/// Empty directories of each: mount points.
+/// Empty directories in each: mount points.
 const DIRECTORIES: [&str; 2] = ["shm", EMPTY_DEVICE_DIRECTORY];
 
-/// The directory of /dev in which nothing is ever mounted by conman.
+/// The directory of /dev that conman never mounts on.
 pub(super) const EMPTY_DEVICE_DIRECTORY: &str = "pts";
 
-/// Devices that harm nobody (Documentation/admin-guide/devices.txt): name, major, minor.
+/// Harmless devices (Documentation/admin-guide/devices.txt): name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -73,7 +73,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Makes both; afterwards the caller is in the workshop.
+    /// Creates both; afterwards the caller is in the workshop.
     pub(super) fn make(sole: &SoleThread, roots: &[PathBuf]) -> Result<Self, LaunchError> {
         let step = |step: &'static str| move |error: io::Error| LaunchError::step(step, &error);
         make_workshop(roots).map_err(step("make the launcher's mount namespace"))?;
@@ -92,23 +92,23 @@ impl Places {
         Ok(places)
     }
 
-    /// Makes /dev of the container with these ids, detached. The caller is in the workshop.
+    /// Creates /dev of the container with these ids, detached. The caller is in the workshop.
     pub(super) fn devices(&mut self, ids: u32) -> io::Result<Mount> {
         self.devices.of(ids)
     }
 
-    /// Makes the own files of the container with these ids: a detached mount of each, in their
-    /// order. The caller is in the workshop.
+    /// Creates the files of the container with these ids: a detached mount of each, in their order. The
+    /// caller is in the workshop.
     pub(super) fn files(&self, ids: u32, files: &[(String, String)]) -> io::Result<Vec<Mount>> {
         self.devices.files(ids, files)
     }
 
-    /// Moves the caller where containers are cloned.
+    /// Moves the caller to the namespace where containers are cloned.
     pub(super) fn enter_launchpad(&self) -> io::Result<()> {
         enter(&self.launchpad)
     }
 
-    /// Moves the caller where the host's directories are.
+    /// Moves the caller to the namespace with the host's directories.
     pub(super) fn enter_workshop(&self) -> io::Result<()> {
         enter(&self.workshop)
     }
@@ -125,8 +125,8 @@ fn here() -> io::Result<File> {
     File::open("/proc/self/ns/mnt")
 }
 
-/// A new mount namespace that shows `roots`, procfs and cgroupfs at their own paths, and no more:
-/// a mount that is kept by nobody's use of it cannot be unmounted by the host's administrator.
+/// Creates a mount namespace that shows only `roots`, procfs and cgroupfs at their own paths: any other
+/// mount here would keep the host's administrator from unmounting it.
 fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
     unshare_namespaces(Namespaces::NEWNS)?;
     mount_change(
@@ -154,7 +154,7 @@ fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
     create_dir_all(BENCH)
 }
 
-/// What a container's mount namespace begins as: nothing but what allows it to mount procfs. The
+/// Creates the initial mount namespace of containers: only what allows a container to mount procfs. The
 /// root is at [`BENCH`] when this returns.
 fn make_launchpad_root(sole: &SoleThread) -> io::Result<()> {
     unshare_namespaces(Namespaces::NEWNS)?;
@@ -168,12 +168,12 @@ fn make_launchpad_root(sole: &SoleThread) -> io::Result<()> {
 
 /// The containers' device nodes and own files.
 ///
-/// Locks, leases and watches (inotify) are a node's, so that containers with a common node would
-/// notice each other. Each range of ids has a directory of its own with nodes of its own, all in
-/// one filesystem: every further one costs all memory cgroups of the host memory. The directory is
-/// made for the first container with these ids and kept for the next one. So is a second one, for
-/// the files, which are made for each container: a container could read in its mount table where
-/// on the host a file lies that is mounted from there.
+/// Locks, leases and watches (inotify) belong to a node, so that containers with a common node would
+/// notice each other. So each range of ids has its own directory with its own nodes. All are in one
+/// filesystem: every further one costs memory in all memory cgroups of the host. The directory is created
+/// for the first container with these ids and kept for the next one. A second directory has the files,
+/// which are created for each container. Otherwise a container could read in its mount table where such
+/// a file is on the host.
 #[derive(Debug)]
 pub(super) struct Devices {
     writable: Mount,
@@ -181,13 +181,13 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Begins with none. The caller is in the workshop.
+    /// Begins empty. The caller is in the workshop.
     fn new() -> io::Result<Self> {
         let tree = Path::new(DEVICE_TREE);
         make_directory(tree)?;
         let fresh = NewFilesystem::open("tmpfs")?;
         fresh.set("mode", "700")?;
-        // Unlimited: a spec has few files of a page each, and the ranges of ids are counted.
+        // Unlimited: a spec has few files of a page each, and the number of ranges is bounded.
         fresh.set("size", "0")?;
         fresh.set("nr_inodes", "0")?;
         attach(&fresh.mount(MountAttributes::empty())?, tree)?;
@@ -229,7 +229,7 @@ impl Devices {
         files.iter().enumerate().map(make).collect()
     }
 
-    /// What an attempt that failed has left is completed.
+    /// Also completes a failed attempt.
     fn fill(&self, name: &str) -> io::Result<()> {
         let mask = rustix::process::umask(Mode::empty());
         let filled = self.fill_unmasked(name);
@@ -279,8 +279,8 @@ fn make_directory_in(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(&parent, name, flags, Mode::empty())?)
 }
 
-/// Makes a file that belongs to `owner` and that everybody may read. One of the same name is
-/// replaced, not changed: containers that share a range of ids may live at the same time.
+/// Creates a file that belongs to `owner` and that all users may read. One of the same name is replaced,
+/// not changed: containers that share a range of ids may live at the same time.
 fn write_file(directory: &OwnedFd, name: &str, content: &str, owner: u32) -> io::Result<()> {
     match unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -290,12 +290,12 @@ fn write_file(directory: &OwnedFd, name: &str, content: &str, owner: u32) -> io:
     let mut file = File::from(openat(directory, name, flags, Mode::from_raw_mode(0o600))?);
     file.write_all(content.as_bytes())?;
     fchown(&file, Some(owner), Some(owner))?;
-    // Set apart, so that no umask narrows it.
+    // Set separately, so that the umask does not apply.
     file.set_permissions(std::fs::Permissions::from_mode(0o644))
 }
 
-/// A user namespace may mount procfs only where a whole one is in sight already. This one belongs
-/// to a PID namespace without processes, so nothing is in it to see.
+/// A user namespace may mount procfs only where a complete one is visible already. This one belongs to a
+/// PID namespace without processes, so it shows none.
 fn mount_empty_proc(sole: &SoleThread, target: &Path) -> io::Result<()> {
     let options = CloneOptions {
         namespaces: Some(Namespaces::NEWPID),
@@ -317,7 +317,7 @@ fn mount_empty_proc(sole: &SoleThread, target: &Path) -> io::Result<()> {
     }
 }
 
-/// What procfs and its kin are mounted with.
+/// Mount attributes of procfs and similar file systems.
 pub(super) fn no_programs() -> MountAttributes {
     MountAttributes::MOUNT_ATTR_NOSUID
         | MountAttributes::MOUNT_ATTR_NODEV
@@ -341,8 +341,8 @@ fn attach(mount: &Mount, target: &Path) -> io::Result<()> {
     mount.attach(&directory, c"")
 }
 
-/// Makes `root`, a mount point, the root of the caller's mount namespace and forgets the old one.
-/// It is done twice in the launcher's life, so its walk of all tasks costs no start anything.
+/// Makes `root`, a mount point, the root of the caller's mount namespace and unmounts the old one. Called
+/// twice in the launcher's life, so its walk of all tasks does not slow down starts.
 fn enter_new_root(root: &Path) -> io::Result<()> {
     chdir(root)?;
     pivot_root(".", ".")?;

@@ -1,13 +1,13 @@
-//! Making the kernel ready for many containers.
+//! Prepares the kernel for many containers.
 //!
-//! Every memory cgroup holds an array with an entry for each superblock there is. When superblocks
-//! are more than ever before since the boot, the kernel makes every array on the host longer, every
-//! 64th time: with ten thousand containers that is more than half of what their starts cost. So as
-//! many superblocks as they will have are made at once, while there are few cgroups, and removed
-//! again; the arrays stay long, as they would.
+//! Every memory cgroup holds an array with an entry for each superblock. When there are more superblocks
+//! than ever before since the boot, the kernel enlarges every array on the host, every 64th time: with
+//! ten thousand containers that is more than half of the cost of their starts. So as many superblocks as
+//! they will need are created at once, while there are few cgroups, and removed again; the arrays stay
+//! long.
 //!
-//! The price: every memory cgroup takes the memory from the beginning that it would take in the
-//! end, 16 bytes for each superblock.
+//! The cost: every memory cgroup takes from the beginning the memory that it would take in the end, 16
+//! bytes for each superblock.
 
 use std::fs::{File, create_dir};
 use std::io::{self, Write};
@@ -24,21 +24,20 @@ use crate::options::ShimOptions;
 /// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
 const SUPERBLOCKS: u32 = 3;
 
-/// Made besides, for what else the host mounts meanwhile.
+/// Additional ones, for other mounts of the host.
 const SPARE: u32 = 2_048;
 
-/// Most that are made; the kernel allows 100,000 mounts in a namespace (fs.mount-max).
+/// Maximum; the kernel allows 100,000 mounts in a namespace (fs.mount-max).
 const MOST: u32 = 90_000;
 
-/// The process that does it, until it has done it.
+/// The preparing process, until it has finished.
 #[derive(Debug, Default)]
 pub(super) struct Preparing {
     process: Option<PidFd>,
 }
 
 impl Preparing {
-    /// Begins, unless it has been done since the boot. What fails makes starts slower, nothing
-    /// else.
+    /// Begins, unless it has been done since the boot. A failure only makes starts slower.
     pub(super) fn begin(sole: &SoleThread, options: &ShimOptions) -> Self {
         let wanted = match options.prepare_for {
             0 => 0,
@@ -61,14 +60,18 @@ impl Preparing {
         let work = || match make_superblocks(wanted) {
             Ok(()) => 0,
             Err(error) => {
-                tracing::warn!(%error, "the kernel is not prepared for so many containers");
+                tracing::warn!(%error, "cannot prepare the kernel for many containers");
                 1
             }
         };
         let process = clone_process(sole, &how, work);
-        // Beforehand: one that runs out of memory is not to be tried again.
+        // Recorded first: an attempt that runs out of memory must not be repeated.
         if let Err(error) = note(file, &mark) {
-            tracing::warn!(file = %file.display(), %error, "cannot note that the kernel is prepared");
+            tracing::warn!(
+                file = %file.display(),
+                %error,
+                "cannot record that the kernel is prepared"
+            );
         }
         Self {
             process: process.ok(),
@@ -104,7 +107,7 @@ fn note(file: &Path, mark: &str) -> io::Result<()> {
     std::fs::rename(&draft, file)
 }
 
-/// For how many superblocks the kernel has been prepared since this boot.
+/// The number of superblocks for which the kernel has been prepared since this boot.
 fn prepared(file: &Path, boot: &str) -> u32 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.split_once(' ')
@@ -113,7 +116,7 @@ fn prepared(file: &Path, boot: &str) -> u32 {
         .unwrap_or(0)
 }
 
-/// They go with the mount namespace of the calling process.
+/// They are removed with the mount namespace of the calling process.
 fn make_superblocks(count: u32) -> io::Result<()> {
     mount_change(
         "/",

@@ -1,4 +1,4 @@
-//! A container's root: its layers, with owners mapped to its ids, and its own directory on top.
+//! A container's root: its layers, with owners mapped to its ids, and its own directory as the top.
 
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, create_dir};
@@ -21,11 +21,11 @@ use crate::spec::RootSpec;
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
-/// Nothing of a session's own directory outlives the machine, so nothing of it is forced to disk:
-/// without this option the end of every container writes back the whole filesystem below.
+/// A session's directory is not needed after a reboot, so it is not synced: without this option the end of
+/// every container writes back the whole filesystem below.
 const VOLATILE: &str = "volatile";
 
-/// The launcher's, by number.
+/// The launcher's descriptors, by number.
 const OPEN_FILES: &str = "/proc/self/fd";
 
 /// Directories that the child mounts on, and their modes, parents first.
@@ -39,7 +39,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes them. Refuses a directory that exists.
+    /// Creates them. Refuses a directory that exists.
     pub(super) fn make(root: &RootSpec) -> Result<Self, LaunchError> {
         let step = |error| LaunchError::step("make the container's own directory", &error);
         DirBuilder::new()
@@ -63,15 +63,19 @@ impl Scratch {
         self.path.join(UPPER)
     }
 
-    /// Removes it with what the container may have written.
+    /// Removes it with all files that the container may have written.
     pub(super) fn take_back(&self) {
         if let Err(error) = conman_linux::remove_tree(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "a failed start leaves files");
+            tracing::warn!(
+                path = %self.path.display(),
+                %error,
+                "cannot remove a failed start's files"
+            );
         }
     }
 }
 
-/// Makes the overlay, detached.
+/// Creates the overlay, detached.
 pub(super) fn overlay(
     features: &Features,
     root: &RootSpec,
@@ -93,7 +97,7 @@ pub(super) fn overlay(
         }
         store.map_owners(user_namespace).map_err(step(map))?;
     }
-    // Attached only where the overlay must find it by a path; it is detached again below.
+    // Attached only where the overlay needs a path; detached again below.
     let attached = if features.overlay_fd_layers {
         None
     } else {
@@ -116,14 +120,14 @@ pub(super) fn overlay(
         .map_err(step("make the overlay"))
 }
 
-/// An overlay that cannot make its working directory is read-only, and says so to the kernel's log
-/// alone.
+/// An overlay that cannot create its working directory is read-only, and reports that only to the
+/// kernel's log.
 fn must_be_writable(overlay: Mount, scratch: &Scratch) -> io::Result<Mount> {
     let flags = rustix::fs::fstatvfs(&overlay)?.f_flag;
     if !flags.contains(StatVfsMountFlags::RDONLY) {
         return Ok(overlay);
     }
-    // The reason once more.
+    // Reproduces the error.
     create_dir(scratch.path.join(WORK).join("attempt"))?;
     Err(io::Error::from_raw_os_error(Errno::ROFS.raw_os_error()))
 }
@@ -134,7 +138,7 @@ fn open_layer(store: &Mount, layer: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(store, layer, flags, Mode::empty(), resolve)?)
 }
 
-/// The container's `/` has the mode and owner of the topmost layer's, by the container's ids.
+/// The container's `/` gets the mode of the topmost layer, and the container's root as the owner.
 fn own_top(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
     let mode = match layers.first() {
         Some(layer) => File::from(layer.try_clone()?).metadata()?.mode() & 0o7777,
@@ -144,8 +148,8 @@ fn own_top(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
     chown(upper, Some(ids), Some(ids))
 }
 
-/// Makes what the child mounts on, and gives it its mode, where no layer has it so. Here, since it
-/// costs the overlay ten times as much.
+/// Creates the directories that the child mounts on, with their modes, where no layer has them so. Done
+/// here, since it costs ten times as much in the overlay.
 fn make_mount_points(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<()> {
     for (name, mode) in MOUNT_POINTS {
         let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
@@ -159,7 +163,7 @@ fn make_mount_points(layers: &[OwnedFd], upper: &Path, ids: u32) -> io::Result<(
             {
                 continue;
             }
-            // A directory of the top layer hides whatever else a lower one has.
+            // A directory of the top layer hides any other file in a lower one.
             _ => {}
         }
         for parent in Path::new(name).ancestors().skip(1) {
@@ -181,14 +185,14 @@ fn own_directory(path: &Path, mode: u32, ids: u32) -> io::Result<()> {
     chown(path, Some(ids), Some(ids))
 }
 
-/// Through a mount of its own the container's directory has no path, so that the container, which
-/// may read its mount table, is not told where it lies on the host.
+/// Through its own mount the container's directory has no path, so that the container, which may read its
+/// mount table, cannot see its path on the host.
 fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
     let overlay = NewFilesystem::open("overlay")?;
     for layer in layers {
         overlay.set_fd("lowerdir+", layer)?;
     }
-    // Until the overlay is made.
+    // Needed until the overlay is created.
     let own = Mount::copy_of(CWD, &scratch.path)?;
     overlay.set_fd("upperdir", hold(&own, UPPER)?)?;
     overlay.set_fd("workdir", hold(&own, WORK)?)?;
@@ -196,11 +200,11 @@ fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
     overlay.mount(MountAttributes::MOUNT_ATTR_NODEV)
 }
 
-/// The same where an overlay takes nothing but paths: those that its directories have in procfs as
-/// open files. They are numbers, so that 128 of them fit the page that all options may take, no
-/// colon or comma is in them, and the container learns nothing from them either.
+/// The same for an overlay that takes only paths: those of its directories in procfs as open files. They
+/// are numbers, so that 128 of them fit into the page for all options, they contain no colon or comma,
+/// and the container learns nothing from them.
 ///
-/// By mount(2), since an option of fsconfig(2) takes 255 bytes.
+/// Uses mount(2), since an option of fsconfig(2) takes at most 255 bytes.
 fn by_paths(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
     let numbers: Vec<String> = layers
         .iter()
@@ -229,7 +233,7 @@ fn hold(directory: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedF
     Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?)
 }
 
-/// The store, attached to the workshop as long as an overlay is being made.
+/// The store, attached to the workshop while an overlay is created.
 #[derive(Debug)]
 struct Attached;
 
@@ -244,7 +248,7 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if let Err(error) = unmount(LAYERS, UnmountFlags::DETACH) {
-            tracing::warn!(%error, "layers stay attached to the launcher's namespace");
+            tracing::warn!(%error, "cannot detach layers from the launcher's namespace");
         }
     }
 }

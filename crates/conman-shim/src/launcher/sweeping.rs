@@ -1,10 +1,8 @@
-//! Removing what starts may have left that were interrupted, or that something has outlived: their
-//! processes, files and cgroups.
+//! Removes what interrupted or failed starts may have left: processes, files and cgroups.
 //!
-//! A container may have come as far as its program before its start was interrupted, so what it has
-//! left is hostile, and may be huge. So it is removed in small steps, between orders, which never
-//! wait for more than one of them. A directory counts as removed only when every process is gone
-//! that could still write there.
+//! A container may have reached its program before its start was interrupted, so what it left is hostile
+//! and may be huge. It is removed in small steps between orders, so that an order waits for at most one
+//! step. A directory counts as removed only when every process is dead that could still write there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,18 +12,18 @@ use std::time::{Duration, Instant};
 use conman_linux::{Cgroups, Freezer, remove_tree_partly};
 use rustix::event::{Timespec, poll};
 
-/// Entries that are removed in one step: some milliseconds.
+/// Entries removed in one step: some milliseconds.
 const ENTRIES_A_STEP: usize = 512;
 
-/// Pause between two looks at what the kernel is about to give up, at first and later.
+/// Pause between two polls for the end of processes and cgroups, at first and later.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Tries to remove a cgroup whose last processes are gone; it takes the kernel a moment.
+/// Tries to remove a cgroup after its last processes are gone; the kernel needs a moment.
 const CGROUP_TRIES: u32 = 50;
 
-/// Bound on a start's waiting for what was left of an earlier one in the same place. Whoever gives
-/// starts places of their own does not wait.
+/// Bound on a start's wait for remains of an earlier one in the same place. A client that gives each
+/// start its own place does not wait.
 const PLACE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What one start may have left.
@@ -48,12 +46,12 @@ struct Begun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Processes,
-    /// Before the cgroup, which its files' last pages would keep.
+    /// Before the cgroup, which the files' last pages would keep.
     Files,
     Cgroup,
 }
 
-/// All that is to be removed.
+/// All sweeps.
 #[derive(Debug, Default)]
 pub(super) struct Sweeping {
     all: VecDeque<Begun>,
@@ -70,17 +68,17 @@ impl Sweeping {
         });
     }
 
-    /// How long nothing is to be done; `None` when there is nothing to do at all.
+    /// Time until the next step is due; `None` when there is nothing to do.
     pub(super) fn idle_for(&self) -> Option<Duration> {
         let next = self.all.iter().map(|begun| begun.due).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Does a little of what is due, and answers whose removal is over.
+    /// Does one step that is due. Returns the ticket of a sweep that is finished.
     pub(super) fn step(&mut self, cgroups: &Cgroups, freezer: &Freezer) -> Option<u64> {
         let now = Instant::now();
         let due = self.all.iter().position(|begun| begun.due <= now)?;
-        // The next time another one's turn comes first.
+        // The next call takes another one first.
         let mut begun = self.all.remove(due)?;
         if begun.step(cgroups, freezer) {
             return Some(begun.sweep.ticket);
@@ -89,14 +87,13 @@ impl Sweeping {
         None
     }
 
-    /// Whether a start has to wait until something is removed that is in its place.
+    /// Whether a start has to wait for the removal of something in its place.
     fn is_in_the_way(&self, cgroup: &str, scratch: &Path) -> bool {
         let mut sweeps = self.all.iter().map(|begun| &begun.sweep);
         sweeps.any(|sweep| sweep.cgroup == cgroup || sweep.scratch == scratch)
     }
 
-    /// Waits until nothing is in a start's way, or for as long as is reasonable; tells what was
-    /// over meanwhile.
+    /// Waits, with a bound, until nothing is in a start's way; calls back for sweeps that finish meanwhile.
     pub(super) fn clear(
         &mut self,
         cgroup: &str,
@@ -111,7 +108,7 @@ impl Sweeping {
                 Some(ticket) => over(ticket)?,
                 None => {
                     let idle = self.idle_for().unwrap_or_default().min(FIRST_PAUSE);
-                    // Interrupted or not, it is looked again.
+                    // Interrupted or not, it polls again.
                     let _ = poll(&mut [], Timespec::try_from(idle).ok().as_ref());
                 }
             }
@@ -121,7 +118,7 @@ impl Sweeping {
 }
 
 impl Begun {
-    /// `true` when it is over.
+    /// Returns `true` when it is finished.
     fn step(&mut self, cgroups: &Cgroups, freezer: &Freezer) -> bool {
         let Sweep {
             cgroup, scratch, ..
@@ -132,9 +129,9 @@ impl Begun {
                 self.pause = FIRST_PAUSE;
             }
             Stage::Processes => {
-                // They were killed before; one that joined late was not.
+                // They were killed before; a process that joined later was not.
                 if let Err(error) = freezer.kill(cgroup) {
-                    tracing::debug!(cgroup, %error, "an interrupted start's cgroup is not killed");
+                    tracing::debug!(cgroup, %error, "cannot kill an interrupted start's cgroup");
                 }
                 if self.pause == LAST_PAUSE && self.tries == 0 {
                     self.tries = 1;
@@ -148,7 +145,7 @@ impl Begun {
                 outcome => {
                     if let Err(error) = outcome {
                         let path = scratch.display();
-                        tracing::warn!(%path, %error, "an interrupted start leaves files");
+                        tracing::warn!(%path, %error, "cannot remove an interrupted start's files");
                     }
                     self.stage = Stage::Cgroup;
                     self.tries = 0;
@@ -162,7 +159,7 @@ impl Begun {
                 }
                 if self.tries >= CGROUP_TRIES {
                     for error in left {
-                        tracing::warn!(%error, "an interrupted start leaves a cgroup");
+                        tracing::warn!(%error, "cannot remove an interrupted start's cgroup");
                     }
                     return true;
                 }
@@ -173,12 +170,12 @@ impl Begun {
     }
 }
 
-/// What cannot be looked at may hold something.
+/// A cgroup that cannot be read counts as not empty.
 fn is_empty(cgroups: &Cgroups, cgroup: &str) -> bool {
     match cgroups.try_pids_below(cgroup) {
         Ok(pids) => pids.is_empty(),
         Err(error) => {
-            tracing::debug!(cgroup, %error, "whether an interrupted start has ended is not known");
+            tracing::debug!(cgroup, %error, "cannot read whether an interrupted start has ended");
             false
         }
     }

@@ -1,8 +1,8 @@
-//! Starts whose rest is done by the process that was cloned for them.
+//! Starts that the process that was cloned for them finishes.
 //!
-//! The launcher goes on with the next order meanwhile and comes back when such a process says
-//! something, ends, executes its program (which closes its socket) or takes too long. So neither a
-//! slow program nor a container that is frozen while a command enters it holds up other starts.
+//! The launcher takes the next order meanwhile, and returns to a start when its process reports
+//! something, ends, executes its program (which closes its socket) or takes too long. So neither a slow
+//! program nor a container that is frozen while a command enters it delays other starts.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,19 +15,19 @@ use super::launch::Made;
 use crate::protocol::{LaunchError, Phases, decode};
 use crate::seqpacket;
 
-/// Bound on the part of a process: a fraction of a millisecond, unless the disk below the overlay
-/// stalls, the memory limit is too small even for it, or somebody freezes its container.
+/// Bound on the process's part: a fraction of a millisecond, unless the disk below the overlay stalls,
+/// the memory limit is too small even for it, or a client freezes its container.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A start that came to nothing.
+/// A failed start.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: LaunchError,
-    /// Something of it may live on.
+    /// Something of it may still live.
     pub(super) left: bool,
 }
 
-/// Before anything was made that could be left.
+/// From an error before anything was made that could be left.
 impl From<LaunchError> for Failure {
     fn from(error: LaunchError) -> Self {
         Self { error, left: false }
@@ -43,22 +43,22 @@ pub(super) struct UnderWay {
     clock: Clock,
     phases: Phases,
     stage: Stage,
-    /// Its next step is the program.
+    /// Its next step is exec.
     executing: bool,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// The container's first process makes itself ready.
+    /// The container's first process sets itself up.
     Container(Made),
     /// A helper enters the container to clone the command there.
     Entering(PidFd),
-    /// The command makes itself ready.
+    /// The command sets itself up.
     Command(PidFd),
 }
 
 impl UnderWay {
-    /// A container that was handed all it needs.
+    /// A container that was sent all it needs.
     pub(super) fn container(
         ticket: u64,
         made: Made,
@@ -77,7 +77,7 @@ impl UnderWay {
         }
     }
 
-    /// A command whose helper was told to go on.
+    /// A command whose helper was ordered to continue.
     pub(super) fn command(ticket: u64, helper: PidFd, socket: OwnedFd, clock: Clock) -> Self {
         Self {
             ticket,
@@ -102,8 +102,8 @@ impl UnderWay {
         self.deadline.saturating_duration_since(now)
     }
 
-    /// Takes what the process says, which must be there. `Some` when the start is over; `cloned`
-    /// is told the PID of a command before it can do anything.
+    /// Reads the process's report, which must be there. `Some` when the start is finished; `cloned` is called
+    /// with the PID of a command before the command can do anything.
     pub(super) fn hear(
         &mut self,
         buffer: &mut [u8],
@@ -111,33 +111,34 @@ impl UnderWay {
     ) -> Option<Result<Phases, LaunchError>> {
         let received = match seqpacket::receive(&self.socket, buffer) {
             Ok(received) => received,
-            // Told once, of an end that left something unread, and before what it has said.
+            // Returned once, for an end that left something unread, and before its reports.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return None,
-            Err(error) => return Some(Err(LaunchError::step("hear the child", &error))),
+            Err(error) => return Some(Err(LaunchError::step("read the child's report", &error))),
         };
         let Some(received) = received else {
             return Some(self.closed());
         };
-        let report = decode(received.bytes)
-            .map_err(|error| LaunchError::step("hear the child", &io::Error::other(error)));
+        let report = decode(received.bytes).map_err(|error| {
+            LaunchError::step("read the child's report", &io::Error::other(error))
+        });
         match report.and_then(|report| self.take(report, cloned)) {
             Ok(()) => None,
             Err(error) => Some(Err(error)),
         }
     }
 
-    /// What it is to be answered when its time is up.
+    /// The error of a start whose time is up.
     pub(super) fn timed_out() -> LaunchError {
         let after_ms = u64::try_from(SETUP_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
         LaunchError::TimedOut { after_ms }
     }
 
-    /// Undoes what was made for it. Whether something of a container may live on; of a command,
-    /// which the shim kills, nothing else is ever left.
+    /// Undoes what was made for it. Returns whether something of a container may still live. A command, which
+    /// the shim kills, leaves nothing else.
     pub(super) fn take_back(self) -> bool {
         match self.stage {
             Stage::Container(made) => made.take_back(),
-            // The command, if it exists, reads the socket's end and ends.
+            // The command, if it exists, reads the socket's end and exits.
             Stage::Entering(helper) | Stage::Command(helper) => {
                 let _ = helper.kill();
                 false
@@ -172,7 +173,7 @@ impl UnderWay {
         }
     }
 
-    /// The last limit, for which a container's process waits.
+    /// Sets the CPU limit, the last one, for which a container's process waits.
     fn limit_cpu(&mut self) -> Result<(), LaunchError> {
         let Stage::Container(made) = &self.stage else {
             return Ok(());
@@ -201,7 +202,7 @@ impl UnderWay {
         go_on(&self.socket)
     }
 
-    /// The process has executed its program, or has ended without coming so far.
+    /// The process has executed its program, or has ended before that.
     fn closed(&mut self) -> Result<Phases, LaunchError> {
         if !self.executing {
             return Err(LaunchError::EndedEarly);
@@ -213,12 +214,12 @@ impl UnderWay {
     }
 }
 
-/// Lets a process of a command's go on.
+/// Lets a command's process continue.
 pub(super) fn go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
-    seqpacket::send(socket, GO, &[]).map_err(step("tell a process to go on"))
+    seqpacket::send(socket, GO, &[]).map_err(step("let a process continue"))
 }
 
-/// Why a process has ended whose end of the socket is closed.
+/// Returns why a process has ended that has closed its end of the socket.
 pub(super) fn last_words(socket: &OwnedFd) -> LaunchError {
     let mut buffer = seqpacket::buffer();
     while let Ok(Some(received)) = seqpacket::receive(socket, &mut buffer) {
