@@ -11,7 +11,7 @@ use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use crate::stream::{binding, tune};
 
-/// Takes the connections of other nodes.
+/// Accepts the connections of other nodes.
 #[derive(Debug, Clone)]
 pub struct PeerAcceptor {
     guard: Arc<PeerGuard>,
@@ -24,11 +24,11 @@ impl PeerAcceptor {
         Self { guard, tls }
     }
 
-    /// Begins a connection: with TLS, only one whose other end has a certificate of the fleet.
-    /// The caller bounds the time. Cancelling closes the connection.
+    /// Sets up a connection. With TLS, the other end must have a certificate of the fleet. The
+    /// caller sets a timeout. Cancelling closes the connection.
     ///
     /// # Errors
-    /// The other end is no node of the fleet, or gone.
+    /// The other end is not a node of the fleet, or has closed the connection.
     pub async fn accept(&self, socket: TcpStream) -> io::Result<(Stream, PeerConnection)> {
         tune(&socket);
         let Some(tls) = &self.tls else {

@@ -3,22 +3,22 @@ use std::fmt;
 use http::Uri;
 use thiserror::Error;
 
-/// Where a node's listener for nodes is.
+/// Address of a node's peer listener.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerAddress {
     /// The node's name.
     pub node: String,
-    /// Name or address, as TLS expects it in the node's certificate.
+    /// Name or address, as it must be in the node's TLS certificate.
     host: String,
     port: u16,
     tls: bool,
 }
 
-/// An announced URL that leads nowhere.
+/// An announced URL that is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "node `{node}` announces `{url}` as its peers' listener, which is not like \
-     `https://10.0.0.1:7702`: see `listen.peers` and `fleet.peer_url` in its configuration"
+    "node `{node}` announces the peer URL `{url}`, which must be like `https://10.0.0.1:7702`: see \
+     `listen.peers` and `fleet.peer_url` in its configuration"
 )]
 pub struct BadPeerUrl {
     pub node: String,
@@ -26,7 +26,7 @@ pub struct BadPeerUrl {
 }
 
 impl PeerAddress {
-    /// Reads what the node announces: `http://HOST:PORT` or `https://HOST:PORT`.
+    /// Parses the announced URL: `http://HOST:PORT` or `https://HOST:PORT`.
     ///
     /// # Errors
     /// Anything else.
@@ -73,7 +73,7 @@ impl PeerAddress {
         self.port
     }
 
-    /// Whether the node says that it speaks TLS.
+    /// Whether the node has announced that it uses TLS.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         self.tls

@@ -14,16 +14,16 @@ use crate::dial::{DialError, Dialer};
 use crate::idle::{Idle, Wire};
 use crate::pulse::{Pulse, Silent};
 
-/// Why a node did not take a request, as its listener for nodes says it.
+/// Why a node did not accept a request, set by its peer listener.
 const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
 const REFUSED: &str = "refused";
 const NO_ROOM: &str = "no-room";
 
-/// Between two warnings that one and the same node refuses this one.
+/// Minimum interval between warnings that the same node refuses this one.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Asks other nodes: what may be repeated on an idle connection where there is one, whatever else on
-/// a new one, since an idle one may be closed by the other node at the moment in which it is used.
+/// Sends requests to other nodes: repeatable ones on an idle connection if there is one, all others
+/// on a new one, because the other node may close an idle connection at the moment it is used.
 #[derive(Debug, Clone)]
 pub struct PeerClient {
     dialer: Dialer,
@@ -32,18 +32,18 @@ pub struct PeerClient {
     warnings: Arc<Warnings>,
 }
 
-/// Tells the log of nodes that refuse this one, now and then.
+/// Logs nodes that refuse this one, with a rate limit.
 #[derive(Debug)]
 struct Warnings {
     began: Instant,
     sparing: Mutex<Sparing>,
 }
 
-/// A node that does not take this one for one of its fleet.
+/// A node that does not accept this one as a member of its fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "node `{node}` does not take node `{me}` for one of its fleet: their `fleet.secret_file` \
-     differs, or the certificate in `fleet.tls.cert` of `{me}` has ended or was not signed by \
+    "node `{node}` does not accept node `{me}` as a member of its fleet: their `fleet.secret_file` \
+     differs, or the certificate in `fleet.tls.cert` of `{me}` has expired or was not signed by \
      `fleet.tls.ca` of `{node}`, or their clocks differ; give both the same secret, or `{me}` such a \
      certificate (both are read again on SIGHUP), and see the log of node `{node}` for the reason"
 )]
@@ -55,16 +55,16 @@ pub struct RefusedBy {
 /// Why a node has not answered.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// Nothing of the request has gone out.
+    /// Nothing of the request was sent.
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("the request to node `{node}` is not one that can be sent")]
+    #[error("cannot build the request to node `{node}`")]
     Request {
         node: String,
         #[source]
         source: http::Error,
     },
-    /// It may have been carried out.
+    /// It may have been executed.
     #[error("node `{node}` closed the connection before it answered")]
     Unanswered {
         node: String,
@@ -74,14 +74,14 @@ pub enum AskError {
     /// Nothing was done: the node cannot be used by this one.
     #[error(transparent)]
     Refused(#[from] RefusedBy),
-    /// Nothing of the request has gone out.
+    /// Nothing of the request was sent.
     #[error(transparent)]
     Stopped(Silent),
-    /// It may have been carried out.
+    /// It may have been executed.
     #[error(transparent)]
     Silent(#[from] Silent),
     /// Nothing was done.
-    #[error("node `{node}` has as many connections of other nodes as it takes")]
+    #[error("node `{node}` has reached its limit of peer connections; try again shortly")]
     NoRoom { node: String },
 }
 
@@ -102,19 +102,19 @@ impl PeerClient {
         }
     }
 
-    /// The node that asks.
+    /// The node that sends the requests.
     #[must_use]
     pub fn me(&self) -> &str {
         self.dialer.me()
     }
 
-    /// Which nodes have fallen silent.
+    /// Which nodes do not answer.
     #[must_use]
     pub fn pulse(&self) -> &Pulse {
         &self.pulse
     }
 
-    /// That a node refuses this one, which the log is told of now and then.
+    /// Returns that a node refuses this one, and logs it with a rate limit.
     #[must_use]
     pub fn refused_by(&self, node: &str) -> RefusedBy {
         let refused = RefusedBy {
@@ -127,13 +127,13 @@ impl PeerClient {
         refused
     }
 
-    /// Sends a request and returns the answer once its head is there; the bodies of both may
-    /// stream for as long as they like. An answer may be an upgrade, and may take as long as the
-    /// node answers anything at all. Cancelling closes the connection.
+    /// Sends a request and returns the answer once its head has arrived; the bodies of both may
+    /// stream without a time limit. The answer may be an upgrade, and may take as long as the node
+    /// is alive. Cancelling closes the connection.
     ///
     /// # Errors
-    /// No connection, or none that lasted until the answer; a node that answers nothing, or does
-    /// not take this one's requests at all.
+    /// There is no connection, or it broke before the answer; the node does not answer, or refuses
+    /// this one's requests.
     pub async fn ask<B>(
         &self,
         to: &PeerAddress,
@@ -148,7 +148,7 @@ impl PeerClient {
             && let Some(wire) = self.idle.take(&self.dialer, to)
         {
             match self.ask_on(wire, to, request.clone()).await {
-                // Closed meanwhile, or by a node that has begun anew: a new one shows.
+                // Closed meanwhile, or the node has restarted: a new connection shows which.
                 Err(AskError::Unanswered { .. } | AskError::Refused(_)) => self.idle.forget(to),
                 Err(AskError::Silent(silent)) => {
                     self.idle.forget(to);
@@ -184,8 +184,8 @@ impl PeerClient {
         self.judged(to, (response, wire))
     }
 
-    /// The answer, unless the node turns this one away; its connection may be used again once it was
-    /// read.
+    /// Returns the answer, unless the node refuses this one; its connection may be used again once
+    /// it was read.
     fn judged(
         &self,
         to: &PeerAddress,
@@ -193,7 +193,8 @@ impl PeerClient {
     ) -> Result<Response<Incoming>, AskError> {
         let turned = response.headers().get(X_CONMAN_TURNED);
         let node = to.node.clone();
-        // Callers are judged by the node that they have asked: whoever is unknown here is the node.
+        // The node that receives a request authenticates the caller: a refusal here concerns this
+        // node.
         if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
         {
             let me = self.me().to_owned();
@@ -207,8 +208,8 @@ impl PeerClient {
     }
 }
 
-/// Whether it comes to the same when it is carried out twice. What becomes a stream of its own does
-/// something, whatever its method.
+/// Whether executing it twice has the same effect as once. A request that becomes a stream has an
+/// effect, whatever its method.
 fn may_be_repeated<B>(request: &Request<B>) -> bool {
     let method = request.method();
     (method.is_safe() || method == Method::PUT) && !request.headers().contains_key(UPGRADE)

@@ -14,9 +14,8 @@ use tokio_rustls::{TlsConnector, TlsStream};
 use crate::PeerAddress;
 use crate::stream::{ToNode, binding, tune};
 
-/// Time for a connection to another node, TLS included. Nodes are near each other; one that takes
-/// longer is as good as gone, and whoever waits has better things to do. A packet that is lost once
-/// is sent again after one second.
+/// Timeout of a connection to another node, TLS included. Nodes are near each other; one that takes
+/// longer counts as lost. A packet that is lost once is sent again after one second.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens connections to other nodes.
@@ -27,7 +26,7 @@ pub struct Dialer {
     tls: Option<Arc<FleetTls>>,
 }
 
-/// A fresh connection to another node.
+/// A new connection to another node.
 #[derive(Debug)]
 pub struct Dialed {
     pub stream: Stream,
@@ -49,7 +48,7 @@ pub enum DialError {
     Timeout { node: String, address: String },
     #[error(
         "node `{node}` at {address} announces {announced}, and this node is configured for \
-         {configured}: give both the same `fleet.tls`"
+         {configured}: configure `fleet.tls` alike on both"
     )]
     Mismatch {
         node: String,
@@ -67,10 +66,10 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// It answered without TLS that it is full, or closed a connection to make room for others.
+    /// It answered without TLS that it is full, or closed a connection to free a place.
     #[error(
-        "node `{node}` at {address} broke off before TLS was set up, as one does that has as many \
-         connections as it takes: try again shortly"
+        "node `{node}` at {address} closed the connection before TLS was set up, probably because it \
+         has reached its limit of connections: try again shortly"
     )]
     NoRoom {
         node: String,
@@ -78,7 +77,7 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    #[error("requests to node `{node}` cannot be sealed")]
+    #[error("cannot seal requests to node `{node}`")]
     Seal {
         node: String,
         #[source]
@@ -100,17 +99,16 @@ impl Dialer {
         &self.me
     }
 
-    /// What this node's connections are made with now; another one after each time that its
-    /// certificates were read anew.
+    /// The TLS configuration of new connections; replaced each time the certificates are reloaded.
     pub(crate) fn certificates(&self) -> Option<Arc<ClientConfig>> {
         self.tls.as_ref().map(|tls| tls.client())
     }
 
-    /// A connection to a node, within a bound; registered with the runtime of the calling task.
-    /// Cancelling closes what was opened.
+    /// Opens a connection to a node, with a timeout; it is registered with the runtime of the
+    /// calling task. Cancelling closes what was opened.
     ///
     /// # Errors
-    /// The node cannot be reached, or the two are not configured alike.
+    /// The node cannot be reached, or the two are configured differently.
     pub async fn dial(&self, to: &PeerAddress) -> Result<Dialed, DialError> {
         match timeout(DIAL_TIMEOUT, self.connect(to)).await {
             Ok(dialed) => dialed,
@@ -185,7 +183,7 @@ async fn encrypt(
     Ok((Stream::Other(Box::new(ToNode(stream))), bound))
 }
 
-/// Whether the other end took no part in TLS at all: whoever refuses a certificate says so in TLS.
+/// Whether the other end did not take part in TLS at all: a refused certificate is reported in TLS.
 fn is_no_room(error: &io::Error) -> bool {
     let why = error.get_ref().and_then(|why| why.downcast_ref());
     match why {

@@ -1,8 +1,8 @@
-//! Who is told when a node that it has a stream with is gone: a node that stands still closes none.
+//! Notifies streams when their node is lost: a stalled node closes no connection.
 //!
-//! What is known of a node's incarnation is a moment old. So a stream that was begun after that was
-//! read may be with the next daemon of a node that has just restarted: such a stream goes on, for
-//! whatever the former daemon had was closed with its process.
+//! The known incarnation of a node may be out of date. So a stream that is opened after it was read
+//! may be with the next daemon of a node that has just restarted. Such a stream continues; the
+//! connections of the former daemon were closed with its process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,31 +14,31 @@ use tokio::sync::watch;
 
 use crate::Node;
 
-/// Streams that are begun within this time are judged together.
+/// Streams that are opened within this time are handled together.
 const TOGETHER: Duration = Duration::from_secs(1);
-/// By then a stream that was begun has come about, or nothing comes of it.
+/// After this time a stream has been set up or has failed.
 const BEGINNING: Duration = Duration::from_secs(3);
-/// What the times of looks are rounded by.
+/// Rounding error of the read times.
 const ROUNDED: Duration = Duration::from_millis(1);
 
-/// By the node that somebody has a stream with.
+/// Streams by node.
 #[derive(Debug, Default)]
 pub(crate) struct GoneNodes(Mutex<HashMap<Arc<str>, Vec<Streams>>>);
 
-/// Streams with a node that were begun shortly after each other.
+/// Streams with a node that were opened shortly after each other.
 #[derive(Debug)]
 struct Streams {
-    /// The node's, as far as is known.
+    /// The node's incarnation, as far as known.
     incarnation: u64,
-    /// When the first of them was begun.
+    /// When the first of them was opened.
     begun: Instant,
-    /// The node was seen to be of that incarnation when all of them had come about.
+    /// The node was seen with that incarnation after all of them had been set up.
     is_certain: bool,
     told: watch::Sender<Option<Closing>>,
 }
 
 impl GoneNodes {
-    /// For a stream with a node that is begun now.
+    /// Registers a stream with a node that is opened now.
     pub(crate) fn watch(&self, node: &Node, now: Instant) -> watch::Receiver<Option<Closing>> {
         let mut watched = self.watched();
         let with_it = watched.entry(Arc::clone(&node.name)).or_default();
@@ -59,7 +59,7 @@ impl GoneNodes {
         receiver
     }
 
-    /// Goes by the nodes as they are known at `now`.
+    /// Notifies the streams whose node is lost, by the nodes as known at `now`.
     pub(crate) fn tell(&self, peers: &[Peer], now: Instant) {
         self.watched().retain(|name, with_it| {
             let peer = peers.iter().find(|peer| peer.name == **name);
@@ -77,16 +77,16 @@ impl GoneNodes {
         });
     }
 
-    /// A panic while the lock is held cannot leave half a change.
+    /// A panic while the lock is held cannot leave a partial change.
     fn watched(&self) -> MutexGuard<'_, HashMap<Arc<str>, Vec<Streams>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Streams {
-    /// Whether their node is still the one that they are with.
+    /// Whether their node still has the daemon that they are connected to.
     fn goes_on(&mut self, peer: Option<&Peer>, now: Instant) -> bool {
-        // An incarnation that was not known cannot be told from another.
+        // An unknown incarnation cannot be compared.
         if self.incarnation == 0 {
             return true;
         }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::NoAddress;
 
-    /// A node that is known as it was so long ago.
+    /// A node as it was known so long ago.
     fn seen(incarnation: u64, standing: PeerStanding, seen_ago_ms: u64) -> Vec<Peer> {
         vec![Peer {
             name: "n1".to_owned(),
@@ -133,8 +133,8 @@ mod tests {
         }
     }
 
-    /// What becomes of a stream that is begun at 0 s with a node of incarnation 1, which is then
-    /// looked at, at these times and as it was so long before: whether it goes on.
+    /// Opens a stream at 0 s with a node of incarnation 1, which is then read at these times with
+    /// data of this age. Returns whether the stream continues.
     fn goes_on(looks: &[(u64, u64, PeerStanding, u64)]) -> bool {
         let (gone, began) = (GoneNodes::default(), Instant::now());
         let told = gone.watch(&believed(1), began);
@@ -151,11 +151,11 @@ mod tests {
         for looks in [
             &[(500, 2, Live, 100)][..],
             &[(500, 1, Live, 600), (1_500, 2, Live, 10)],
-            // Known again and again, and each time as it was before.
+            // Read repeatedly, each time with old data.
             &[(5_000, 1, Live, 5_100), (40_000, 2, Live, 10)],
         ] {
             assert!(goes_on(looks), "{looks:?}");
-            // It is with that one then.
+            // It is then with that daemon.
             let later = [looks, &[(60_000, 2, Live, 10), (61_000, 3, Live, 10)]].concat();
             assert!(!goes_on(&later), "{later:?}");
             let later = [looks, &[(60_000, 2, Fenced, 10)]].concat();
@@ -173,7 +173,7 @@ mod tests {
             let looks = [&known[..], &[(12_000, incarnation, standing, 100)]].concat();
             assert!(!goes_on(&looks), "{looks:?}");
         }
-        // Whatever it is with is dead.
+        // Whatever daemon it is with, it is dead.
         for incarnation in [1, 2] {
             assert!(!goes_on(&[(500, incarnation, Fenced, 100)]));
         }

@@ -1,4 +1,4 @@
-//! Why requests are held at this node, in the metrics.
+//! Metrics of requests that wait at this node, by cause.
 
 use conman_proto::NodeState;
 use conman_registry::{Peer, PeerStanding};
@@ -7,26 +7,26 @@ use tokio::time::Instant;
 const HELD: &str = "conman_held";
 const SECONDS: &str = "conman_held_seconds";
 
-/// What a request waits for.
+/// The reason why a request waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// Its session starts, or is not ready yet.
     Starting,
-    /// Its session has ended, and is started anew.
+    /// Its session has ended, and is started again.
     Ended,
-    /// Its node moves its sessions away.
+    /// Its node is being drained.
     Draining,
-    /// Its node goes.
+    /// Its node is being preempted.
     Preempted,
     /// Its node was declared dead.
     Fenced,
-    /// Its node cannot be reached, and nobody knows yet whether it is dead.
+    /// Its node does not answer, and is not known to be dead.
     Silent,
 }
 
 impl Cause {
-    /// Why a session has to be waited for that is on this node, or was; by what is known of the
-    /// node, or else as it looks to whoever waits.
+    /// The reason for waiting for a session that is or was on this node: the node's state, or
+    /// `otherwise` if that does not explain it.
     #[must_use]
     pub fn of(node: Option<&Peer>, otherwise: Self) -> Self {
         let Some(node) = node else {
@@ -55,7 +55,7 @@ impl Cause {
     }
 }
 
-/// A request that waits, until dropped.
+/// A waiting request; counted until dropped.
 #[derive(Debug)]
 pub struct Held {
     cause: Cause,

@@ -1,7 +1,8 @@
-//! Connections to other nodes that wait for their next request.
+//! Idle connections to other nodes.
 //!
-//! One goes back once its answer has been read to the end, so it never carries two requests at a
-//! time, and what an upgrade has become or a stream that its reader leaves never comes back.
+//! A connection is returned once its answer has been read to the end, so it never carries two
+//! requests at a time. An upgraded connection, or one whose answer was not read to the end, is
+//! never returned.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,21 +26,21 @@ use crate::PeerAddress;
 use crate::client::{AskError, RefusedBy};
 use crate::dial::{Dialed, Dialer};
 
-/// Bytes of an answer's head.
+/// Maximum size of an answer's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Fields of an answer's head.
+/// Maximum number of fields in an answer's head.
 const MAX_HEADERS: usize = 200;
 
-/// Idle connections kept to one node, and to all: each takes a place among those that the other
-/// node's listener takes.
+/// Maximum number of idle connections to one node, and to all: each uses one of the connections
+/// that the other node's listener accepts.
 const MAX_A_NODE: usize = 64;
 const MAX_IDLE: usize = 1_024;
-/// Less than the other node's listener keeps one that nothing comes on.
+/// Less than the other node's listener keeps an idle connection.
 const MAX_IDLE_FOR: Duration = Duration::from_secs(30);
-/// However much it is used, so that what the other node has replaced since, its certificate or whom
-/// it trusts, counts before long.
+/// Maximum age, however often it is used, so that a replaced certificate or CA of the other node
+/// takes effect soon.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Between two looks for what has been idle for too long.
+/// Interval between two sweeps of idle connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -50,12 +51,12 @@ pub(crate) struct Wire {
     sender: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
     sealer: Sealer,
     opened: Instant,
-    /// Of this node, as they were when it was opened.
+    /// This node's certificates when it was opened.
     certificates: Option<Arc<ClientConfig>>,
 }
 
 impl Wire {
-    /// A new connection. Cancelling closes what was opened.
+    /// Opens a new connection. Cancelling closes what was opened.
     pub(crate) async fn open(dialer: &Dialer, to: &PeerAddress) -> Result<Self, AskError> {
         let opened = Instant::now();
         let certificates = dialer.certificates();
@@ -66,8 +67,8 @@ impl Wire {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|source| unanswered(dialer, to, source))?;
-        // Ends once nobody has the other half and the answer's body, or once what the answer has
-        // become is upgraded.
+        // Ends when the other half and the answer's body are dropped, or when the upgrade of the
+        // connection has ended.
         tokio::spawn(async move {
             let ended = connection.with_upgrades().await;
             tracing::trace!(error = ?ended.err(), "a connection to another node ended");
@@ -80,8 +81,8 @@ impl Wire {
         })
     }
 
-    /// Sends a request, and gives the answer once its head is there, whenever that is. Cancelling
-    /// closes the connection.
+    /// Sends a request, and returns the answer once its head has arrived, without a timeout.
+    /// Cancelling closes the connection.
     pub(crate) async fn send<B>(
         &mut self,
         dialer: &Dialer,
@@ -111,8 +112,7 @@ impl Wire {
             .map_err(|source| unanswered(dialer, to, source))
     }
 
-    /// Whether it may take another request: one is made with the certificates that this node has
-    /// now.
+    /// Whether it may take another request: it must use this node's current certificates.
     fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>, now: Instant) -> bool {
         let same = match (&self.certificates, certificates) {
             (Some(had), Some(has)) => Arc::ptr_eq(had, has),
@@ -140,9 +140,9 @@ pub(crate) struct Idle(Mutex<Shelves>);
 
 #[derive(Debug, Default)]
 struct Shelves {
-    /// The one used last is at the end.
+    /// The most recently used one is last.
     by_node: HashMap<PeerAddress, Vec<Kept>>,
-    /// Somebody closes what has been idle for too long.
+    /// Whether the sweep task runs.
     is_swept: bool,
 }
 
@@ -169,8 +169,8 @@ impl Idle {
         found
     }
 
-    /// Keeps a connection once its answer has been read to the end; closes it where it is not, and
-    /// where those who ask are gone.
+    /// Returns a connection to the pool once its answer has been read to the end; closes it if it
+    /// is not, or if the client is gone.
     pub(crate) fn keep_when_read(self: &Arc<Self>, to: &PeerAddress, mut wire: Wire) {
         let (idle, to) = (Arc::downgrade(self), to.clone());
         tokio::spawn(async move {
@@ -199,19 +199,19 @@ impl Idle {
         }
     }
 
-    /// Closes all that lead to a node: one of them has failed.
+    /// Closes all connections to a node, because one of them has failed.
     pub(crate) fn forget(&self, to: &PeerAddress) {
         let closed = self.lock().by_node.remove(to);
         drop(closed);
     }
 
-    /// The map is sound after every single step, so a panic elsewhere does not spoil it.
+    /// The map is consistent after every step, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Shelves> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Closes what has been idle for too long, until nothing is.
+/// Closes connections that have been idle for too long, until none is left.
 async fn sweep(idle: Weak<Idle>) {
     loop {
         sleep(SWEEP_EVERY).await;

@@ -1,19 +1,20 @@
-//! The other nodes of a fleet: where sessions are, and connections to them.
+//! The other nodes of a fleet: locations of sessions, and connections to the nodes.
 //!
-//! [`Dialer`] opens them and [`PeerAcceptor`] takes them, both over TLS where the fleet has
-//! certificates; who is at the other end is judged by `conman-auth`, whose seals and verdicts
-//! belong to one connection each. [`PeerClient`] asks another node on behalf of a caller.
-//! [`FleetMap`] says which node that is: the session's owner, or the one that shall start it.
+//! [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, both over TLS if the fleet has
+//! certificates. `conman-auth` authenticates the other end; its seals and decisions are valid for
+//! one connection each. [`PeerClient`] sends a caller's requests to another node. [`FleetMap`]
+//! chooses that node: the session's owner, or the one to start it.
 //!
-//! [`Pulse`] ends the wait for a node that answers nothing any more.
+//! [`Pulse`] ends the wait for a node that no longer answers.
 //!
-//! [`ToNode`] and [`PeerAcceptor`] are what the proxies of both nodes stand on.
+//! The proxies of both nodes use [`ToNode`] and [`PeerAcceptor`].
 //!
-//! One task a connection that is asked on, which ends with it, and one that waits until its answer
-//! was read. Idle connections are kept, within bounds, for what may be repeated; the proxies keep
-//! their own. No channel.
+//! One task per connection with a request, which ends with the connection, and one that waits until
+//! the answer was read. Idle connections are kept, within limits, for repeatable requests; the
+//! proxies have separate ones. No channel.
 //!
-//! What holds throughout: a node that has certificates never speaks to another without TLS,
+//! Invariant: a node with certificates never connects to another without TLS, whatever that other
+//! node announces.
 //! whatever that other one announces.
 #![forbid(unsafe_code)]
 

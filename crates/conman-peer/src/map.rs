@@ -15,7 +15,7 @@ use crate::gone::GoneNodes;
 use crate::holding::{Cause, Held};
 use crate::{PeerAddress, PeerClient};
 
-/// Requests that wait for a node, where nobody says otherwise: half of the API's connections.
+/// Default limit of requests that wait for a node: half of the API's connections.
 const MAX_WAITING: usize = 512;
 
 /// The nodes of the fleet and their sessions, as one of them sees them.
@@ -24,22 +24,22 @@ pub struct FleetMap {
     fleet: Arc<dyn Fleet>,
     client: PeerClient,
     limits: PlacementLimits,
-    /// Of requests that wait for a node.
+    /// Places for requests that wait for a node.
     places: Semaphore,
     gone: GoneNodes,
 }
 
-/// A request's place among those that wait for a node.
+/// The place of a request that waits for a node.
 #[derive(Debug)]
 pub struct Waiting<'map> {
     _held: Held,
     _place: SemaphorePermit<'map>,
 }
 
-/// Where a session is.
+/// The location of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Whereabouts {
-    /// Nobody has ever owned it, or it was forgotten.
+    /// It was never owned, or it was forgotten.
     Nobody,
     /// This node owns it.
     Here { generation: Generation },
@@ -50,7 +50,7 @@ pub enum Whereabouts {
         node: String,
         generation: Generation,
     },
-    /// Its node is gone for good: whoever claims it gets it.
+    /// Its node was declared dead: any node may claim it.
     Lost {
         node: String,
         generation: Generation,
@@ -64,7 +64,7 @@ pub struct Owner {
     pub generation: Generation,
 }
 
-/// Another node, and how it is reached.
+/// Another node, and its address.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     pub name: Arc<str>,
@@ -73,7 +73,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether it may be about to say where it listens.
+    /// Whether it may be about to announce its address.
     #[must_use]
     pub fn has_not_announced(&self) -> bool {
         matches!(self.address, Err(NoAddress::NotYet { .. }))
@@ -84,36 +84,36 @@ impl Node {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoAddress {
     #[error(
-        "node `{node}` has not announced yet where it listens for other nodes, as one that is \
-         starting; try again in a moment"
+        "node `{node}` has not announced its peer listener yet, because it is starting; try again \
+         in a moment"
     )]
     NotYet { node: String },
     #[error(
-        "node `{node}` does not listen for other nodes; set `listen.peers` in its configuration"
+        "node `{node}` has no listener for other nodes; set `listen.peers` in its configuration"
     )]
     NotListening { node: String },
     #[error("{reason}")]
     Malformed { reason: String },
 }
 
-/// What is to be placed.
+/// The session to place.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
     pub template: Option<String>,
-    /// Absent for each node's default.
+    /// Each node's default if absent.
     pub runtime: Option<RuntimeKind>,
     /// Labels that the node must have.
     pub labels: BTreeMap<String, String>,
     pub memory_bytes: u64,
 }
 
-/// How long a request waits for what a node says that has just joined: others hear it within a second
-/// or two, unless it has many sessions to adopt first.
+/// How long a request waits for the announcement of a node that has just joined: it arrives within
+/// a second or two, unless the node has many sessions to adopt first.
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
 const ANNOUNCED_LOOK: Duration = Duration::from_millis(250);
 
-/// How long a look-up goes on that the registry does not answer; etcd elects within two of its time
-/// outs, of a second each where it is not told otherwise.
+/// How long a lookup is retried if the registry does not answer; etcd elects a leader within two
+/// election timeouts, by default one second each.
 const REGISTRY_SOON: Duration = Duration::from_secs(3);
 const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -129,14 +129,14 @@ impl FleetMap {
         }
     }
 
-    /// With as many places for requests that wait for a node.
+    /// Sets the limit of requests that wait for a node.
     #[must_use]
     pub fn waiting(mut self, places: usize) -> Self {
         self.places = Semaphore::new(places.min(Semaphore::MAX_PERMITS));
         self
     }
 
-    /// A place to wait for a node that cannot be reached; `None` while all are taken.
+    /// A place to wait for a node that cannot be reached; `None` if all are taken.
     #[must_use]
     pub fn wait_for(&self, node: &str) -> Option<Waiting<'_>> {
         let place = self.places.try_acquire().ok()?;
@@ -147,7 +147,7 @@ impl FleetMap {
         })
     }
 
-    /// This node.
+    /// This node's name.
     #[must_use]
     pub fn me(&self) -> &str {
         self.fleet.me()
@@ -169,7 +169,7 @@ impl FleetMap {
         &self.client
     }
 
-    /// Where a session is, by asking the registry.
+    /// The location of a session, read from the registry.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -178,9 +178,9 @@ impl FleetMap {
         Ok(self.place_of(sighting.located))
     }
 
-    /// Where a session is as far as is known, unless `fresh` is set; where nothing is known, the
-    /// registry is asked as well, for as long as it takes to elect another leader where the one has
-    /// gone, with the machine of a node for example. Sets `fresh` where it was.
+    /// The location of a session, from the cache unless `fresh` is set. If it is not cached, the
+    /// registry is read too, and retried for as long as it takes to elect another leader, for
+    /// example after the loss of its machine. Sets `fresh` if the registry was read.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -218,7 +218,7 @@ impl FleetMap {
         let peer = self.peer(&node);
         match peer.as_ref().map(|peer| peer.standing) {
             Some(PeerStanding::Fenced) => Whereabouts::Lost { node, generation },
-            // One that is not heard of may own it still: it says itself whether it does.
+            // A node that is not heard from may still own it; that node's answer decides.
             Some(PeerStanding::Live | PeerStanding::Silent) | None => Whereabouts::There(Owner {
                 node: way_to(&node, peer.as_ref()),
                 generation,
@@ -232,8 +232,8 @@ impl FleetMap {
         way_to(name, self.peer(name).as_ref())
     }
 
-    /// The same of one that has just joined once it has said where it listens, or has not for long;
-    /// at once while too many wait for nodes already.
+    /// Like [`Self::node`], but waits until a node that has just joined has announced its address,
+    /// with a time limit. Does not wait if too many requests wait for nodes already.
     pub async fn announced(&self, name: &str) -> Node {
         let Some(_waiting) = self.wait_for(name) else {
             return self.node(name);
@@ -256,21 +256,20 @@ impl FleetMap {
         peers.iter().find(|peer| peer.name == name).cloned()
     }
 
-    /// Tells once [`Self::tell_of_gone_nodes`] finds that the node is gone, as it was when it was
-    /// looked up.
+    /// Notifies once [`Self::tell_of_gone_nodes`] finds that this incarnation of the node is lost.
     #[must_use]
     pub fn gone(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
         self.gone.watch(node, Instant::now())
     }
 
-    /// Ends the streams with nodes that are gone, so that their clients ask anew.
+    /// Ends the streams with lost nodes, so that their clients connect again.
     pub fn tell_of_gone_nodes(&self) {
-        // Before the nodes are asked for, so that nothing seems to be known later than it is.
+        // Taken before the nodes are read, so that no data counts as newer than it is.
         let now = Instant::now();
         self.gone.tell(&self.fleet.peers(), now);
     }
 
-    /// The nodes that may start a session, the best first, and why the others may not.
+    /// The nodes that may start a session, best first, and why the others may not.
     #[must_use]
     pub fn place(&self, session: &SessionId, wish: &Wish) -> Placement {
         let me = self.fleet.me();
@@ -334,7 +333,7 @@ fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
     }
 }
 
-/// All that a node has, where it tells them.
+/// All runtimes of a node, if it announces them.
 fn runtimes(view: &conman_proto::Node) -> Option<BTreeSet<RuntimeKind>> {
     let told = view.runtimes.iter().map(|told| told.runtime);
     Some(told.collect()).filter(|told: &BTreeSet<_>| !told.is_empty())

@@ -1,9 +1,9 @@
-//! Whether nodes still answer, found out where something that was asked of one takes long.
+//! Detects nodes that no longer answer, while a request to them takes long.
 //!
-//! A daemon that is stopped, and one that cannot be reached any more, leave what was asked of them
-//! without an answer, as does one that has long to do: a start, a command, a long poll. So whoever
-//! waits asks beside it for something that is answered at once, and goes on waiting for as long as
-//! that is answered. All who wait for one node share what was found out.
+//! A daemon that is stopped or cut off does not answer, and neither does one that is busy with a
+//! long request: a start, a command, a long poll. So a waiting caller also sends a request that is
+//! answered at once, and continues to wait for as long as that is answered. All callers that wait
+//! for one node share the result.
 
 use std::collections::HashMap;
 use std::future::{Future, pending};
@@ -23,41 +23,41 @@ use crate::client::AskError;
 use crate::dial::{DialError, Dialer};
 use crate::idle::Wire;
 
-/// What is asked: the listener for nodes answers it by itself.
+/// Path of that request: the peer listener answers it without other components.
 pub const PULSE: &str = "/peer/pulse";
 
-/// Silence after which the node is asked whether it lives. Most answers come sooner, and together
-/// with the patience it is less than the three seconds after which a client shall know.
+/// The node is probed after this time without an answer. Most answers come sooner, and the sum with
+/// the timeout is below the three seconds within which a client must know.
 const QUIET: Duration = Duration::from_millis(750);
-/// Time for the answer, a new connection included. A packet that is lost once is sent again after
+/// Timeout of the probe, a new connection included. A packet that is lost once is sent again after
 /// one second.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Before the node is asked again, while the answer is still not there.
+/// Pause before the node is probed again, while the answer is outstanding.
 const AGAIN: Duration = Duration::from_secs(3);
-/// Nodes of which it is remembered; beyond, all are forgotten and asked anew.
+/// Number of nodes that are remembered; beyond it, all are forgotten and probed again.
 const MAX_NODES: usize = 1_024;
 
-/// Finds out which nodes have fallen silent.
+/// Detects nodes that do not answer.
 #[derive(Debug, Clone)]
 pub struct Pulse {
     dialer: Dialer,
     nodes: Arc<Mutex<HashMap<PeerAddress, Arc<Beat>>>>,
 }
 
-/// A node that answers nothing.
+/// A node that does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "node `{node}` at {address} answers nothing: its daemon is stopped, or cut off from this node"
+    "node `{node}` at {address} does not answer: its daemon is stopped, or cut off from this node"
 )]
 pub struct Silent {
     pub node: String,
     pub address: String,
 }
 
-/// What is known of one node.
+/// State of one node.
 #[derive(Debug, Default)]
 struct Beat {
-    /// Held while the node is asked, so that it is asked once for all who wait.
+    /// Held during a probe, so that one probe serves all callers.
     last: tokio::sync::Mutex<Option<Look>>,
     silent: AtomicBool,
 }
@@ -75,11 +75,10 @@ impl Pulse {
         Self { dialer, nodes }
     }
 
-    /// Waits for what was asked of a node, for as long as it answers anything at all. Safe to cancel
-    /// where `answer` is.
+    /// Waits for `answer` for as long as the node answers probes. Cancel safe if `answer` is.
     ///
     /// # Errors
-    /// The node has fallen silent; what was asked may have been done.
+    /// The node does not answer; the request may have been executed.
     pub async fn while_it_answers<T>(
         &self,
         of: &PeerAddress,
@@ -89,8 +88,8 @@ impl Pulse {
         waited.ok_or_else(|| silent(of))
     }
 
-    /// Returns when a node has fallen silent of which an answer is expected from now on. Safe to
-    /// cancel.
+    /// Returns when a node, of which an answer is expected from here on, does not answer any more.
+    /// Cancel safe.
     pub async fn falls_silent(&self, of: &PeerAddress) -> Silent {
         match self.while_it_answers(of, pending::<()>()).await {
             Err(silent) => silent,
@@ -98,7 +97,7 @@ impl Pulse {
         }
     }
 
-    /// Whether the node was silent when it was last asked.
+    /// Whether the node did not answer the latest probe.
     #[must_use]
     pub fn was_silent(&self, of: &PeerAddress) -> bool {
         let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,15 +106,15 @@ impl Pulse {
             .is_some_and(|beat| beat.silent.load(Ordering::Relaxed))
     }
 
-    /// Asks a node now, whatever is known of it. Safe to cancel.
+    /// Probes a node now, whatever is known of it. Cancel safe.
     pub async fn answers(&self, of: &PeerAddress) -> bool {
         self.look(of, Instant::now()).await
     }
 
-    /// Asks a node that was silent once more, before anything else is asked of it.
+    /// Probes a node again that did not answer, before another request is sent to it.
     ///
     /// # Errors
-    /// It still is.
+    /// It still does not answer.
     pub async fn check(&self, of: &PeerAddress) -> Result<(), Silent> {
         if self.was_silent(of) && !self.answers(of).await {
             return Err(silent(of));
@@ -123,7 +122,7 @@ impl Pulse {
         Ok(())
     }
 
-    /// Whether the node answers, as was found out at some time after `since`.
+    /// Whether the node answered a probe made after `since`.
     async fn look(&self, of: &PeerAddress, since: Instant) -> bool {
         let beat = self.beat(of);
         let mut last = beat.last.lock().await;
@@ -134,35 +133,31 @@ impl Pulse {
         let ended = Instant::now();
         *last = Some(Look { ended, answered });
         if beat.silent.swap(!answered, Ordering::Relaxed) == answered {
-            tracing::warn!(
-                node = of.node,
-                answered,
-                "whether a node answers has changed"
-            );
+            tracing::warn!(node = of.node, answered, "liveness of a node changed");
         }
         answered
     }
 
-    /// Any answer shows that it lives, a refusal too.
+    /// Any answer shows that it is alive, including a refusal.
     async fn ask(&self, of: &PeerAddress) -> bool {
         let Ok(request) = Request::get(PULSE).body(Empty::<Bytes>::new()) else {
             return false;
         };
-        // On a new connection: that an old one fails says nothing.
+        // On a new connection: the failure of an old one proves nothing.
         let asked = async {
             let mut wire = Wire::open(&self.dialer, of).await?;
             wire.send(&self.dialer, of, request).await
         };
         match asked.await {
             Ok(_) => true,
-            // Something took the connection, and said at least that it has no room for it.
+            // Something accepted the connection, and at least answered that it is full.
             Err(
                 AskError::Unanswered { .. }
                 | AskError::Refused(_)
                 | AskError::Dial(DialError::Tls { .. } | DialError::NoRoom { .. }),
             ) => true,
             Err(error) => {
-                tracing::debug!(node = of.node, %error, "no pulse");
+                tracing::debug!(node = of.node, %error, "node does not answer a probe");
                 false
             }
         }
@@ -177,28 +172,28 @@ impl Pulse {
     }
 }
 
-/// Waits for an answer for as long as every look, or every second one, sees that the node lives;
-/// `None` when it is given up.
+/// Waits for an answer for as long as every probe, or every second one, succeeds; `None` when it
+/// gives up.
 async fn while_seen<T, L: Future<Output = bool>>(
     answer: impl Future<Output = T>,
     look: impl Fn(Instant) -> L,
 ) -> Option<T> {
     let mut answer = pin!(answer);
     let (mut since, mut quiet) = (Instant::now(), QUIET);
-    // One that has answered during this wait is not given up for one pulse that is missed.
+    // A node that has answered during this wait is not given up after one missed probe.
     let mut answered = false;
     loop {
         tokio::select! {
             biased;
-            // Polled again below where the other arm is first.
+            // Polled again below if the other arm is first.
             answer = &mut answer => return Some(answer),
             () = sleep(quiet) => {}
         }
         tokio::select! {
             biased;
-            // Polled again in the next round where the other arm is first.
+            // Polled again in the next iteration if the other arm is first.
             answer = &mut answer => return Some(answer),
-            // What is given up here, the next who waits asks.
+            // If the probe is dropped here, the next waiting caller probes.
             lives = look(since) => match lives {
                 true => (answered, quiet) = (true, AGAIN),
                 false if answered => (answered, quiet) = (false, QUIET),
@@ -223,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a node whose looks come to these, one after the other, is given up; and how many of
+    /// Whether a node with these probe results, one after the other, is given up; and how many of
     /// them were left.
     async fn is_given_up(looks: &[bool]) -> (bool, usize) {
         let left = RefCell::new(VecDeque::from_iter(looks.iter().copied()));
@@ -232,7 +227,7 @@ mod tests {
         let look = |_| {
             let seen = left.borrow_mut().pop_front();
             if left.borrow().is_empty() {
-                // What was asked is answered at last, if anybody still waits.
+                // The answer comes at last, if the caller still waits.
                 tell.borrow_mut().take();
             }
             async move { seen.unwrap_or(true) }

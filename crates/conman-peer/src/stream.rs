@@ -9,20 +9,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-/// A node that is gone without a word is noticed within this and three probes: sooner than a
-/// client would be, because its sessions may have moved.
+/// A node that disappears is noticed within this time and three probes: sooner than a client would
+/// be, because its sessions may have moved.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
-/// Longest time that sent bytes stay unacknowledged; probes do not run meanwhile.
+/// Maximum time for which sent bytes may stay unacknowledged; no probes are sent meanwhile.
 const USER_TIMEOUT: Duration = Duration::from_secs(11);
 
-/// What names a connection in the seals of its requests.
+/// Label of the exported key that identifies a connection in the seals of its requests.
 const BINDING_LABEL: &[u8] = b"EXPORTER-conman-peer-seal";
 const BINDING_BYTES: usize = 32;
 
-/// No delay for small writes, and probes that find a node which is gone. Best effort: a socket
-/// that is closed already shows that at its first use.
+/// Disables the delay of small writes, and enables probes that detect a lost node. Best effort: on
+/// a socket that is already closed, the first use fails anyway.
 pub(crate) fn tune(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new()
@@ -34,7 +34,7 @@ pub(crate) fn tune(stream: &TcpStream) {
         .and_then(|()| socket.set_tcp_keepalive(&probes))
         .and_then(|()| socket.set_tcp_user_timeout(Some(USER_TIMEOUT)));
     if let Err(error) = tuned {
-        tracing::debug!(%error, "a connection between nodes could not be tuned");
+        tracing::debug!(%error, "cannot set socket options of a peer connection");
     }
 }
 
@@ -58,8 +58,8 @@ pub(crate) fn binding(connection: &TlsStream<TcpStream>) -> io::Result<Vec<u8>> 
     material.map_err(io::Error::other)
 }
 
-/// A connection to another node by TLS. Whether that takes this node's certificate shows when its
-/// answer is read: reading fails then with [`io::ErrorKind::PermissionDenied`].
+/// A TLS connection to another node. Whether that node accepts this one's certificate is known only
+/// when its answer is read: reading then fails with [`io::ErrorKind::PermissionDenied`].
 pub(crate) struct ToNode(pub(crate) TlsStream<TcpStream>);
 
 impl ToNode {

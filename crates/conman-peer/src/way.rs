@@ -10,7 +10,7 @@ use crate::PeerAddress;
 use crate::dial::{Dialed, Dialer};
 use crate::pulse::{Pulse, Silent};
 
-/// The way to another node's listener for nodes, for the proxy.
+/// Connects the proxy to another node's peer listener.
 #[derive(Debug)]
 pub struct ToNode {
     pub dialer: Dialer,
