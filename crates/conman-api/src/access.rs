@@ -1,8 +1,8 @@
-//! Who asks, and whether they may.
+//! Authenticates callers and checks their scope.
 //!
-//! Two layers: the outer one lets nobody past whom the guard does not know, whatever they ask
-//! for, but for the probes; the inner one, around each group of routes, asks for the group's
-//! scope. So a route that somebody forgets to group is closed, not open.
+//! There are two layers. The outer one rejects every caller that the guard does not know,
+//! whatever the path, except for probes. The inner one, around each group of routes, requires the
+//! group's scope. So a route without a group is closed, not open.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::problem::{ApiError, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
 
-/// Paths that need no credential; the guard still checks where the request comes from.
+/// Paths that need no credential; the guard still checks the origin of the request.
 const OPEN: [&str; 2] = ["/healthz", "/readyz"];
 
-/// What a route asks of its caller.
+/// The access that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needed {
     /// Nothing: a probe.
@@ -28,7 +28,7 @@ pub(crate) enum Needed {
     Scope(Scope),
 }
 
-/// Lets known callers in, and tells the handlers who they are.
+/// Authenticates the caller and passes it to the handlers.
 pub(crate) async fn authenticate(
     State((state, listener)): State<(ApiState, Listener)>,
     request: Request,
@@ -42,7 +42,7 @@ pub(crate) async fn authenticate(
         });
     }
     if listener == Listener::Peers {
-        // The listener lets nodes in alone.
+        // The listener accepts only nodes.
         return match hop::of_peer(&parts.headers) {
             Ok(caller) => {
                 tracing::Span::current().record("caller", caller.name.as_str());
@@ -83,7 +83,7 @@ pub(crate) async fn authenticate(
     }
 }
 
-/// Asks the caller for a scope.
+/// Requires a scope of the caller.
 pub(crate) async fn require(
     State(needed): State<Needed>,
     request: Request,
@@ -93,7 +93,7 @@ pub(crate) async fn require(
         Needed::Nothing => Ok(()),
         Needed::Scope(scope) => match request.extensions().get::<Caller>() {
             Some(caller) => caller.require(scope).map_err(ApiError::from),
-            None => Err(Kind::INTERNAL.because("nobody asked who the caller is")),
+            None => Err(Kind::INTERNAL.because("the caller was not authenticated")),
         },
     };
     match allowed {
@@ -102,7 +102,7 @@ pub(crate) async fn require(
     }
 }
 
-/// The caller in words that go into a session's reason and the journal.
+/// The caller as text for a session's reason and the journal.
 pub(crate) fn in_words(caller: &Caller) -> String {
     match caller.origin {
         CallerOrigin::AdminSocket { uid } => format!("uid {uid} on the admin socket"),
@@ -112,7 +112,7 @@ pub(crate) fn in_words(caller: &Caller) -> String {
     }
 }
 
-/// Who is at the other end, as the guard has it.
+/// The peer of the connection, in the guard's terms.
 pub(crate) fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_auth::Peer, ApiError> {
     match (peer, listener) {
         (Some(Peer::Tcp(address)), Listener::Tcp) => Ok(conman_auth::Peer::Tcp(*address)),
@@ -123,7 +123,7 @@ pub(crate) fn peer(peer: Option<&Peer>, listener: Listener) -> Result<conman_aut
         | (Some(Peer::Unix { .. }), Listener::Tcp)
         | (Some(Peer::Node) | None, _)
         | (_, Listener::Peers) => {
-            Err(Kind::INTERNAL.because("the router is served on a listener that it is not for"))
+            Err(Kind::INTERNAL.because("the router is served on the wrong listener"))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Lets pages of the configured origins read what the API answers (CORS).
+//! Lets pages of the configured origins read the API's answers (CORS).
 //!
-//! A page sends its token itself, in `Authorization`. The browser's own credentials are no part of
-//! it: the API has no cookies, so an answer never allows them.
+//! A page sends its token in `Authorization`. The browser's credentials are not used: the API has
+//! no cookies, so an answer never allows them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use crate::problem::ApiError;
 use crate::server::Peer;
 use crate::{ApiState, Listener};
 
-/// With it a page resumes the stream of events.
+/// A page resumes the stream of events with it.
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// How long a browser may keep the answer to a preflight: the rules change only when the daemon
-/// starts anew, and browsers keep it for two hours at most whatever they are told.
+/// How long a browser may cache the answer to a preflight. The rules change only when the daemon
+/// restarts, and browsers cache it for two hours at most.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
-/// What a page may send, and what it may read beside the headers that every page may.
+/// The headers that a page may send, and those that it may read besides the ones always readable.
 pub(crate) fn layer(guard: Arc<ApiGuard>) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::predicate(move |_, parts| {
@@ -43,15 +43,15 @@ pub(crate) fn layer(guard: Arc<ApiGuard>) -> CorsLayer {
         .max_age(MAX_AGE)
 }
 
-/// Answers preflights, which bear no token, and marks every other answer for the page that asked.
-/// A refusal is marked too, so that the page learns why.
+/// Answers preflights, which have no token, and adds the headers for the page to every other
+/// answer. A refusal has them too, so that the page can read the reason.
 pub(crate) async fn share(
     State((state, cors)): State<(ApiState, CorsLayer)>,
     request: Request,
     next: Next,
 ) -> Response {
     let preflight = is_preflight(&request);
-    // The layer takes every OPTIONS for a preflight; one that is none is judged as any request.
+    // The layer takes every OPTIONS for a preflight; others are handled like any request.
     if request.method() == Method::OPTIONS && !preflight {
         return next.run(request).await;
     }

@@ -5,11 +5,11 @@
 //! another node's journal ─> its local ─hop─> remote ─> merge ─> the client
 //! ```
 //!
-//! [`local`] tells one journal as frames, to this node's own clients and, a line each, to other
-//! nodes; [`remote`] asks another node for its frames for as long as it takes; [`merge`] puts them
-//! in order and gives each event a [`cursor`] to go on from. Nothing here runs by itself: a stream
-//! moves when its client reads, and what waits meanwhile is one event of each node, and what
-//! connections hold.
+//! [`local`] converts one journal to frames: for this node's clients and, as lines, for other
+//! nodes. [`remote`] requests another node's frames for as long as needed. [`merge`] orders them
+//! and gives each event a [`cursor`] to resume from. Nothing runs in the background: a stream
+//! advances when its client reads. Meanwhile one event of each node is held, besides the
+//! connections' buffers.
 
 mod cursor;
 mod local;
@@ -26,32 +26,32 @@ pub(crate) use local::frames;
 pub(crate) use merge::{Merged, OnlyOf};
 pub use places::StreamPlaces;
 
-/// A piece of one node's journal on its way.
+/// A message about one node's journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Frame {
     Event(Event),
-    /// Everything up to here was told that was asked for. Comes at the beginning, when what was
-    /// stored is told, and from time to time.
+    /// All requested events up to here were sent. Comes at the beginning, after the stored events,
+    /// and periodically.
     Reached {
         seq: u64,
-        /// Whether what was stored is told.
+        /// Whether all stored events were sent.
         live: bool,
-        /// Whether events between the asked position and the first one were already dropped.
+        /// Whether events between the requested position and the first one were already dropped.
         truncated: bool,
     },
 }
 
-/// Which events of a node are asked for.
+/// The events that are requested of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct From {
-    /// Those with a greater position; `None`: those that happen from now on.
+    /// Those with a greater position; `None`: only future ones.
     pub(crate) after: Option<u64>,
-    /// Those not earlier than that, in milliseconds since 1970.
+    /// Those not earlier than this, in milliseconds since 1970.
     pub(crate) since_ms: u64,
 }
 
-/// Whether an event belongs to the session's story, or tells that events are missing.
+/// Whether an event is about the session, or reports that events are missing.
 pub(crate) fn is_for(event: &Event, session: Option<&SessionId>) -> bool {
     session.is_none_or(|session| event.session.as_ref() == Some(session))
         || event.kind == EventKind::EventsLost

@@ -1,4 +1,4 @@
-//! Runs a command to its end and keeps a bounded part of what it prints.
+//! Runs a command to its end and keeps a bounded part of its output.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use conman_runtime::{ExecIo, OutputStream};
 
 use crate::problem::{ApiError, Kind};
 
-/// Kept of each output stream; the rest is read, so that the command goes on, and dropped.
+/// Kept of each output stream. The rest is read, so that the command continues, and dropped.
 const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 
-/// Bytes of standard input that go into the command's bounded queue at a time.
+/// Bytes of standard input that are queued for the command at a time.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Bound on a kill: longer than the runtime's own, which tells more.
+/// Bound on a kill: longer than the runtime's, whose error is more precise.
 const KILL_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Feeds `stdin` to the command and collects its output until it ends or `patience` is over; a
@@ -35,7 +35,7 @@ pub(crate) async fn run_to_end(
         let mut text = Bytes::from(stdin.unwrap_or_default());
         while !text.is_empty() {
             let chunk = text.split_to(text.len().min(STDIN_CHUNK_BYTES));
-            // A command that has closed its input does not want the rest.
+            // The command has closed its input.
             if input.send(chunk).await.is_err() {
                 break;
             }
@@ -45,14 +45,14 @@ pub(crate) async fn run_to_end(
         let collected = Collected::from(output).await;
         (collected, status.await)
     };
-    // The command's end counts, not whether it wanted all of its input.
+    // The command's end counts, not whether it read all of its input.
     let run = async move {
         let mut feed = std::pin::pin!(feed);
         let mut collect = std::pin::pin!(collect);
         tokio::select! {
-            // Done with the input; the output goes on below.
+            // All input was sent; the output continues below.
             () = &mut feed => collect.await,
-            // The command ended; nobody reads the rest of the input.
+            // The command ended; the rest of the input has no reader.
             done = &mut collect => done,
         }
     };
@@ -61,10 +61,10 @@ pub(crate) async fn run_to_end(
         let fate = tokio::select! {
             killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
                 Ok(Ok(())) => "was killed".to_owned(),
-                Ok(Err(error)) => format!("may go on running ({error})"),
-                Err(_) => "may go on running (the kill was not answered)".to_owned(),
+                Ok(Err(error)) => format!("may still run ({error})"),
+                Err(_) => "may still run (the kill was not answered)".to_owned(),
             },
-            // Its end was told before the answer to the kill.
+            // Its end was reported before the answer to the kill.
             _ = &mut run => "was killed".to_owned(),
         };
         return Err(Kind::EXEC_TIMED_OUT.because(format!(
@@ -88,7 +88,7 @@ pub(crate) async fn run_to_end(
     }
 }
 
-/// What was kept so far.
+/// The output so far.
 #[derive(Debug, Default)]
 struct Collected {
     stdout: Vec<u8>,
@@ -130,7 +130,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A command played by `script`.
+    /// A command simulated by `script`.
     fn command<F, Fut>(script: F) -> ExecIo
     where
         F: FnOnce(
@@ -143,7 +143,7 @@ mod tests {
         mortal_command(script).0
     }
 
-    /// Along with the order to kill it.
+    /// Likewise; also returns the receiver of the kill order.
     fn mortal_command<F, Fut>(script: F) -> (ExecIo, oneshot::Receiver<KillReply>)
     where
         F: FnOnce(
@@ -183,9 +183,9 @@ mod tests {
                 printed
                     .send((OutputStream::Stdout, chunk))
                     .await
-                    .expect("somebody reads");
+                    .expect("there is a reader");
             }
-            ended.send(exited(3)).expect("somebody waits");
+            ended.send(exited(3)).expect("there is a receiver");
         });
         let text = "x".repeat(STDIN_CHUNK_BYTES * 5 + 1);
         let result = run_to_end(io, Some(text.clone()), PATIENCE)
@@ -202,9 +202,9 @@ mod tests {
                 printed
                     .send((OutputStream::Stderr, chunk))
                     .await
-                    .expect("somebody reads");
+                    .expect("there is a reader");
             }
-            ended.send(exited(0)).expect("somebody waits");
+            ended.send(exited(0)).expect("there is a receiver");
         });
         let result = run_to_end(io, None, PATIENCE).await.expect("ended");
         assert_eq!(result.stderr.len(), MAX_OUTPUT_BYTES);
@@ -215,7 +215,7 @@ mod tests {
     async fn a_command_that_ignores_its_input_ends_all_the_same() {
         let io = command(|input, printed, ended| async move {
             drop(printed);
-            ended.send(exited(0)).expect("somebody waits");
+            ended.send(exited(0)).expect("there is a receiver");
             std::future::pending::<()>().await;
             drop(input);
         });
@@ -231,7 +231,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_command_that_does_not_end_is_killed_and_its_fate_is_told() {
-        for (answers, word) in [(true, "was killed"), (false, "may go on running")] {
+        for (answers, word) in [(true, "was killed"), (false, "may still run")] {
             let (io, order) = mortal_command(|input, printed, ended| async move {
                 std::future::pending::<()>().await;
                 drop((input, printed, ended));
@@ -241,7 +241,7 @@ mod tests {
                 if !answers {
                     std::future::pending::<()>().await;
                 }
-                reply.send(Ok(())).expect("somebody waits");
+                reply.send(Ok(())).expect("there is a receiver");
             });
             let error = run_to_end(io, None, PATIENCE)
                 .await

@@ -1,4 +1,4 @@
-//! Checks a command before it runs: every bound, every mistake at once.
+//! Checks a command before it runs: all bounds, and all mistakes at once.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ const MAX_STDIN_BYTES: usize = 1024 * 1024;
 const MAX_TIMEOUT_MS: u32 = 3_600_000;
 const DEFAULT_TIMEOUT_MS: u32 = 60_000;
 
-/// Which of the routes a command came by.
+/// The route of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// `POST`: input and output in JSON.
     Json,
     /// The WebSocket.
     Interactive,
-    /// Its terminal is kept, for whoever attaches.
+    /// Its terminal is kept, for clients that attach.
     Kept,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct CheckedExec {
     pub(crate) timeout: Duration,
 }
 
-/// Refuses what is out of bounds or belongs to the other form.
+/// Refuses values that are out of bounds or belong to another form.
 pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, ApiError> {
     let mut mistakes = Mistakes::default();
     check_command(&request.command, &mut mistakes);
@@ -84,7 +84,7 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             mistakes.unless(
                 request.tty,
                 "tty",
-                "must be true: a terminal is what is kept",
+                "must be true: only a terminal can be kept",
             );
             let absent = request.stdin.is_none();
             mistakes.unless(absent, "stdin", "cannot be given; attach and type");
@@ -173,7 +173,7 @@ fn is_clean(text: &str) -> bool {
     !text.chars().any(char::is_control)
 }
 
-/// Every mistake found so far.
+/// All mistakes found so far.
 #[derive(Debug, Default)]
 struct Mistakes(Vec<FieldError>);
 

@@ -1,14 +1,14 @@
 //! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)),
-//! or a terminal that somebody is attached to ([`ATTACH_PROTOCOL`](conman_proto::ATTACH_PROTOCOL)).
+//! or a client of a terminal ([`ATTACH_PROTOCOL`](conman_proto::ATTACH_PROTOCOL)).
 //!
-//! Two loops run within one task: one carries the client's messages to the command, the other
-//! the command's output to the client. Neither holds more than one message, so a slow client
-//! slows the command and a command that does not read slows the client. The first loop to end
-//! ends the connection; dropping the [`ExecIo`] then lets go of the command. A terminal's program
-//! is not slowed: what a slow client misses comes as a replay.
+//! Two loops run within one task: one carries the client's messages to the command, the other the
+//! command's output to the client. Neither holds more than one message, so a slow client slows
+//! the command and a command that does not read slows the client. The first loop to end ends the
+//! connection; dropping the [`ExecIo`] then disconnects from the command. A terminal's program is
+//! not slowed: a slow client gets a replay of what it missed.
 //!
-//! A peer that vanished is found twice: every [`PING_INTERVAL`] a ping goes out, and a client
-//! from which nothing came within [`SILENCE`], answers to pings included, is gone.
+//! A dead client is detected in two ways: a ping is sent every [`PING_INTERVAL`], and a client
+//! without any frame, including answers to pings, within [`SILENCE`] is disconnected.
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Most bytes in a message from the client: a terminal's paste fits, a file is cut into messages.
+/// Most bytes in a message from the client: enough for a terminal's paste; files are split.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
-/// Most bytes of frames waiting to be written; one output chunk and the control frames fit.
+/// Most bytes of frames waiting to be written: one output chunk and the control frames.
 pub(crate) const MAX_WRITE_BUFFER_BYTES: usize = 2 * 1024 * 1024;
 
-/// Time between two pings.
+/// Interval between pings.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Without a frame for so long, two pings among what was not answered, the client is gone. It
-/// bounds a single write too: who does not read cannot answer pings either.
+/// A client without a frame for this long, which includes answers to two pings, is disconnected.
+/// It bounds a single write too: a client that does not read cannot answer pings either.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Time for the client to answer the closing handshake.
@@ -42,19 +42,19 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 type Sender = SplitSink<WebSocket, Message>;
 type Receiver = SplitStream<WebSocket>;
 
-/// Why the conversation ended, and thus how it is closed.
+/// Why the conversation ended, which decides how it is closed.
 enum End {
     /// The command ended and its status was sent.
     Finished,
-    /// The client closed, vanished or stopped reading: there is nobody to tell.
+    /// The client closed, disappeared or stopped reading: nothing is sent any more.
     Gone,
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Violation(&'static str),
     /// The daemon stops.
     ShuttingDown,
 }
 
-/// Joins `socket` and a running command until either ends.
+/// Connects `socket` with a running command until either ends.
 pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: CancellationToken) {
     let (mut sender, mut receiver) = socket.split();
     let ExecIo {
@@ -69,18 +69,18 @@ pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: Cancellati
         OutputStream::Stderr => framed(ExecChannel::Stderr, &bytes),
     };
     let end = tokio::select! {
-        // Ends only with the connection, so what it may hold is lost with it anyway.
+        // Cancel safe: it ends only with the connection, so nothing that it holds is needed.
         end = carry_input(&mut receiver, stdin, resize) => end,
-        // A half-written message is not continued by what follows: `Gone` writes nothing, and a
-        // violation's close frame queues behind it in the socket's own buffer.
+        // A half-written message is not continued: `Gone` writes nothing, and a violation's close
+        // frame queues behind it in the socket's buffer.
         end = carry_output(&mut sender, output, message, status) => end,
-        // Holds nothing.
+        // Cancel safe: it holds nothing.
         () = shutdown.cancelled() => End::ShuttingDown,
     };
     close(sender, receiver, &end).await;
 }
 
-/// Joins `socket` and a terminal until the client detaches, by closing, or the program ends.
+/// Connects `socket` with a terminal until the client detaches, by closing, or the program ends.
 pub(crate) async fn watch(socket: WebSocket, attached: Attached, shutdown: CancellationToken) {
     let (mut sender, mut receiver) = socket.split();
     let Attached { io, presence } = attached;
@@ -98,14 +98,14 @@ pub(crate) async fn watch(socket: WebSocket, attached: Attached, shutdown: Cance
         // As in a conversation with a command.
         end = carry_input(&mut receiver, input, resize) => end,
         end = carry_output(&mut sender, output, message, status) => end,
-        // Holds nothing.
+        // Cancel safe: it holds nothing.
         () = shutdown.cancelled() => End::ShuttingDown,
     };
     drop(presence);
     close(sender, receiver, &end).await;
 }
 
-/// Tells the client that there is no command to talk to, as the last message it would get.
+/// Reports to the client, as the last message, that there is no command.
 pub(crate) async fn report(socket: WebSocket, status: ExecStatus) {
     let (mut sender, receiver) = socket.split();
     let end = match send(&mut sender, framed(ExecChannel::Status, &json(&status))).await {
@@ -128,7 +128,7 @@ async fn carry_input(
         };
         let payload = match message {
             Message::Binary(payload) => payload,
-            // Pings are answered by the socket itself.
+            // The socket answers pings.
             Message::Ping(_) | Message::Pong(_) => continue,
             Message::Close(_) => return End::Gone,
             Message::Text(_) => return End::Violation("text messages have no meaning here"),
@@ -140,7 +140,7 @@ async fn carry_input(
         match ExecChannel::try_from(*channel) {
             Ok(ExecChannel::Stdin) if data.is_empty() => stdin = None,
             Ok(ExecChannel::Stdin) => {
-                // A command that has closed its input does not want the rest.
+                // The command has closed its input.
                 if let Some(open) = &stdin
                     && open.send(data).await.is_err()
                 {
@@ -152,7 +152,7 @@ async fn carry_input(
                 let Some(size) = size.filter(|size| size.columns > 0 && size.rows > 0) else {
                     return End::Violation("a resize carries columns and rows, not 0, as JSON");
                 };
-                // The next one makes up for one that finds the queue full.
+                // If the queue is full, the next resize corrects the size.
                 let _ = resize.try_send(size);
             }
             Ok(
@@ -178,12 +178,12 @@ async fn carry_output<T>(
     pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
-            // `recv` loses nothing when it is cancelled.
+            // Cancel safe: `recv` loses nothing.
             chunk = output.recv() => match chunk {
                 Some(piece) => as_message(piece),
                 None => break,
             },
-            // A tick that was not waited for comes with the next call.
+            // Cancel safe: a missed tick comes with the next call.
             _ = pings.tick() => Message::Ping(Bytes::new()),
         };
         if let Err(end) = send(sender, message).await {
@@ -193,7 +193,7 @@ async fn carry_output<T>(
     let mut status = status;
     let status = loop {
         tokio::select! {
-            // Borrowed: a status that arrives meanwhile stays in the channel.
+            // Cancel safe: a status that arrives meanwhile stays in the channel.
             status = &mut status => break status.unwrap_or_else(|_| ExecStatus {
                 exit_code: None,
                 error: Some("the connection to the command was lost".to_owned()),
@@ -233,7 +233,7 @@ async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
             while let Some(Ok(_)) = receiver.next().await {}
         }
     };
-    // Who does not answer in time is cut off; everything that matters has been sent.
+    // A client that does not answer in time is disconnected; all messages have been sent.
     let _ = tokio::time::timeout(CLOSE_PATIENCE, handshake).await;
 }
 
@@ -282,11 +282,7 @@ mod tests {
         };
         let io = std::sync::Arc::new(std::sync::Mutex::new(Some(io)));
         let handler = move |upgrade: WebSocketUpgrade| async move {
-            let io = io
-                .lock()
-                .expect("nobody panics")
-                .take()
-                .expect("one client");
+            let io = io.lock().expect("no panic").take().expect("one client");
             upgrade.on_upgrade(|socket| converse(socket, io, CancellationToken::new()))
         };
         let router = Router::new().route("/", any(handler));
@@ -331,7 +327,7 @@ mod tests {
         tokio::pin!(hours);
         loop {
             tokio::select! {
-                // Reading is what answers the pings; a message that is cut off is read again.
+                // Reading answers the pings; an interrupted message is read again.
                 message = socket.next() => {
                     message.expect("it stays open").expect("it stays open");
                 }

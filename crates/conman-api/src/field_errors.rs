@@ -1,14 +1,14 @@
-//! Turns serde's messages into what a person can act on: the field, what is wrong, what is
-//! allowed, and the field that was probably meant.
+//! Converts serde's messages to actionable ones: the field, what is wrong, what is allowed, and
+//! the field that was probably meant.
 
 use conman_core::nearest;
 use conman_proto::FieldError;
 
 /// Longest message and field name that an error repeats, in characters: serde's messages quote
-/// the refused value whole, and that may be as large as the body.
+/// the refused value whole, which may be as large as the body.
 const MAX_QUOTED_CHARS: usize = 200;
 
-/// The mistake that serde reports with `message` at `path` (`.` for the whole body).
+/// The mistake of serde's `message` at `path` (`.` for the whole body).
 pub(crate) fn from_serde(path: &str, message: &str) -> FieldError {
     let message = without_position(message);
     if let Some((name, known)) = unknown_field(message) {
@@ -37,7 +37,7 @@ pub(crate) fn from_serde(path: &str, message: &str) -> FieldError {
     }
 }
 
-/// A field or parameter that nobody knows, with the nearest known one.
+/// An unknown field or parameter, with the nearest known one.
 pub(crate) fn unknown(name: &str, known: &[&str]) -> FieldError {
     let hint = nearest(name, known.iter().copied())
         .map_or_else(String::new, |near| format!("did you mean `{near}`? "));
@@ -53,7 +53,7 @@ pub(crate) fn unknown(name: &str, known: &[&str]) -> FieldError {
     }
 }
 
-/// `text`, escaped and cut to a length that is safe to send back.
+/// `text`, escaped and shortened to a length that is safe to send back.
 pub(crate) fn cut(text: &str) -> String {
     let mut chars = text.chars();
     let mut kept: String = chars
@@ -79,10 +79,10 @@ fn without_position(message: &str) -> &str {
         .map_or(message, |end| &message[..end])
 }
 
-/// Name and known names out of "unknown field `x`, expected one of `a`, `b`".
+/// The name and the known names in "unknown field `x`, expected one of `a`, `b`".
 fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
     let rest = message.strip_prefix("unknown field `")?;
-    // The name is the client's and may hold anything; the known ones are ours and hold no quote.
+    // The name is the client's and may contain anything; the known ones contain no quote.
     let (name, expected) = rest.rsplit_once("`, expected ").or_else(|| {
         rest.rsplit_once("`, there are no fields")
             .map(|(name, _)| (name, ""))
@@ -94,7 +94,7 @@ fn quoted_after<'a>(message: &'a str, prefix: &str) -> Option<&'a str> {
     message.strip_prefix(prefix)?.split('`').nth(1)
 }
 
-/// What a Rust type is to somebody who writes JSON.
+/// A Rust type in terms of JSON.
 fn in_words(expected: &str) -> &str {
     match expected {
         "u8" => "a whole number from 0 to 255",

@@ -12,17 +12,17 @@ use jiff::Timestamp;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
-/// Records read at a time.
+/// Records per page of the registry.
 const PAGE: usize = 500;
 
-/// Records that cannot be read, of those that one answer names.
+/// Most unreadable records that one answer names.
 const MAX_WARNINGS: usize = 20;
 
-/// Most records that one request looks through, for filters that hardly any session fits: then
-/// the page ends early, with a cursor to go on from.
+/// Most records that one request scans. With filters that hardly any session matches, the page
+/// then ends early, with a cursor to continue from.
 const MAX_SCANNED: usize = 20_000;
 
-/// A page of the fleet's sessions: this node's own as it sees them, others by their records.
+/// A page of the fleet's sessions: this node's from its state, others from their records.
 pub(crate) async fn sessions(
     node: &Node,
     map: &FleetMap,
@@ -76,7 +76,7 @@ fn show(node: &Node, map: &FleetMap, session: &FleetSession) -> Session {
 pub(crate) fn nodes(node: &Node, map: &FleetMap) -> Vec<conman_proto::Node> {
     let peers = map.fleet().peers();
     if !peers.iter().any(|peer| peer.name == map.me()) {
-        // Not joined yet: the others, and itself.
+        // Not joined yet: the others, and this node.
         let others = peers.iter().map(|peer| show_node(node, map, peer));
         let mut nodes: Vec<_> = others.chain([node.view()]).collect();
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
@@ -140,7 +140,7 @@ fn own_standing(standing: &Standing) -> NodeStanding {
     }
 }
 
-/// A node that has told nothing of itself.
+/// A node that has not announced itself.
 fn unknown(name: &str) -> conman_proto::Node {
     conman_proto::Node {
         name: name.to_owned(),

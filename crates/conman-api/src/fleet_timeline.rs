@@ -1,4 +1,4 @@
-//! What all nodes know of one session, and why it is where it is.
+//! Collects what all nodes know of one session, and why it is where it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +24,16 @@ use crate::routes::peers::timeline_of;
 /// Nodes that are asked at a time.
 const PARALLEL: usize = 16;
 
-/// Time for one node's answer, the connection included.
+/// Time for one node's answer, including the connection.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Largest answer of a node: more than its journal tells of one session.
+/// Largest answer of a node: more than its journal has of one session.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
-/// Most events that are told; older ones are left out.
+/// Most events in the answer; older ones are left out.
 const MAX_EVENTS: usize = 5_000;
 
-/// Puts what the other nodes know to what this one does.
+/// Adds the other nodes' knowledge to this one's.
 pub(crate) async fn gather(
     node: &Node,
     map: &Arc<FleetMap>,
@@ -42,7 +42,7 @@ pub(crate) async fn gather(
 ) -> Timeline {
     let id = own.id.clone();
     let peers = map.fleet().peers();
-    // What was declared dead is long gone, or has to say itself that it is back.
+    // A node that was declared dead has gone, or reports itself when it is back.
     let (gone, others): (Vec<&Peer>, Vec<&Peer>) = peers
         .iter()
         .filter(|peer| peer.name != map.me())
@@ -115,7 +115,7 @@ async fn ask(
     serde_json::from_slice(&body).map_err(|error| chain(&error))
 }
 
-/// How the fleet stands to the session, by the registry.
+/// The session's state in the fleet, according to the registry.
 async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     let mut fleet = SessionInFleet {
         ownership: SessionOwnership::Unknown,

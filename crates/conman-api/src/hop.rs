@@ -1,4 +1,4 @@
-//! Requests for what another node has: brought to that node, on behalf of the caller here.
+//! Forwards requests about another node's sessions to that node, on behalf of the caller.
 //!
 //! ```text
 //! caller ─> known, scope checked ─> here, when this node has the session
@@ -6,10 +6,10 @@
 //!                                   scope ─> the same routes, which serve or turn it away
 //! ```
 //!
-//! A request that a node has brought is never sent on. The other node turns it away (421) before
-//! it has done anything; then the registry is asked, and the request goes where the session is by
-//! now. A PUT for a session that nobody owns goes to the nodes that placement names, in turn;
-//! whoever of them claims the session first has it, and the others send their callers there.
+//! A forwarded request is never forwarded again. A node that does not have the session refuses it
+//! (421) before it has done anything; then the registry is read, and the request goes where the
+//! session is. A PUT for a session without an owner goes to the nodes that placement names, in
+//! turn. The first node that claims the session has it, and the others send their callers there.
 
 mod another;
 mod caller;
@@ -35,19 +35,19 @@ use crate::problem::{ApiError, Kind};
 pub(crate) use caller::of_peer;
 pub(crate) use wish::{NODE_LABEL, labels_of};
 
-/// Who asks, as the node that knows them says: the scope, and the name percent-encoded.
+/// The caller, according to the forwarding node: the scope, and the percent-encoded name.
 const X_CONMAN_CALLER: HeaderName = HeaderName::from_static("x-conman-caller");
-/// The generation that the sender takes the other node for the owner of.
+/// The generation of which the sender takes the other node for the owner.
 const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
-/// `1`: the sender knows that the generation has ended, and asks about just that one.
+/// `1`: the sender knows that the generation has ended, and requests exactly that one.
 const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 /// On answers to nodes: the request belongs elsewhere, and nothing was done.
 pub(crate) const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
-/// On what a node tells of itself for as long as another reads: its name. An older one does not say.
+/// On streamed answers to nodes: this node's name. Older versions do not send it.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
 
-/// The field by which another node knows on whose behalf it is asked.
+/// The header that names the caller to another node.
 pub(crate) fn caller_header(caller: &Caller) -> (HeaderName, HeaderValue) {
     (X_CONMAN_CALLER, caller::to_header(caller))
 }
@@ -60,14 +60,14 @@ pub(crate) struct ByPeer;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimit(pub(crate) usize);
 
-/// What a request may need to find its way.
+/// The state that forwarding needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Hop {
     pub(crate) node: Arc<Node>,
     pub(crate) map: Arc<FleetMap>,
 }
 
-/// The layer of routes for one session: sees to it that its node answers.
+/// The layer of routes for one session: lets its node answer.
 pub(crate) async fn to_owner(
     State(limit): State<BodyLimit>,
     params: PathParams,
@@ -78,7 +78,7 @@ pub(crate) async fn to_owner(
         return next.run(request).await;
     };
     let Some(id) = parameter(&params).and_then(|id| id.parse::<SessionId>().ok()) else {
-        // The handler tells what is wrong with it.
+        // The handler reports what is wrong with it.
         return next.run(request).await;
     };
     if request.extensions().get::<ByPeer>().is_some() {
@@ -95,7 +95,7 @@ pub(crate) async fn to_owner(
         }
         return response;
     }
-    // What begins or ends here may come to find that another node was first.
+    // A request that starts or ends a session may find that another node was first.
     let decides = [Method::PUT, Method::DELETE].contains(request.method());
     if hop.node.owns(&id) && !decides {
         return next.run(request).await;
@@ -103,7 +103,7 @@ pub(crate) async fn to_owner(
     visit::Visit::begin(hop, id, (request, limit), next).await
 }
 
-/// The layer of routes for one node: sees to it that this node answers.
+/// The layer of routes for one node: lets that node answer.
 pub(crate) async fn to_node(
     State(limit): State<BodyLimit>,
     params: PathParams,
@@ -135,7 +135,7 @@ pub(crate) async fn to_node(
     }
 }
 
-/// A path that cannot be decoded is the handler's to refuse.
+/// A path that cannot be decoded is refused by the handler.
 type PathParams = Result<RawPathParams, RawPathParamsRejection>;
 
 fn parameter(params: &PathParams) -> Option<&str> {
@@ -148,11 +148,11 @@ fn parameter(params: &PathParams) -> Option<&str> {
 }
 
 impl Hop {
-    /// Whether this node answers what another one brings for the session.
+    /// Whether this node answers a forwarded request for the session.
     fn has(&self, id: &SessionId, method: &Method, headers: &HeaderMap) -> bool {
         if *method == Method::PUT {
-            // Of a session that is somebody's, that one is asked; that nobody has it, and who shall,
-            // the node that asks has to find out. Otherwise the claim decides.
+            // With a generation, the session has an owner, which must be this node. Without one, the
+            // forwarding node has found no owner, and the claim decides.
             return !headers.contains_key(X_CONMAN_GENERATION) || self.node.is_live(id);
         }
         let asked = headers
@@ -186,16 +186,16 @@ pub(crate) fn turned(error: ApiError) -> ApiError {
     error.header(X_CONMAN_TURNED, NOT_OWNER)
 }
 
-/// Of what is not repeated by itself.
+/// For a request that is not repeated automatically.
 fn unanswered(why: &str) -> ApiError {
     Kind::NODE_SILENT.because(format!(
-        "{why}; the request may have been carried out: look before you repeat it"
+        "{why}; the request may have been carried out: check before you repeat it"
     ))
 }
 
 fn unreachable(why: &str) -> ApiError {
     Kind::NODE_UNREACHABLE.because(format!(
-        "{why}. When it stays so, its sessions are taken over by other nodes; `conman nodes` \
-         shows how the nodes stand"
+        "{why}. If it stays so, other nodes take over its sessions; `conman nodes` \
+         shows the state of the nodes"
     ))
 }

@@ -1,4 +1,4 @@
-//! The one place that says which problem each error of the image store is.
+//! Maps each error of the image store to a problem. This is the only place.
 
 use std::error::Error;
 use std::io;
@@ -9,7 +9,7 @@ use conman_proto::FieldError;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
-/// What the mistake is in, as it stands in the request.
+/// The field of the mistake in the request.
 const BODY: &str = "body";
 const PULL: &str = "pull";
 
@@ -49,9 +49,9 @@ pub(crate) fn pull_problem(error: &PullError) -> ApiError {
     }
 }
 
-/// `whole` is what is told: `error` with what it happened to.
+/// `whole` is the reported error: `error` with its subject.
 fn import_problem(error: &ImportError, whole: &(dyn Error + 'static), field: &str) -> ApiError {
-    // A disk that is full shows wherever something is written.
+    // A full disk shows wherever something is written.
     if let Some(kind) = storage_kind(error) {
         return kind.because(chain(whole));
     }

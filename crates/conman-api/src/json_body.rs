@@ -1,4 +1,4 @@
-//! Request bodies: bounded in size and time, JSON objects only, every refusal a problem that
+//! Request bodies: bounded in size and time, JSON objects only. Every refusal is a problem that
 //! names the field.
 
 use std::time::Duration;
@@ -13,14 +13,14 @@ use serde::de::DeserializeOwned;
 use crate::problem::{ApiError, Kind};
 use crate::{field_errors, json_value};
 
-/// Bound on every body but a command's: the largest valid spec (64 KiB of environment, 64 KiB of
-/// command line, labels and binds) with JSON's escapes fits.
+/// Bound on every body except a command's: enough for the largest valid spec (64 KiB of
+/// environment, 64 KiB of command line, labels and binds) with JSON's escapes.
 pub(crate) const MAX_BODY_BYTES: usize = 256 * 1024;
 
-/// Bound on the body of `POST …/exec`, which may bring 1 MiB of standard input.
+/// Bound on the body of `POST …/exec`, which may contain 1 MiB of standard input.
 pub(crate) const MAX_EXEC_BODY_BYTES: usize = 2 * 1024 * 1024;
 
-/// A body that takes longer is cut: 256 KiB arrive within it at 70 kbit/s.
+/// Time for a body: 256 KiB arrive within it at 70 kbit/s.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The JSON object in the request's body; an absent or empty body is an empty object.
@@ -70,7 +70,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
             Kind::BAD_JSON.because(field_errors::cut(&error.to_string()))
         }
     })?;
-    // A derived struct would also be read from a list of its fields' values.
+    // A derived struct could also be read from a list of its fields' values.
     if !value.is_object() {
         return Err(bad_field(".", "must be a JSON object"));
     }

@@ -1,5 +1,5 @@
-//! JSON as this API takes it: no name twice in an object, a bounded number of values, and whole
-//! numbers whichever way they are written (`5`, `5.0`, `5e0`), as JSON Schema has it.
+//! JSON as this API accepts it: no duplicate names in an object, a bounded number of values, and
+//! whole numbers in any notation (`5`, `5.0`, `5e0`), as in JSON Schema.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,8 +7,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Most values in a body, those within others included. The largest valid request has fewer than
-/// 2,000; without a bound, a body of small values takes 20 times its size in memory.
+/// Most values in a body, including nested ones. The largest valid request has fewer than 2,000.
+/// Without a bound, a body of small values takes 20 times its size in memory.
 const MAX_VALUES: usize = 16_384;
 
 /// Whole numbers up to here are exact as doubles.

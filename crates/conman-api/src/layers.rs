@@ -1,5 +1,5 @@
-//! What every request passes on its way in and out, outermost first: an id and a log line,
-//! security headers, problems written out, panics caught. Time limits are set route by route.
+//! The layers around every request, outermost first: an id and a log line, security headers,
+//! problems written out, panics caught. Time limits are set for each route.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,17 +19,17 @@ use tracing::Instrument as _;
 use crate::problem::{self, Kind};
 use crate::server::Peer;
 
-/// Answers bear the id that the log line of their request has.
+/// Answers have the id of their request's log line.
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest time for a route that only looks something up or writes it down.
+/// Longest time for a route that only reads or stores something.
 const QUICK: Duration = Duration::from_secs(30);
 
 /// Counts requests of this process; unique within its log.
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
 
-/// The outermost layer. Logged are method and path, never the query (commands and their
-/// environment stand there) nor any header.
+/// The outermost layer. It logs method and path, never the query (it may contain commands and
+/// their environment) or headers.
 pub(crate) async fn outermost(request: Request, next: Next) -> Response {
     let id = format!("{:08x}", NEXT_REQUEST.fetch_add(1, Ordering::Relaxed));
     let method = request.method().clone();
@@ -50,8 +50,8 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
         let status = response.status().as_u16();
         let peer = peer.map(tracing::field::display);
         let took_ms = started.elapsed().as_secs_f64() * 1_000.0;
-        // Other failures are the runtime's or a program's: the journal has them, and a log that
-        // tells each refused request drowns the rest while Docker is down.
+        // Other failures are the runtime's or a program's and are in the journal. Logging each one
+        // would flood the log while Docker is down.
         if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
             tracing::warn!(status, took_ms, peer, "answered");
         } else {
@@ -70,7 +70,7 @@ pub(crate) async fn outermost(request: Request, next: Next) -> Response {
     .await
 }
 
-/// Tells the outermost layer which route answers.
+/// Reports to the outermost layer which route answers.
 pub(crate) async fn note_route(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = next.run(request).await;
@@ -80,7 +80,7 @@ pub(crate) async fn note_route(request: Request, next: Next) -> Response {
     response
 }
 
-/// Bounds the time of a route that has no bound of its own.
+/// Bounds the time of a route that has no other bound.
 pub(crate) async fn quick(request: Request, next: Next) -> Response {
     let Ok(response) = tokio::time::timeout(QUICK, next.run(request)).await else {
         let bound = QUICK.as_secs();
@@ -93,7 +93,7 @@ pub(crate) async fn quick(request: Request, next: Next) -> Response {
     response
 }
 
-/// A panic is one request's 500, with its message in the log alone.
+/// A panic becomes the request's 500, with its message only in the log.
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<String>()
@@ -124,7 +124,7 @@ fn set_headers(response: &mut Response, id: &str) {
         .or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// A client may invent methods; the metric's labels stay few.
+/// Clients may send any method; the metric's labels stay few.
 fn known_method(method: &http::Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",

@@ -2,17 +2,18 @@
 //!
 //! [`router`] is the whole API as an axum router over a running [`Node`]; [`serve_tcp`] and
 //! [`serve_unix`] put it on a listener with bounds on connections, headers and time. The crate
-//! owns no state and no policy: a handler reads the request, asks the node, and writes the answer.
-//! What another node of a fleet has is asked of that one (`hop`).
+//! owns no state and no policy: a handler reads the request, calls the node, and writes the
+//! answer. Requests about another node's sessions are forwarded (`hop`).
 //!
 //! A request passes, outermost first: an id, a log line and a metric; problems written out;
-//! preflights of allowed pages answered (CORS); panics caught; who asks ([`ApiGuard`]); the scope that its route needs; a time limit, unless
-//! the route bounds itself or streams; the handler.
+//! preflights of allowed pages answered (CORS); panics caught; the caller authenticated
+//! ([`ApiGuard`]); the route's scope checked; a time limit, unless the route bounds itself or
+//! streams; the handler.
 //!
 //! Tasks: one for each connection and listener, in [`serve_tcp`] and [`serve_unix`]; one for each
-//! interactive command once its WebSocket stands. No channels of its own; those of a command come
-//! bounded from the runtime. A pull whose progress is told has a task of its own, too: it goes on
-//! without who asked. Streams and sockets end when [`ApiState::closing`] is cancelled.
+//! interactive command once its WebSocket is open; one for each pull with progress reports, which
+//! continues without its caller. The crate has no channels; those of a command come bounded from
+//! the runtime. Streams and sockets end when [`ApiState::closing`] is cancelled.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -59,30 +60,30 @@ pub use node_errors::route_problem;
 pub use routes::peers::Ready;
 pub use server::{Peer, ServeOptions, serve_node, serve_tcp, serve_unix};
 
-/// What the handlers work with.
+/// State shared by the handlers.
 #[derive(Clone)]
 pub struct ApiState {
-    /// The node that everything is asked of.
+    /// The node that handlers call.
     pub node: Arc<Node>,
-    /// Who may ask.
+    /// Authenticates callers.
     pub guard: Arc<ApiGuard>,
-    /// The other nodes; absent where there are none.
+    /// The other nodes; `None` outside a fleet.
     pub fleet: Option<Arc<FleetMap>>,
     /// Makes connect tokens.
     pub connect_tokens: Arc<ConnectTokens>,
     /// The image store.
     pub images: ImageKeeper,
-    /// Renders `/metrics`; whoever installed the recorder runs its upkeep.
+    /// Renders `/metrics`; the installer of the recorder runs its upkeep.
     pub metrics: PrometheusHandle,
     /// The places for streams of the fleet's events.
     pub streams: StreamPlaces,
-    /// Cancelled when the daemon stops: ends event and log streams and interactive commands,
-    /// which would otherwise outlast every patience.
+    /// Cancelled when the daemon stops: ends event and log streams and interactive commands, which
+    /// have no time limit.
     pub closing: CancellationToken,
 }
 
 impl ApiState {
-    /// The other nodes, where there can be some.
+    /// The other nodes, if the node is in a fleet.
     pub(crate) fn others(&self) -> Option<&Arc<FleetMap>> {
         self.fleet.as_ref().filter(|map| !map.is_alone())
     }
@@ -94,10 +95,10 @@ impl std::fmt::Debug for ApiState {
     }
 }
 
-/// Which listener a request came by.
+/// The listener that a request came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listener {
-    /// The API listener: a token is needed where tokens are configured.
+    /// The API listener: if tokens are configured, one is required.
     Tcp,
     /// The admin socket: the peer's credentials count.
     Admin,
@@ -125,14 +126,14 @@ pub fn router(state: ApiState, listener: Listener) -> Router {
     } else {
         routes
     };
-    // A router of its own: the inner one adds `Allow` to its answer only after its own layers.
+    // A separate router: the inner one adds `Allow` to its answer only after its layers.
     Router::new()
         .fallback_service(routes)
         .layer(from_fn(layers::outermost))
 }
 
-/// What answers in place of the API while the node has not joined its fleet: that it lives, and
-/// why it is not ready.
+/// Answers instead of the API while the node has not joined its fleet: that it is alive, and why
+/// it is not ready.
 pub fn joining_router(standing: watch::Receiver<Standing>) -> Router {
     let waiting = move || {
         let refusal = routes::not_joined(&standing.borrow(), None);
@@ -156,7 +157,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     api
 }
 
-/// The description as it is served and kept in `proto/openapi.json`.
+/// The description as it is served and stored in `proto/openapi.json`.
 fn openapi_json() -> &'static str {
     static JSON: LazyLock<String> = LazyLock::new(|| {
         let mut json = openapi().to_pretty_json().unwrap_or_default();

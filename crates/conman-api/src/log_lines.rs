@@ -1,15 +1,15 @@
-//! Cuts a container's output into lines, stream by stream, in bounded memory.
+//! Splits a container's output into lines, stream by stream, in bounded memory.
 
 use bytes::Bytes;
 use conman_proto::{LogLine, LogStream};
 use conman_runtime::{LogChunk, OutputStream};
 use jiff::Timestamp;
 
-/// A longer line comes in pieces, so that output without newlines needs no more memory than this
-/// for each stream.
+/// Longer lines are split, so that output without newlines needs no more memory than this for
+/// each stream.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
-/// Holds what has not ended with a newline yet.
+/// Holds output that has not ended with a newline yet.
 #[derive(Debug)]
 pub(crate) struct LogLines {
     timestamps: bool,
@@ -45,7 +45,7 @@ impl LogLines {
         lines
     }
 
-    /// What is left without a newline at the end of the log.
+    /// The rest without a newline, at the end of the log.
     pub(crate) fn finish(&mut self) -> Vec<LogLine> {
         [OutputStream::Stdout, OutputStream::Stderr]
             .into_iter()

@@ -1,5 +1,5 @@
-//! The one place that says which problem each error of the node is. Every match is exhaustive,
-//! so that a new error cannot go out without a decision.
+//! Maps each error of the node to a problem. This is the only place. Every match is exhaustive,
+//! so that a new error needs a decision.
 
 use std::error::Error;
 
@@ -96,7 +96,7 @@ impl From<JournalError> for ApiError {
     }
 }
 
-/// The problem that a connection to a session meets, for whoever serves sessions.
+/// The problem of a connection to a session, for servers of sessions.
 #[must_use]
 pub fn route_problem(error: &RouteError) -> Problem {
     let kind = match error {
@@ -125,7 +125,7 @@ pub fn route_problem(error: &RouteError) -> Problem {
     problem
 }
 
-/// [`route_problem`] for another node, which is told when the session is a third one's.
+/// [`route_problem`] for another node: it also says if a third node has the session.
 pub(crate) fn route_error(error: &RouteError) -> ApiError {
     let refusal = ApiError::from(Box::new(route_problem(error)));
     match error {

@@ -1,5 +1,5 @@
-//! Completes the description that the routes' annotations give: the problem responses that
-//! every route shares, who may call it, and what the document is.
+//! Completes the description that the routes' annotations give: the problem responses that all
+//! routes share, the required scope, and the document's metadata.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::access::Needed;
 /// Name of the one security scheme.
 const BEARER: &str = "bearer";
 
-/// Comes from below the router, before there is a request to describe.
+/// Sent below the router, before there is a request to describe.
 const HEAD_TOO_LARGE: &str = "431";
 
 const DESCRIPTION: &str = "Sessions, events and nodes of conman. Errors are RFC 9457 problem \
@@ -42,8 +42,7 @@ pub(crate) fn frame() -> OpenApi {
     OpenApiBuilder::new().info(info).build()
 }
 
-/// States for every operation of `api` who may call it, and the answers that come from outside
-/// its handler.
+/// Adds to every operation of `api` who may call it, and the answers from outside its handler.
 pub(crate) fn complete(api: &mut OpenApi, needed: Needed) {
     for item in api.paths.paths.values_mut() {
         for operation in operations(item) {
@@ -53,7 +52,7 @@ pub(crate) fn complete(api: &mut OpenApi, needed: Needed) {
     }
 }
 
-/// Adds what no operation mentions by itself, and what its annotation cannot say.
+/// Adds what the annotations omit or cannot express.
 pub(crate) fn finish(api: &mut OpenApi) {
     for item in api.paths.paths.values_mut() {
         operations(item).for_each(describe_json_parameters);
@@ -124,7 +123,7 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
         );
     }
     if let Some(body) = &mut operation.request_body {
-        // An absent body is an empty object, and no other request has a field that is required.
+        // An absent body is an empty object, and no other request has a required field.
         let required = ["exec", "keep_exec", "add_image"];
         if operation
             .operation_id

@@ -1,4 +1,4 @@
-//! Path parameters whose refusal is a problem that tells the rule.
+//! Path parameters; their refusal is a problem that states the rule.
 
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;

@@ -1,9 +1,9 @@
-//! Errors as RFC 9457 problem details: the kinds of error this API knows, and how one becomes a
-//! response.
+//! Errors as RFC 9457 problem details: the kinds of error of this API, and their conversion to
+//! responses.
 //!
-//! A handler's error travels as a [`Problem`] in the response's extensions; the outermost layer
-//! writes it out, so that the request's path and id are added in one place and nothing of axum's
-//! or a layer's own plain-text errors reaches a client.
+//! A handler's error travels as a [`Problem`] in the response's extensions, and the outermost
+//! layer writes it out. So the request's path and id are added in one place, and no plain-text
+//! error of axum or a layer reaches a client.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -13,7 +13,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-/// One kind of error: what is the same for every occurrence.
+/// A kind of error: the fields that all its occurrences share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) slug: &'static str,
@@ -149,10 +149,10 @@ kinds! {
     INTERNAL = lasting("internal", "conman has a bug", INTERNAL_SERVER_ERROR);
 }
 
-/// Seconds after which a client should try again when nothing better is known.
+/// Seconds after which a client should try again if no better value is known.
 const RETRY_AFTER_S: u32 = 1;
 
-/// What a handler returns instead of an answer.
+/// A handler's error.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     problem: Box<Problem>,
@@ -166,7 +166,7 @@ impl ApiError {
         self
     }
 
-    /// Sets whether the same request may succeed later, where the error itself knows.
+    /// Sets whether the same request may succeed later, if the error knows it.
     pub(crate) fn retryable(mut self, retryable: bool) -> Self {
         self.problem.retryable = retryable;
         self
@@ -223,8 +223,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Writes out the problem that a response carries; an error response without one, which is a
-/// layer's or axum's own, gets the problem that its status stands for.
+/// Writes out the problem that a response carries. An error response of a layer or of axum has
+/// none and gets the problem of its status.
 pub(crate) fn write_out(response: Response, path: &str) -> Response {
     let status = response.status();
     let (mut parts, body) = response.into_parts();

@@ -1,5 +1,5 @@
-//! Query parameters: read by hand, because a parameter may repeat, an unknown one is an error,
-//! and every mistake is told at once.
+//! Query parameters. They are read by hand, because a parameter may repeat, an unknown one is an
+//! error, and all mistakes are reported at once.
 
 use conman_proto::FieldError;
 use http::Uri;
@@ -11,11 +11,11 @@ use crate::problem::{ApiError, Kind};
 /// Most parameters in one query; hyper bounds the bytes.
 const MAX_PARAMETERS: usize = 128;
 
-/// The parameters of one request; each is taken by name, and what is left at the end is unknown.
+/// The parameters of one request. Each is taken by name; the rest at the end is unknown.
 #[derive(Debug)]
 pub(crate) struct Query {
     pairs: Vec<(String, String)>,
-    /// Names that stand there without `=`.
+    /// Names that occur without `=`.
     bare: Vec<String>,
     known: Vec<&'static str>,
     errors: Vec<FieldError>,
@@ -71,7 +71,7 @@ impl Query {
         found.into_iter().map(|(_, value)| value).collect()
     }
 
-    /// The value of a parameter that stands there at most once.
+    /// The value of a parameter that occurs at most once.
     pub(crate) fn one(&mut self, name: &'static str) -> Option<String> {
         let mut values = self.all(name);
         if values.len() > 1 {
@@ -80,7 +80,7 @@ impl Query {
         values.pop()
     }
 
-    /// Whether a parameter that has not been taken yet stands there.
+    /// Whether a parameter that has not been taken yet occurs.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.pairs.iter().any(|(key, _)| key == name)
     }
@@ -88,7 +88,7 @@ impl Query {
     /// A whole number between bounds.
     pub(crate) fn number(&mut self, name: &'static str, min: u64, max: u64) -> Option<u64> {
         let text = self.one(name)?;
-        // `u64::from_str` takes a leading plus sign, which the description does not.
+        // `u64::from_str` accepts a leading plus sign, which the description does not.
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse::<u64>() {
             Ok(number) if digits && (min..=max).contains(&number) => Some(number),
@@ -118,7 +118,7 @@ impl Query {
         }
     }
 
-    /// A value that `parse` understands or refuses in words.
+    /// A value that `parse` accepts, or refuses with a message.
     pub(crate) fn parsed<T, E: std::fmt::Display>(
         &mut self,
         name: &'static str,
@@ -134,7 +134,7 @@ impl Query {
         }
     }
 
-    /// Every parameter, for whoever knows the names.
+    /// Every parameter, for callers that know the names.
     pub(crate) fn into_pairs(self) -> Result<Vec<(String, String)>, ApiError> {
         if self.errors.is_empty() {
             Ok(self.pairs)
@@ -143,7 +143,7 @@ impl Query {
         }
     }
 
-    /// Notes a mistake; [`Query::finish`] tells it.
+    /// Records a mistake; [`Query::finish`] reports it.
     pub(crate) fn mistake(&mut self, field: &str, message: impl Into<String>) {
         self.errors.push(FieldError {
             field: field_errors::cut(field),
@@ -151,7 +151,7 @@ impl Query {
         });
     }
 
-    /// Refuses the request when any parameter was wrong or unknown.
+    /// Refuses the request if any parameter was wrong or unknown.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
         for (name, _) in &self.pairs {
             self.errors.push(field_errors::unknown(name, &self.known));

@@ -27,7 +27,7 @@ use crate::{ApiState, layers, openapi};
 
 pub(crate) use probes::{healthz, not_joined};
 
-/// The routes with their description. A route that is not bounded by `quick` bounds itself or
+/// The routes with their description. A route that `quick` does not bound bounds itself or
 /// streams; the scope is checked before a handler runs.
 pub(crate) fn all() -> OpenApiRouter<ApiState> {
     let open = OpenApiRouter::new()
@@ -83,7 +83,7 @@ fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     home_of(MAX_BODY_BYTES, routes)
 }
 
-/// The same of one whose body may have so many bytes.
+/// Likewise, with a larger limit of the body.
 fn home_of(max_bytes: usize, routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     routes.layer(from_fn_with_state(BodyLimit(max_bytes), hop::to_owner))
 }
@@ -93,7 +93,7 @@ fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState>
     routes.layer(from_fn_with_state(BodyLimit(MAX_BODY_BYTES), hop::to_node))
 }
 
-/// The routes that are for other nodes alone, and described nowhere.
+/// The routes for other nodes only, which are not in the description.
 pub(crate) fn for_peers() -> Router<ApiState> {
     let read = Router::new()
         .route(peers::EVENTS, get(peers::events))

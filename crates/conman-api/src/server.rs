@@ -1,9 +1,9 @@
-//! Serves the router on a TCP or a Unix listener, with the bounds that `axum::serve` lacks:
-//! time and size of headers (which bounds idle keep-alive connections too), number of
-//! connections, peers that vanished without a word.
+//! Serves the router on a TCP or a Unix listener, with bounds that `axum::serve` lacks: time and
+//! size of headers (which also bounds idle keep-alive connections), number of connections,
+//! detection of dead peers.
 //!
-//! One task accepts; every connection has a task of its own, tracked, so that shutdown can stop
-//! accepting, let requests finish within a patience, and then cut what is left.
+//! One task accepts. Every connection has a tracked task, so that shutdown can stop accepting,
+//! let requests finish for a bounded time, and then close the rest.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,11 +26,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-/// Bounds on what clients may hold open.
+/// Limits for clients' connections.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// Connections at a time. For one more, the oldest without a completed request is closed; where
-    /// there is none, the new one waits.
+    /// Most connections at a time. For one more, the oldest without a completed request is closed;
+    /// if there is none, the new one waits.
     pub max_connections: usize,
     /// Time for a whole request head, and the longest idle time between two requests.
     pub header_timeout: Duration,
@@ -38,7 +38,7 @@ pub struct ServeOptions {
     pub max_headers: usize,
     /// Most bytes of a request's head; 431 above.
     pub max_header_bytes: usize,
-    /// Time that requests in flight have to finish after shutdown began.
+    /// Time for open requests to finish after shutdown began.
     pub patience: Duration,
 }
 
@@ -48,33 +48,33 @@ impl Default for ServeOptions {
             max_connections: 1_024,
             header_timeout: Duration::from_secs(15),
             max_headers: 100,
-            // An interactive command stands in the query, percent-encoded.
+            // The query of an interactive command contains it percent-encoded.
             max_header_bytes: 64 * 1024,
             patience: Duration::from_secs(5),
         }
     }
 }
 
-/// Who is at the other end of a connection; an extension of every request.
+/// The peer of a connection; an extension of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// A client on the network.
     Tcp(SocketAddr),
-    /// A process of this host, by the credentials that the kernel vouches for.
+    /// A process of this host, with credentials from the kernel.
     Unix {
         /// Its effective user at the time it connected.
         uid: u32,
         /// Its effective group at the time it connected.
         gid: u32,
-        /// Its process id, for the log; it may be gone or reused by now.
+        /// Its process id, for the log; the process may have ended and the id be reused.
         pid: Option<i32>,
     },
-    /// Another node, whose connection the listener for nodes has judged.
+    /// Another node, which the listener for nodes has authenticated.
     Node,
 }
 
 impl Peer {
-    /// Where the connection comes from; this host, where it does not come over the network.
+    /// The peer's address; this host's if it does not come over the network.
     fn address(&self) -> IpAddr {
         match self {
             Self::Tcp(address) => address.ip(),
@@ -98,8 +98,8 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Serves `router` on a TCP listener until `shutdown`, then at most `options.patience` longer. By its
-/// pulse it shows that it accepts.
+/// Serves `router` on a TCP listener until `shutdown`, then at most `options.patience` longer.
+/// Its heartbeat shows that it accepts.
 pub async fn serve_tcp(
     listener: TcpListener,
     router: Router,
@@ -110,7 +110,7 @@ pub async fn serve_tcp(
     serve("api", listener, router, options, shutdown, pulse).await;
 }
 
-/// Serves `router` on a Unix listener; who connects is told by [`Peer::Unix`].
+/// Serves `router` on a Unix listener; [`Peer::Unix`] identifies the client.
 pub async fn serve_unix(
     listener: UnixListener,
     router: Router,
@@ -121,8 +121,7 @@ pub async fn serve_unix(
     serve("admin", listener, router, options, shutdown, pulse).await;
 }
 
-/// Serves `router` on one connection that another node's request has come by, until the connection
-/// or the daemon ends.
+/// Serves `router` on one connection of another node, until the connection or the daemon ends.
 pub async fn serve_node<S>(
     stream: S,
     router: Router,
@@ -135,7 +134,7 @@ pub async fn serve_node<S>(
     serve_connection(&http, stream, Peer::Node, None, router, shutdown).await;
 }
 
-/// Time after which a silent peer is probed; with the interval and count below a vanished one is
+/// Time after which a silent peer is probed; with the interval and count below, a dead peer is
 /// noticed within a minute and a half.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(45);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -144,11 +143,11 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// Longest time that sent bytes may stay unacknowledged, or a peer may refuse to read.
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Pause after a failed accept: when descriptors are used up, trying again at once only burns a
-/// processor.
+/// Pause after a failed accept: without descriptors, an immediate retry only wastes processor
+/// time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Read buffer of a connection: the largest head fits, bodies pass through it.
+/// Read buffer of a connection: large enough for the largest head; bodies pass through it.
 const MAX_BUFFER_BYTES: usize = 96 * 1024;
 
 /// A listener of either family.
@@ -203,7 +202,7 @@ async fn serve<L: Listen>(
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
     let http = Arc::new(Http::new(options));
-    // Cancelling either future at shutdown loses at most a connection that was never served.
+    // Cancel safe: at shutdown, at most a connection that was never served is lost.
     let next = || shutdown.run_until_cancelled(accept(&listener, &places));
     while let Some(accepted) = pulse.idle(next()).await {
         match accepted {
@@ -215,11 +214,11 @@ async fn serve<L: Listen>(
                     let place = Some(Arc::new(place));
                     let serving = serve_connection(&http, stream, peer, place, router, shutdown);
                     tokio::select! {
-                        // First, so that a request which has arrived is read, and keeps the
-                        // connection where its caller is known.
+                        // First, so that a request that has arrived is read, which keeps the
+                        // connection if its caller is known.
                         biased;
                         () = serving => {}
-                        // Both cut the connection, which is the purpose.
+                        // Both close the connection, as intended.
                         () = evicted => {}
                         () = abort.cancelled() => {}
                     }
@@ -235,7 +234,7 @@ async fn serve<L: Listen>(
     connections.close();
     let served = tokio::time::timeout(patience, connections.wait());
     if pulse.wait(patience, served).await.is_err() {
-        tracing::info!(connections = connections.len(), "cutting connections");
+        tracing::info!(connections = connections.len(), "closing connections");
         abort.cancel();
         connections.wait().await;
     }
@@ -269,7 +268,7 @@ impl Http {
     }
 }
 
-/// `place` is that of the connection, where it has one of its own.
+/// `place`: the connection's place, if it has one.
 async fn serve_connection<S>(
     http: &Http,
     stream: S,
@@ -284,7 +283,7 @@ async fn serve_connection<S>(
     let (most, patience) = (options.max_header_bytes, options.header_timeout);
     match conman_listen::begin(stream, most, patience, shutdown.cancelled()).await {
         Ok(Some(begun)) => {
-            // On the heap, so that a connection on which nothing comes has no room for it.
+            // On the heap, so that an idle connection needs no room for it.
             Box::pin(serve_http(http, begun, peer, place, router, shutdown)).await;
         }
         Ok(None) => {}
@@ -324,7 +323,7 @@ async fn serve_http<S>(
         .serve_connection(TokioIo::new(begun), service)
         .with_upgrades();
     let mut connection = Box::pin(connection);
-    // The connection is only borrowed here: when shutdown comes first, it goes on below.
+    // The connection is only borrowed here: after a shutdown it is served below.
     let result = tokio::select! {
         result = connection.as_mut() => result,
         () = shutdown.cancelled() => {
@@ -440,7 +439,7 @@ mod tests {
             .route("/probe", get(async || ()))
             .route("/known", get(known));
         let options = ServeOptions {
-            // No connection ends by itself within the test.
+            // No connection times out within the test.
             header_timeout: Duration::from_secs(3_600),
             ..ServeOptions::default()
         };
@@ -477,7 +476,7 @@ mod tests {
         // A reset is as good an end as a close.
         let _ = flood[0].read_to_end(&mut first).await;
         assert!(first.is_empty(), "the oldest had to leave");
-        // Neither a caller that is known nor who was answered.
+        // Neither a connection with a known caller nor one with an answer is closed.
         ask(&mut known, "/known").await;
         ask(&mut probe, "/probe").await;
         shutdown.cancel();

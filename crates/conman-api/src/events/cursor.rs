@@ -1,7 +1,7 @@
-//! How far a client has read, on each node.
+//! A client's position in the journal of each node.
 //!
-//! As text `f1-SINCE-NODE.SEQ-NODE.SEQ…`, in hexadecimal: nodes by a hash of their names, so that
-//! the text is bounded whatever they are called.
+//! Its text is `f1-SINCE-NODE.SEQ-NODE.SEQ…`, in hexadecimal. Nodes are hashes of their names,
+//! which bounds the text for all names.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,18 +14,18 @@ use super::From;
 /// Largest sequence number that JSON readers keep exact.
 const MAX_SEQ: u64 = (1 << 53) - 1;
 
-/// Nodes in a cursor, and thus in a stream: keeps the id of an event within 8 KiB.
+/// Most nodes in a cursor, and thus in a stream: keeps the id of an event within 8 KiB.
 const MAX_NODES: usize = 256;
 
 const PREFIX: &str = "f1";
 
-/// Bits of a node's hash: among 256 names two are alike once in eight billion fleets.
+/// Bits of a node's hash: among 256 names two collide once in eight billion fleets.
 const HASH_BITS: u32 = 48;
 
-/// What a client gave to go on from.
+/// A position that a client resumes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// In the journal of the node that is asked.
+    /// In the journal of the node that receives the request.
     Own(u64),
     Fleet(Cursor),
 }
@@ -33,12 +33,12 @@ pub(crate) enum Position {
 /// A position in each node's journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Of a node without a position, what happened since then is news: in milliseconds since 1970.
+    /// For a node without a position: events since then, in milliseconds since 1970.
     since_ms: u64,
     nodes: BTreeMap<u64, u64>,
 }
 
-/// The text is no position that a node gave.
+/// The text is not a valid position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be the id of an event, or 0 for the oldest ones kept")]
 pub(crate) struct NoPosition;
@@ -52,7 +52,7 @@ impl Cursor {
         }
     }
 
-    /// What is to be asked of a node.
+    /// The request to a node.
     pub(crate) fn of(&self, node: &str) -> From {
         match self.seq(node) {
             Some(seq) => From {
@@ -71,13 +71,13 @@ impl Cursor {
         self.nodes.get(&hash(node)).copied()
     }
 
-    /// Notes how far a node's journal was read.
+    /// Records how far a node's journal was read.
     pub(crate) fn set(&mut self, node: &str, seq: u64) {
         self.nodes.insert(hash(node), seq);
     }
 
-    /// Whether a node can have a position beside so many others that will have one; those that are
-    /// gone lose theirs first.
+    /// Whether there is room for a node's position next to those of the present nodes. Positions of
+    /// lost nodes are dropped first.
     pub(crate) fn has_room<'a>(
         &mut self,
         node: &str,
@@ -130,14 +130,14 @@ impl FromStr for Position {
     }
 }
 
-/// Hexadecimal digits alone: `from_str_radix` takes a sign, too.
+/// Only hexadecimal digits: `from_str_radix` also accepts a sign.
 fn number(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let number = u64::from_str_radix(text, 16).ok().filter(|_| digits);
     number.filter(|number| *number <= MAX_SEQ)
 }
 
-/// FNV-1a: the same on every node and in every version, which std's hashers do not promise.
+/// FNV-1a: the same on every node and in every version, which std's hashers do not guarantee.
 fn hash(name: &str) -> u64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

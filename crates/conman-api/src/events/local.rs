@@ -1,4 +1,4 @@
-//! One journal as frames.
+//! Converts one journal to frames.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{Frame, From, is_for};
 
-/// Between two frames that tell how far the journal was read, also where nothing is told: whoever
-/// reads knows by them that the node lives.
+/// Interval between frames with the position in the journal, also without events. The reader
+/// learns from them that the node is alive.
 pub(super) const ALIVE_EVERY: Duration = Duration::from_secs(2);
 
-/// Events are in the order of their times up to as much: a phase is told when the start is, and a
-/// clock may be set.
+/// Events are ordered by time up to this error: a phase is recorded at the end of a start, and
+/// clocks may be set.
 const CLOCK_STEPS_MS: u64 = 60_000;
 
-/// Events that are looked through one by one.
+/// Events that are scanned one by one.
 const SCANNED: u64 = 256;
 
 struct Local {
@@ -25,7 +25,7 @@ struct Local {
     since_ms: u64,
     session: Option<SessionId>,
     position: u64,
-    /// Where the journal ended when it was opened; `None` once that was told.
+    /// Where the journal ended when it was opened; `None` once it was sent.
     stored_through: Option<u64>,
     truncated: bool,
     begun: bool,
@@ -41,7 +41,7 @@ pub(crate) async fn frames(
     let mut page = journal.page(from.after.unwrap_or(0), 1).await?;
     let after = match from.after {
         None => page.last_seq,
-        // The journal that had this position was lost: everything here is news.
+        // The journal with this position was lost: everything here is new.
         Some(asked) if asked > page.last_seq => {
             page = journal.page(0, 1).await?;
             0
@@ -73,7 +73,7 @@ pub(crate) async fn frames(
     Ok(frames.boxed())
 }
 
-/// A position behind which everything is that happened since then, and little else.
+/// A position before everything since `since_ms`, and after nearly everything earlier.
 async fn seek(journal: &Journal, since_ms: u64, last_seq: u64) -> Result<u64, JournalError> {
     let since_ms = since_ms.saturating_sub(CLOCK_STEPS_MS);
     let (mut earlier, mut end) = (0, last_seq);
@@ -102,8 +102,8 @@ impl Local {
                 self.stored_through = None;
                 return Some(self.reached());
             }
-            // Cancelling either loses nothing: the follower keeps what it has read, and a tick
-            // that was due comes at once.
+            // Cancel safe: the follower keeps what it has read, and a tick that was due comes at
+            // once.
             tokio::select! {
                 event = self.raw.next() => {
                     let event = event?;

@@ -1,4 +1,4 @@
-//! The frames of several nodes as one stream of events.
+//! Merges the frames of several nodes into one stream of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,53 +20,53 @@ use super::remote::{self, Asked, Told};
 use super::{Cursor, Frame, From, Position, local};
 use crate::problem::ApiError;
 
-/// Between two looks at which nodes there are.
+/// Interval between checks for new nodes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long the others wait for a node that still tells what it has stored, so that all of it is
-/// told in order.
+/// How long the others wait for a node that still sends stored events, so that these are in
+/// order.
 const ORDER_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long a stream waits for the other nodes before it begins, so that it misses nothing of what
-/// its client brings about once it has begun.
+/// How long a stream waits for the other nodes before it begins, so that it does not miss events
+/// that its client causes after that.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest time for a page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whose events are told.
+/// The nodes whose events are requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OnlyOf {
     All,
     Node(String),
 }
 
-/// Events of several nodes: those of one node in their order, those that were stored by their time,
-/// and others as they come.
+/// Events of several nodes: those of one node in its order, stored ones by their time, and later
+/// ones as they arrive.
 pub(crate) struct Merged {
     map: Arc<FleetMap>,
     only: OnlyOf,
     asked: Asked,
-    /// Whether the client asked for a position.
+    /// Whether the client gave a position.
     resumes: bool,
     cursor: Cursor,
     sources: BTreeMap<String, Source>,
-    /// Those let go of after it was told that their events are missing.
+    /// Nodes that were removed after their events were reported as missing.
     missing: BTreeSet<String>,
     look_at: Instant,
     truncated: bool,
     place: StreamPlace,
 }
 
-/// A node whose events are told.
+/// A node whose events are merged.
 struct Source {
     told: BoxStream<'static, Told>,
     head: Option<Event>,
-    /// Whether it has told anything.
+    /// Whether it has sent anything.
     begun: bool,
-    /// Whether it has told what was stored, or cannot.
+    /// Whether it has sent all stored events, or cannot.
     live: bool,
-    /// Whether it was told that its events are missing.
+    /// Whether its events were reported as missing.
     missing: bool,
     heard_at: Instant,
 }
@@ -76,12 +76,12 @@ pub(crate) struct MergedPage {
     pub(crate) events: Vec<Event>,
     pub(crate) cursor: Cursor,
     pub(crate) truncated: bool,
-    /// Whether nothing more is stored that can be told now.
+    /// Whether no more stored events are available at present.
     pub(crate) complete: bool,
 }
 
 impl Merged {
-    /// Begins where the client asks for, or with what happens next.
+    /// Begins at the client's position, or with future events.
     pub(crate) async fn open(
         (map, places): (&Arc<FleetMap>, &StreamPlaces),
         journal: &Journal,
@@ -126,16 +126,16 @@ impl Merged {
         };
         merged.open_own(journal).await?;
         merged.look();
-        // Who joins later is new: everything of it counts.
+        // A node that joins later is new: all of its events count.
         merged.resumes = true;
         merged.begin(now + BEGIN_PATIENCE).await;
         Ok(merged)
     }
 
-    /// Waits until every node has told where it begins, or that it cannot be asked.
+    /// Waits until every node has sent its first frame, or cannot be reached.
     async fn begin(&mut self, end: Instant) {
         while self.sources.values().any(|source| !source.begun) && Instant::now() < end {
-            // Cancelling either arm loses nothing: what was told is kept.
+            // Cancel safe: frames that were received are kept.
             tokio::select! {
                 () = poll_fn(|cx| self.poll_heads(cx)) => {}
                 () = sleep_until(end) => {}
@@ -148,7 +148,7 @@ impl Merged {
         if !self.includes(&me) {
             return Ok(());
         }
-        // This node's own events are the last to be left out.
+        // This node's events are the last to be left out.
         let peers = self.map.fleet().peers();
         let there = peers.iter().filter(|peer| !is_gone(peer));
         let present = there.map(|peer| peer.name.as_str());
@@ -160,12 +160,12 @@ impl Merged {
         Ok(())
     }
 
-    /// Where to go on from.
+    /// The position to resume from.
     pub(crate) fn cursor(&self) -> &Cursor {
         &self.cursor
     }
 
-    /// The next event. Cancelling loses nothing.
+    /// The next event. Cancel safe.
     pub(crate) async fn next(&mut self) -> Event {
         loop {
             let now = Instant::now();
@@ -179,7 +179,7 @@ impl Merged {
             let until = self
                 .patience(now)
                 .map_or(self.look_at, |at| at.min(self.look_at));
-            // Cancelling either arm loses nothing: heads are kept, and times are looked at anew.
+            // Cancel safe: heads are kept, and times are checked again.
             tokio::select! {
                 () = poll_fn(|cx| self.poll_heads(cx)) => {}
                 () = sleep_until(until) => {}
@@ -187,7 +187,7 @@ impl Merged {
         }
     }
 
-    /// What is stored, up to so many events.
+    /// Returns stored events, at most `limit`.
     pub(crate) async fn page(mut self, limit: usize) -> MergedPage {
         let mut events = Vec::new();
         let end = Instant::now() + PAGE_PATIENCE;
@@ -201,7 +201,7 @@ impl Merged {
                 break;
             }
             let until = self.patience(now).map_or(end, |at| at.min(end));
-            // Cancelling either arm loses nothing, as in `next`.
+            // Cancel safe, as in `next`.
             tokio::select! {
                 () = poll_fn(|cx| self.poll_heads(cx)) => {}
                 () = sleep_until(until) => {}
@@ -232,20 +232,20 @@ impl Merged {
         }
     }
 
-    /// Begins to tell the events of nodes that are new, and lets go of those that have left.
+    /// Adds sources for new nodes, and removes those of nodes that have left.
     fn look(&mut self) {
         let peers = self.map.fleet().peers();
         let me = self.map.me().to_owned();
         let find = |name: &str| peers.iter().find(|peer| peer.name == name);
-        // One that is asked for by its name is told of whatever became of it.
+        // A node that was requested by name stays, whatever its state.
         let is_named = self.only != OnlyOf::All;
         let left = self.sources.extract_if(.., |name, source| {
             let stays = match find(name) {
-                // It may be reached yet, whatever the registry says.
+                // It may still be reachable, whatever the registry says.
                 Some(peer) => !is_gone(peer) || !source.missing || is_named,
                 None => false,
             };
-            // What it has told already is told on, before it is let go of.
+            // Events that it has sent already are passed on before it is removed.
             *name != me && source.head.is_none() && !stays
         });
         let missing = left.filter(|(_, source)| source.missing);
@@ -259,7 +259,7 @@ impl Merged {
             if is_gone(peer) && !is_named {
                 continue;
             }
-            // Those that have not told theirs yet will have a position, too.
+            // Nodes that have sent none yet will have a position, too.
             let begun = self.sources.keys();
             let pending = begun.filter(|name| self.cursor.seq(name).is_none()).count();
             let there = |peer: &&Peer| !is_gone(peer) || self.sources.contains_key(&peer.name);
@@ -278,7 +278,7 @@ impl Merged {
         }
     }
 
-    /// The earliest event, once no node is expected to tell an earlier one.
+    /// The earliest event, once no node is expected to send an earlier one.
     fn take(&mut self, now: Instant) -> Option<Event> {
         if self.sources.values().any(|source| source.is_awaited(now)) {
             return None;
@@ -295,7 +295,7 @@ impl Merged {
         Some(event)
     }
 
-    /// When a node that still tells what it has stored is waited for no longer.
+    /// When to stop waiting for a node that still sends stored events.
     fn patience(&self, now: Instant) -> Option<Instant> {
         let awaited = self
             .sources
@@ -304,14 +304,14 @@ impl Merged {
         awaited.map(|source| source.heard_at + ORDER_PATIENCE).min()
     }
 
-    /// Ready when any node has told something.
+    /// Ready when any node has sent something.
     fn poll_heads(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut progress = false;
         for (name, source) in &mut self.sources {
             while source.head.is_none() {
                 let told = match source.told.poll_next_unpin(cx) {
                     Poll::Ready(Some(told)) => told,
-                    // A journal that was closed tells nothing more, and its node is about to end.
+                    // A closed journal ends, and its node is about to stop.
                     Poll::Ready(None) => {
                         progress |= !std::mem::replace(&mut source.live, true);
                         break;
@@ -350,7 +350,7 @@ impl Merged {
         }
     }
 
-    /// Whether every node has told what was stored.
+    /// Whether every node has sent its stored events.
     fn is_told(&self) -> bool {
         let told = |source: &Source| source.live && source.head.is_none();
         self.sources.values().all(told)
@@ -360,7 +360,7 @@ impl Merged {
 impl Source {
     fn new(told: BoxStream<'static, Told>) -> Self {
         Self {
-            // A journal that is closed ends, and is polled again.
+            // A closed journal ends, and is polled again.
             told: told.fuse().boxed(),
             head: None,
             begun: false,

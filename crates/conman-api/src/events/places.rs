@@ -1,4 +1,4 @@
-//! How many streams merge other nodes' events at a time, in all and for one caller.
+//! Bounds how many streams merge other nodes' events at a time, in all and for one caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,13 +8,14 @@ use conman_core::Sparing;
 
 use crate::problem::{ApiError, Kind};
 
-/// Each takes a connection to every other node.
+/// Each stream opens a connection to every other node.
 const MOST: usize = 100;
 
-/// No caller keeps the others out; a frontend that shares its streams among its users needs few.
+/// No caller can exclude the others. A frontend that shares its streams among its users needs
+/// few.
 const MOST_A_CALLER: usize = MOST / 4;
 
-/// Between two warnings of one node, whichever streams lack it.
+/// Minimum interval between warnings about one node, from any stream.
 const SAY_AGAIN_MS: u64 = 600_000;
 
 /// The places for streams of the fleet's events on this node.
@@ -25,7 +26,7 @@ pub struct StreamPlaces(Arc<Places>);
 struct Places {
     taken: Mutex<Vec<Caller>>,
     began: Instant,
-    /// That streams have no room for a node.
+    /// Rate limit of the warning that streams have no room for a node.
     said: Mutex<Sparing>,
 }
 
@@ -39,7 +40,7 @@ impl Default for Places {
     }
 }
 
-/// One of them, given back when it is dropped.
+/// One place, given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct StreamPlace {
     places: StreamPlaces,
@@ -49,7 +50,7 @@ pub(super) struct StreamPlace {
 impl StreamPlaces {
     pub(super) fn take(&self, caller: &Caller) -> Result<StreamPlace, ApiError> {
         const INSTEAD: &str =
-            "end one, ask another node, or ask for this one's events alone with `local=true`";
+            "end one, use another node, or request only this one's events with `local=true`";
         let mut taken = self.taken();
         let own = taken.iter().filter(|&other| other == caller).count();
         if own >= MOST_A_CALLER {
@@ -70,14 +71,14 @@ impl StreamPlaces {
         })
     }
 
-    /// Whoever panicked while it was locked has left it whole.
+    /// A panic while the lock is held leaves the list valid.
     fn taken(&self) -> MutexGuard<'_, Vec<Caller>> {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StreamPlace {
-    /// Tells the log now and then that this stream leaves out a node.
+    /// Logs, rate-limited, that this stream leaves out a node.
     pub(super) fn has_no_room_for(&self, node: &str) {
         let places = &self.places.0;
         let now_ms = u64::try_from(places.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -86,7 +87,7 @@ impl StreamPlace {
             tracing::warn!(
                 node,
                 withheld,
-                "a stream of events has no room for this node"
+                "no room for this node in a stream of events"
             );
         }
     }

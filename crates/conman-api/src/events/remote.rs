@@ -1,4 +1,4 @@
-//! Another node's journal as frames, brought here for as long as somebody reads.
+//! Reads another node's journal as frames, for as long as the stream has a reader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,46 +20,46 @@ use crate::hop;
 use crate::node_errors::chain;
 use crate::routes::peers::EVENTS;
 
-/// Time for the head of an answer, the connection included.
+/// Time for the head of an answer, including the connection.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time without a frame after which a connection is given up: three of those that come anyway,
-/// and one that is late.
+/// Time without a frame after which a connection is given up: three periodic frames, and one that
+/// is late.
 const SILENCE: Duration = Duration::from_millis(3_500 * ALIVE_EVERY.as_secs());
 
-/// How long a node that was connected may be away before that is told: a daemon restarts.
+/// How long a connected node may be away before that is reported: a daemon restarts.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long after the stream was opened a node is still asked for what happens from now on, without
+/// How long after the stream was opened a node is still asked for future events only, without
 /// regard to the two clocks.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// Between two tries, at first and at most.
+/// Pause between two attempts, at first and at most.
 const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Longest frame: an event's message has 4 KiB at most, each byte of it six in JSON at worst.
+/// Longest frame: an event's message has at most 4 KiB, and each byte of it at most six in JSON.
 const MAX_FRAME_BYTES: usize = 64 * 1024;
 
 /// Longest problem that is read for its reason.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 
-/// What is told of a node.
+/// News about a node.
 #[derive(Debug)]
 pub(super) enum Told {
     Frame(Frame),
-    /// Its events are missing from here on, and why; told once.
+    /// Its events are missing from here on, and why; sent once.
     Unreachable(String),
-    /// It is reached again.
+    /// It can be reached again.
     Back,
 }
 
-/// What is asked of the node.
+/// The request to the node.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) from: From,
-    /// Where the node has never been reached and nothing was asked but what happens from now on:
-    /// what happened since then.
+    /// When the stream was opened. A node that is reached later, and was only asked for future
+    /// events, sends the events since then.
     pub(super) opened_ms: u64,
     pub(super) opened_at: Instant,
     pub(super) session: Option<SessionId>,
@@ -72,12 +72,12 @@ struct Remote {
     asked: Asked,
     connection: Option<Lines>,
     pause: Duration,
-    /// Since when it is away; at first that counts from the beginning of time.
+    /// Since when it is unreachable; initially since the beginning.
     away_since: Option<Instant>,
     told: bool,
 }
 
-/// Never ends. `told`: that its events are missing was told before.
+/// Never ends. `told`: its events were reported as missing before.
 pub(super) fn frames(
     map: Arc<FleetMap>,
     node: &str,
@@ -138,15 +138,15 @@ impl Remote {
             return Ok(Told::Back);
         }
         let next = timeout(SILENCE, connection.next()).await;
-        let line = next.map_err(|_| format!("it told nothing for {} s", SILENCE.as_secs()))??;
-        let frame: Frame = serde_json::from_slice(&line)
-            .map_err(|error| format!("what it tells is not understood: {error}"))?;
-        // One that has said who it is may have had another name when it wrote this.
+        let line = next.map_err(|_| format!("no frame for {} s", SILENCE.as_secs()))??;
+        let frame: Frame =
+            serde_json::from_slice(&line).map_err(|error| format!("invalid frame: {error}"))?;
+        // A node that has stated its name may have had another one when it wrote this.
         if let Frame::Event(event) = &frame
             && !connection.is_named
             && event.node != self.node
         {
-            // It was never connected: nothing is waited for to come back.
+            // It was never connected, so there is no reconnection to wait for.
             self.connection = None;
             return Err(not_it(&event.node));
         }
@@ -161,8 +161,8 @@ impl Remote {
         Ok(Told::Frame(frame))
     }
 
-    /// Who asks for what happens from now on is told what has happened until it is asked for, by
-    /// the clock of that node, which may be behind.
+    /// Requests all events since the stream was opened, instead of only future ones. The time is by
+    /// that node's clock, which may be behind.
     fn miss_nothing(&mut self) {
         if self.asked.from.after.is_none() {
             self.asked.from = From {
@@ -220,14 +220,14 @@ impl Remote {
     }
 }
 
-/// Addresses of nodes that are gone are given to others.
+/// The address of a lost node may be another's.
 fn not_it(who: &str) -> String {
     format!("node `{who}` answers where it listened")
 }
 
 async fn refused(status: StatusCode, body: Incoming) -> String {
     if status == StatusCode::NOT_FOUND {
-        return "its conman cannot tell its events to others yet: upgrade it".to_owned();
+        return "its conman is too old to send its events to other nodes: upgrade it".to_owned();
     }
     let body = timeout(
         ASK_PATIENCE,
@@ -246,14 +246,14 @@ async fn refused(status: StatusCode, body: Incoming) -> String {
 
 /// The lines of a body.
 struct Lines {
-    /// Whether the node has said who it is; older ones do not, but for their events.
+    /// Whether the node has stated its name; older versions do so only in their events.
     is_named: bool,
     body: Incoming,
     buffer: BytesMut,
 }
 
 impl Lines {
-    /// The next line, without its end. Cancelling loses nothing: what has come is in the buffer.
+    /// The next line, without its end. Cancel safe: received bytes are in the buffer.
     async fn next(&mut self) -> Result<Bytes, String> {
         let mut searched = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Which answers leave a start to another node.
+//! Decides which answers leave a start to another node.
 
 use axum::body::{Body, to_bytes};
 use axum::response::Response;
@@ -9,30 +9,30 @@ use super::unanswered;
 use crate::node_errors::chain;
 use crate::problem::ApiError;
 
-/// Bytes of a problem that another node answers with.
+/// Most bytes of another node's problem.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 
-/// How it may come about that a node starts what it did not start.
+/// What has to change before a node starts a session that it did not start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hope {
-    /// By another configuration.
+    /// Its configuration.
     Runtime,
-    /// By an image that is brought to it.
+    /// It needs the image.
     Image,
-    /// Once it takes requests of this node's.
+    /// It has to accept this node's requests.
     Repair,
-    /// By itself: it has no room, or cannot be reached.
+    /// Nothing but time: it has no room, or cannot be reached.
     Room,
 }
 
-/// Whether a node has no room, or not the image, as it knows of this one, so that the next may be
-/// asked.
+/// Whether a node has no room or, as far as this node knows, lacks the image, so that the next
+/// one may be asked.
 pub(super) fn wants_another(response: &Response) -> bool {
     let problem = response.extensions().get::<Problem>();
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return problem.and_then(for_want_of) == Some(Hope::Image);
     }
-    // Of another node only the status is looked at: none of them has started anything.
+    // Of another node only the status counts: none of them has started anything.
     problem.is_none_or(|problem| {
         [
             "node-full",
@@ -53,8 +53,8 @@ fn for_want_of(problem: &Problem) -> Option<Hope> {
     }
 }
 
-/// Whether a node, this one or another, has not started it for want of its image or runtime, and of
-/// which. Reads the answer where its status leaves that open.
+/// Whether a node, this one or another, lacks the session's image or runtime, and which. Reads
+/// the answer if its status does not decide it.
 pub(super) async fn lacks(response: Response) -> Result<(Response, Option<Hope>), ApiError> {
     if response.status() != StatusCode::UNPROCESSABLE_ENTITY {
         return Ok((response, None));

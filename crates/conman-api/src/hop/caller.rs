@@ -1,4 +1,4 @@
-//! Who asks, as one node tells another.
+//! Names the caller to another node.
 
 use conman_auth::{Caller, CallerOrigin, Scope};
 use http::{HeaderMap, HeaderValue};
@@ -7,19 +7,19 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use super::X_CONMAN_CALLER;
 use crate::problem::{ApiError, Kind};
 
-/// Longest name of a caller that goes to another node.
+/// Longest name of a caller that is sent to another node.
 const MAX_NAME_CHARS: usize = 200;
 
-/// The field that names the caller.
+/// The header value that names the caller.
 pub(super) fn to_header(caller: &Caller) -> HeaderValue {
     let name: String = caller.name.chars().take(MAX_NAME_CHARS).collect();
     let name = utf8_percent_encode(&name, NON_ALPHANUMERIC);
-    // A scope and percent-encoded text are always a field's value.
+    // A scope and percent-encoded text are always a valid value.
     HeaderValue::from_str(&format!("{} {name}", caller.scope))
         .unwrap_or_else(|_| HeaderValue::from_static("read unknown"))
 }
 
-/// The caller on whose behalf another node asks.
+/// The caller on whose behalf another node sends a request.
 pub(crate) fn of_peer(headers: &HeaderMap) -> Result<Caller, ApiError> {
     let mut values = headers.get_all(X_CONMAN_CALLER).iter();
     let (value, second) = (values.next(), values.next());
@@ -33,7 +33,7 @@ pub(crate) fn of_peer(headers: &HeaderMap) -> Result<Caller, ApiError> {
         })
     });
     caller.ok_or_else(|| {
-        Kind::BAD_REQUEST.because("the node that asks does not say on whose behalf it does")
+        Kind::BAD_REQUEST.because("the request of the other node does not name its caller")
     })
 }
 

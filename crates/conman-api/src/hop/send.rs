@@ -1,4 +1,4 @@
-//! A request as it is sent to another node, and its answer.
+//! Sends a request to another node, and returns its answer.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -27,10 +27,10 @@ use crate::json_body;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
-/// Bytes that a tunnel between two nodes has on their way, in each direction.
+/// Buffer of a tunnel between two nodes, in each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
 
-/// Fields that end at this node: those of the connection, and those by which it knows its caller.
+/// Headers that end at this node: those of the connection, and the caller's credentials.
 const OWN: [HeaderName; 13] = [
     AUTHORIZATION,
     CONNECTION,
@@ -47,14 +47,14 @@ const OWN: [HeaderName; 13] = [
     HeaderName::from_static("keep-alive"),
 ];
 
-/// Which generation a request is about.
+/// The generation that a request is about.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct About {
     pub(super) generation: Generation,
     pub(super) ended: bool,
 }
 
-/// A request with its body, which is small, so that it can be sent more than once.
+/// A request with its small body, which can be sent more than once.
 pub(super) struct Parcel {
     pub(super) parts: Parts,
     pub(super) body: Bytes,
@@ -62,20 +62,19 @@ pub(super) struct Parcel {
 
 /// Why there is no answer.
 pub(super) enum Unsent {
-    /// Nothing has gone out, or nothing that may not be repeated; in words, with the node and what
-    /// to do.
+    /// Nothing was sent, or nothing that may not be repeated; as text, with the node and the remedy.
     Unreachable(String),
-    /// Nothing was done: the node does not know this one.
+    /// Nothing was done: the node does not accept this one.
     Refused(ApiError),
-    /// It may have been carried out; in words, with the node.
+    /// It may have been carried out; as text, with the node.
     Unanswered(String),
-    /// It cannot be sent, or its answer not be passed on.
+    /// It cannot be sent, or its answer cannot be passed on.
     Broken(ApiError),
 }
 
 impl Parcel {
-    /// Reads the body, within the bounds of the route's handler; of a method whose handlers read
-    /// none, nothing.
+    /// Reads the body, within the bounds of the route's handler; nothing for a method whose handlers
+    /// read none.
     pub(super) async fn pack(request: Request, limit: BodyLimit) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let body = match parts.method {
@@ -90,8 +89,8 @@ impl Parcel {
         Request::from_parts(self.parts.clone(), Body::from(self.body.clone()))
     }
 
-    /// Sends it to a node, and gives the answer as it is for the caller, or the one by which the
-    /// node turns it away.
+    /// Sends it to a node, and returns the answer for the caller, or the one by which the node
+    /// refuses the request as misdirected.
     pub(super) async fn send(
         &self,
         hop: &Hop,
@@ -110,7 +109,7 @@ impl Parcel {
                 let error = Kind::NODE_REFUSES.because(refused.to_string());
                 return Err(Unsent::Refused(error));
             }
-            // What may be repeated as often as one likes is not lost with an answer.
+            // An idempotent request may be repeated although the answer was lost.
             Err(error @ (AskError::Silent(_) | AskError::Unanswered { .. })) => {
                 let why = chain(&error);
                 return Err(match self.parts.method == Method::PUT {
@@ -133,7 +132,7 @@ impl Parcel {
 
     fn outgoing(&self, about: Option<About>) -> Result<http::Request<Full<Bytes>>, Unsent> {
         let Some(caller) = self.parts.extensions.get::<Caller>() else {
-            let error = Kind::INTERNAL.because("nobody asked who the caller is");
+            let error = Kind::INTERNAL.because("the caller was not authenticated");
             return Err(Unsent::Broken(error));
         };
         debug_assert!(self.parts.extensions.get::<ByPeer>().is_none());
@@ -164,7 +163,8 @@ impl Parcel {
         self.parts.extensions.get::<OnUpgrade>().cloned()
     }
 
-    /// Joins the two connections once both have become what the other node has agreed to.
+    /// Connects the two connections once both have switched to the protocol that the other node
+    /// accepted.
     fn switch(
         &self,
         mut response: Response<Incoming>,
@@ -172,7 +172,7 @@ impl Parcel {
     ) -> Result<Response, Unsent> {
         let Some(here) = self.on_upgrade() else {
             let error =
-                Kind::NODE_SILENT.because("the node changes to a protocol nobody asked for");
+                Kind::NODE_SILENT.because("the node switches to a protocol that was not requested");
             return Err(Unsent::Broken(error));
         };
         let there = hyper::upgrade::on(&mut response);
@@ -189,7 +189,7 @@ impl Parcel {
             );
             tokio::select! {
                 ended = ended => tracing::trace!(?ended, "a tunnel to another node ended"),
-                // What is under way to or from a node that is gone is lost whatever is done.
+                // Bytes on the way to or from a lost node are lost in any case.
                 _ = gone.wait_for(Option::is_some) => {
                     tracing::trace!("a tunnel's node is gone");
                 }
@@ -209,8 +209,8 @@ impl Parcel {
     }
 }
 
-/// Removes what ends at this node. An answer keeps why it was turned away, which whoever sent the
-/// request takes out, and its length.
+/// Removes headers that end at this node. An answer keeps its length, and the mark of a
+/// misdirected request, which the sender removes.
 fn strip(headers: &mut HeaderMap, answer: bool) {
     let reserved: Vec<HeaderName> = headers
         .keys()

@@ -1,4 +1,4 @@
-//! An answer that another node streams, which breaks off when that node is gone.
+//! A streamed answer of another node, which ends with an error when that node is lost.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,7 +9,7 @@ use conman_core::Closing;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::watch;
 
-/// A node that stands still closes no connection, and the next bytes of its log may be an hour away.
+/// A frozen node closes no connection, and the next bytes of its log may be an hour away.
 pub(super) struct UntilGone {
     body: Incoming,
     gone: Pin<Box<dyn Future<Output = ()> + Send>>,

@@ -1,4 +1,4 @@
-//! One request's way to its session's node.
+//! The path of one request to its session's node.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,22 +24,23 @@ use super::{BodyLimit, Hop, X_CONMAN_TURNED, unanswered, unreachable, wish};
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
-/// How often a request that its node turned away is brought to the next, while the session moves.
+/// How often a misdirected request is sent to the next node, while the session moves.
 const MAX_TRIES: u32 = 6;
 
-/// How much longer than it takes to declare a node dead a PUT or a DELETE waits for the session of
-/// one that is not to be reached: those who watch it may have begun to count later, and then it is
-/// claimed.
+/// How much longer than the takeover delay a PUT or a DELETE waits for a session whose node
+/// cannot be reached: other nodes may have begun to count later, and the session must be claimed
+/// after that.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 
-/// Between two tries while a node is not to be reached, at first and at most.
+/// Pause between two attempts while a node cannot be reached, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Nodes that are asked to start one session, beside those that lack its image or runtime.
+/// Most nodes that are asked to start one session, not counting those that lack its image or
+/// runtime.
 const MAX_CANDIDATES: usize = 4;
 
-/// A request for a session that has no life on this node, or that shall have one somewhere.
+/// A request for a session that does not run on this node, or that is to be started on some node.
 pub(super) struct Visit {
     hop: Hop,
     id: SessionId,
@@ -47,25 +48,25 @@ pub(super) struct Visit {
     next: Next,
 }
 
-/// What a try came to.
+/// Result of an attempt.
 enum Step {
     Answer(Response),
-    /// The session is elsewhere by now.
+    /// The session is elsewhere.
     Moved,
-    /// This node does not take it any more, as it says; another one may.
+    /// This node refuses it; another one may accept it.
     Elsewhere(Response),
-    /// Its node may have ended this generation, and has not said so.
+    /// Its node may have ended this generation, but has not confirmed it.
     Unanswered(Unreached, Generation),
     /// Its node cannot be reached.
     Unreachable(Unreached),
-    /// Its node takes nothing of this one's.
+    /// Its node accepts no requests of this one.
     Refused(ApiError),
 }
 
-/// What a try goes by.
+/// What an attempt depends on.
 struct Known {
     fresh: bool,
-    /// Not again at once.
+    /// The node that was just unreachable; it is not tried again at once.
     unreached: Option<Unreached>,
     /// The generation that may have been ended already.
     deleted: Option<Generation>,
@@ -119,7 +120,7 @@ impl Visit {
                 Step::Answer(response) => return Ok(response),
                 Step::Moved | Step::Elsewhere(_) if tries < MAX_TRIES => {
                     metrics::counter!("conman_api_hops_turned_total").increment(1);
-                    // The first time the registry was not asked yet.
+                    // The first time, the registry was not read yet.
                     if tries > 1 {
                         tokio::time::sleep(pause).await;
                         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -137,9 +138,9 @@ impl Visit {
                     deleted = Some(generation);
                     unreached = Some(node);
                 }
-                // The registry was not asked yet whether it is another node's by now.
+                // The registry was not read yet; another node may own it.
                 Step::Unreachable(node) if tries == 1 => unreached = Some(node),
-                // What starts or ends a session waits for its node to be given up.
+                // A request that starts or ends a session waits for the node's takeover.
                 Step::Unreachable(node) if self.decides() && began.elapsed() < patience => {
                     if waiting.is_none() {
                         let place = self.hop.map.wait_for(&node.node);
@@ -156,7 +157,7 @@ impl Visit {
                 // It may have been done all the same.
                 Step::Unreachable(node) if deleted.is_some() => return Err(unanswered(&node.why)),
                 Step::Unreachable(node) => return Err(unreachable(&node.why)),
-                // What was known may be out of date; the registry was not asked yet.
+                // The location may be out of date; the registry was not read yet.
                 Step::Refused(_) if tries == 1 => {}
                 Step::Refused(error) => return Err(error),
             }
@@ -167,7 +168,7 @@ impl Visit {
         self.parcel.parts.method == Method::PUT
     }
 
-    /// Whether it decides that there is a session, or none.
+    /// Whether the request creates or ends a session.
     fn decides(&self) -> bool {
         self.is_put() || self.ends()
     }
@@ -183,7 +184,7 @@ impl Visit {
         path.strip_prefix("/v1/sessions/") == Some(self.id.as_str())
     }
 
-    /// One try; not again with a node that just could not be reached.
+    /// One attempt; not with a node that was just unreachable.
     async fn step(
         &self,
         known: Known,
@@ -201,8 +202,7 @@ impl Visit {
             if self.is_put() {
                 return Ok(self.here_or_elsewhere().await);
             }
-            // Of a life that the registry has not given a generation yet there is nothing to tell, and
-            // another node may be first.
+            // A start without a generation yet has nothing to report, and another node may be first.
             self.hop.node.claimed(&self.id).await;
             if self.hop.node.owns(&self.id) {
                 return Ok(self.here().await);
@@ -214,7 +214,7 @@ impl Visit {
         if let Some(deleted) = deleted {
             match self.since(deleted, &whereabouts) {
                 Some(ended) => return ended,
-                // It is as it was.
+                // Nothing has changed.
                 None => fresh = true,
             }
         }
@@ -236,7 +236,7 @@ impl Visit {
                 self.place().await
             }
             Whereabouts::Nobody => Ok(self.here().await),
-            // That it has ended is believed of the registry alone.
+            // Only the registry's answer proves that it has ended.
             Whereabouts::Released { .. } if !fresh => Ok(Step::Moved),
             Whereabouts::Released { node, .. } if node == self.hop.map.me() => {
                 Ok(self.here().await)
@@ -246,7 +246,7 @@ impl Visit {
         }
     }
 
-    /// By the handler of this node.
+    /// Calls the handler of this node.
     async fn here(&self) -> Step {
         let response = self.next.clone().run(self.parcel.unpack()).await;
         if response.headers().contains_key(X_CONMAN_TURNED) {
@@ -255,8 +255,8 @@ impl Visit {
         Step::Answer(response)
     }
 
-    /// What has come of the generation that was to be ended where that is the session's no more: it
-    /// has ended, one way or another, and no later one is to be ended in its place.
+    /// The result for the generation that was to be ended, if it is not the session's any more: it
+    /// has ended, one way or another, and a later one must not be ended instead.
     fn since(&self, deleted: Generation, now: &Whereabouts) -> Option<Result<Step, ApiError>> {
         let (node, generation) = match now {
             Whereabouts::Nobody => {
@@ -281,13 +281,13 @@ impl Visit {
 
     fn begun_anew(&self, deleted: Generation, node: &str) -> ApiError {
         Kind::NODE_SILENT.because(format!(
-            "the node that was to end generation {deleted} of session `{}` has not said whether it \
-             did, and a later one has begun on node `{node}`; look before you repeat it",
+            "the node that was to end generation {deleted} of session `{}` has not confirmed it, \
+             and a later one has started on node `{node}`; check before you repeat it",
             self.id
         ))
     }
 
-    /// The same of what another node may start instead.
+    /// Likewise, if another node may start it instead.
     async fn here_or_elsewhere(&self) -> Step {
         match self.here().await {
             Step::Answer(response) if self.is_put() && wants_another(&response) => {
@@ -322,7 +322,7 @@ impl Visit {
         Ok(step)
     }
 
-    /// By the node that has ended it, which has its log; by its record where that node is gone.
+    /// Asks the node that has ended it, which has its log; or uses its record if that node is lost.
     async fn ended_there(&self, name: &str, generation: Generation) -> Result<Step, ApiError> {
         let about = About {
             generation,
@@ -339,8 +339,8 @@ impl Visit {
         }
     }
 
-    /// What the registry tells of a session that no node can be asked about, whose `located`
-    /// generation was that node's.
+    /// Answers from the registry for a session without a reachable node. `located`: the generation
+    /// that was on that node.
     async fn by_record(&self, node: &str, located: Generation) -> Result<Step, ApiError> {
         let record = self.hop.node.record(&self.id).await;
         let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
@@ -348,7 +348,7 @@ impl Visit {
             return Ok(self.here().await);
         };
         if record.generation != located {
-            // It has begun anew since, which whoever repeats an end has not asked to be ended.
+            // It was started again since; a repeated DELETE must not end the new generation.
             return Ok(Step::Moved);
         }
         let shown = self.is_of_session();
@@ -367,25 +367,26 @@ impl Visit {
             };
         }
         if !record.state.is_ended() {
-            // Whichever node it runs on next can do what is asked for.
+            // The next node that it runs on can do what is requested.
             return Err(Kind::MOVES.because(format!(
-                "session `{}` is on node `{node}`, which is gone, and no other has it yet; ask \
-                 again when one has, or when its node is back, or PUT it to have it started on \
-                 another node now",
+                "session `{}` is on node `{node}`, which is lost, and no other has it yet; retry \
+                 when one has, or when its node is back, or PUT it to start it on another node \
+                 now",
                 self.id
             )));
         }
         Err(Kind::NODE_LOST.because(format!(
-            "session `{}` was on node `{node}`, which is gone or has forgotten it; PUT it to have \
-             it started on another node",
+            "session `{}` was on node `{node}`, which is lost or has forgotten it; PUT it to start \
+             it on another node",
             self.id
         )))
     }
 
-    /// Ends what its node, which is gone, did not end.
+    /// Ends a session that its lost node did not end.
     async fn ended(&self, record: SessionRecord) -> Result<Step, ApiError> {
         let caller = self.parcel.parts.extensions.get::<Caller>();
-        let caller = caller.ok_or_else(|| Kind::INTERNAL.because("a caller nobody knows"))?;
+        let caller =
+            caller.ok_or_else(|| Kind::INTERNAL.because("the caller was not authenticated"))?;
         let why = crate::routes::sessions::stopped_by(caller);
         match self.hop.node.stop_lost(record, why).await {
             Ok(report) => Ok(Step::Answer(Json(report).into_response())),
@@ -394,12 +395,12 @@ impl Visit {
         }
     }
 
-    /// Has nobody start again by its record what has ended: the record goes.
+    /// Removes the record of an ended session, so that no node starts it again.
     async fn called_off(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
         let forgotten = self.hop.node.forget(&self.id, record.generation).await;
         match forgotten {
             Ok(()) => {}
-            // Somebody has started it meanwhile, or is about to.
+            // Another node has started it meanwhile, or is about to.
             Err(RegistryError::Superseded { .. } | RegistryError::Owned { .. }) => {
                 return Ok(Step::Moved);
             }
@@ -417,7 +418,7 @@ impl Visit {
         Ok(Step::Answer(Json(report).into_response()))
     }
 
-    /// On the nodes that may start it, in turn.
+    /// Tries the nodes that may start it, in turn.
     async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.parcel.parts;
         let policy = self.hop.node.policy();
@@ -427,7 +428,7 @@ impl Visit {
         let first = placement.candidates.len();
         let nodes = placement.candidates.iter().chain(&placement.second);
         for (number, name) in nodes.enumerate() {
-            // Those of second choice are for want of the image or the runtime alone.
+            // Second-choice nodes only lack the image or the runtime.
             if number >= first && last.as_ref().is_some_and(|(hope, _)| *hope > Hope::Image) {
                 break;
             }
@@ -450,8 +451,8 @@ impl Visit {
                 step @ Step::Refused(_) => (step, Hope::Repair),
                 step => (step, Hope::Room),
             };
-            tracing::debug!(session = %self.id, node = name, "did not start it");
-            // One that only lacks these says so at once.
+            tracing::debug!(session = %self.id, node = name, "the node did not start the session");
+            // A node that only lacks these answers at once.
             asked += usize::from(hope > Hope::Image);
             if last.as_ref().is_none_or(|(former, _)| hope >= *former) {
                 last = Some((hope, step));
@@ -484,7 +485,7 @@ impl Visit {
         ))
     }
 
-    /// Refuses a template that no node has, dead ones included: no wait brings it.
+    /// Refuses a template that no node has, including dead ones: waiting would not help.
     fn require_template(&self, name: Option<&str>) -> Result<(), ApiError> {
         let Some(name) = name else {
             return Ok(());
@@ -523,7 +524,7 @@ fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError
     }
 }
 
-/// Why nodes are not asked, or only for want of another.
+/// Why nodes are not asked, or only as a second choice.
 fn reasons(placement: &Placement, which: fn(&Unfit) -> bool) -> String {
     let refused = placement.refused.iter();
     let told = refused.filter(|refused| which(&refused.why));
@@ -533,20 +534,20 @@ fn reasons(placement: &Placement, which: fn(&Unfit) -> bool) -> String {
     reasons.join("; ")
 }
 
-/// What the last node has answered, or what all of them have told.
+/// The last node's answer, or the reasons of all of them.
 fn without_runtime(step: Step, placement: &Placement) -> Result<Step, ApiError> {
     let reasons = reasons(placement, |why| matches!(why, Unfit::NoRuntime { .. }));
     if reasons.is_empty() {
         return Ok(step);
     }
     Err(Kind::NO_SUCH_RUNTIME.because(format!(
-        "{reasons}. Use a template of another runtime, or name this one in a node's configuration"
+        "{reasons}. Use a template with another runtime, or name this one in a node's configuration"
     )))
 }
 
 fn crowded(node: &Unreached) -> ApiError {
     Kind::CROWDED.because(format!(
-        "{}. As many requests as may wait for nodes that cannot be reached do so already; try \
+        "{}. The limit of requests that wait for unreachable nodes is met; try \
          again in a moment",
         node.why
     ))

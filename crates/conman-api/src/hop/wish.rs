@@ -1,4 +1,4 @@
-//! What a PUT asks of the node that shall start the session.
+//! The placement requirements of a PUT.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::query::Query;
 /// `key=value`: only a node with this label; repeated: with all of them.
 pub(crate) const NODE_LABEL: &str = "node_label";
 
-/// Reads the wish. What is wrong with the rest of the request the handler tells; a body that
-/// cannot be read wishes nothing.
+/// Reads the requirements. The handler reports other mistakes of the request; an unreadable body
+/// has no requirements.
 pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, ApiError> {
     let request: SessionRequest = serde_json::from_slice(body).unwrap_or_default();
     let template = request
@@ -38,7 +38,7 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, Ap
     })
 }
 
-/// The labels that the query asks for.
+/// The labels in the query.
 pub(crate) fn labels_of(uri: &Uri) -> Result<BTreeMap<String, String>, ApiError> {
     let mut labels = BTreeMap::new();
     for text in Query::of(uri).all(NODE_LABEL) {

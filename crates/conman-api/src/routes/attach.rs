@@ -1,4 +1,4 @@
-//! Terminals that are kept: of a session's program, and of commands in it.
+//! Kept terminals: of a session's program, and of commands in it.
 
 use axum::Json;
 use axum::extract::ws::WebSocketUpgrade;
@@ -69,11 +69,11 @@ pub(crate) async fn attach(
         .on_upgrade(move |socket| exec_socket::watch(socket, attached, state.closing.clone())))
 }
 
-/// Both measures or none.
+/// Both dimensions or none.
 fn size(query: &mut Query) -> Option<TerminalSize> {
     match (query.has("columns"), query.has("rows")) {
-        (true, false) => query.mistake("rows", "is required beside `columns`"),
-        (false, true) => query.mistake("columns", "is required beside `rows`"),
+        (true, false) => query.mistake("rows", "is required with `columns`"),
+        (false, true) => query.mistake("columns", "is required with `rows`"),
         _ => {}
     }
     let mut measure = |name| {

@@ -1,4 +1,4 @@
-//! Emptying a node in an orderly manner.
+//! Drains a node.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -76,7 +76,7 @@ pub(crate) async fn get(
     let report = state.node.drain_report();
     report.map(Json).ok_or_else(|| {
         Kind::NOT_DRAINING
-            .because("nobody has asked for a drain of this node, or it was taken back")
+            .because("this node is not being drained, or its drain was cancelled")
     })
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn undrain(
     Ok(Json(state.node.view()))
 }
 
-/// Refuses what is out of bounds, and gives the signal its full name.
+/// Refuses values that are out of bounds, and expands the signal's name.
 fn check(request: &mut DrainRequest) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let mut refuse = |field: &str, message: String| {

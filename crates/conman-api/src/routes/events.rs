@@ -20,7 +20,8 @@ use crate::problem::{ApiError, Kind};
 use crate::query::Query;
 use crate::{ApiState, fleet_timeline};
 
-/// Comments on an idle stream, so that proxies keep it open and a vanished client is found.
+/// Interval of comments on an idle stream: they keep proxies from closing it and detect lost
+/// clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Longest wait for events to become durable before they are read.
@@ -95,7 +96,7 @@ pub(crate) async fn events(
     if local && node.is_some() {
         query.mistake(
             "node",
-            "cannot stand beside `local`, which means the node that is asked",
+            "cannot be combined with `local`, which means the receiving node",
         );
     }
     let last_seen = last_event_id(&headers, &mut query);
@@ -104,7 +105,7 @@ pub(crate) async fn events(
     let after = last_seen.or(after);
     let limit = limit.unwrap_or(DEFAULT_PAGE);
     settle(&state).await;
-    // What another node brings is never brought further.
+    // A forwarded request is not forwarded again.
     let others = state.others().filter(|_| by_peer.is_none() && !local);
     let Some(map) = others else {
         let after = after.map(|position| own_position(&state, &position));
@@ -115,7 +116,7 @@ pub(crate) async fn events(
         return Ok(Json(page).into_response());
     };
     let journal = state.node.journal();
-    // A page without a position begins with the oldest.
+    // A page without a position begins with the oldest event.
     let after = after.or((!follow).then_some(Position::Own(0)));
     let merged = Merged::open(
         (map, &state.streams),
@@ -151,7 +152,7 @@ pub(crate) async fn events(
 #[expect(dead_code, reason = "it describes a parameter")]
 struct EventPosition(String);
 
-/// Whose events are asked for.
+/// The nodes whose events are requested.
 fn only_of(state: &ApiState, node: Option<String>) -> Result<OnlyOf, ApiError> {
     let Some(node) = node else {
         return Ok(OnlyOf::All);
@@ -170,7 +171,7 @@ fn only_of(state: &ApiState, node: Option<String>) -> Result<OnlyOf, ApiError> {
     )))
 }
 
-/// What a position means in this node's journal.
+/// The meaning of a position in this node's journal.
 fn own_position(state: &ApiState, position: &Position) -> u64 {
     match position {
         Position::Own(seq) => *seq,
@@ -220,10 +221,10 @@ pub(crate) async fn timeline(
     Ok(Json(timeline))
 }
 
-/// Waits a moment for what the caller's own earlier requests brought about to become durable,
-/// and thus visible.
+/// Waits a moment until the effects of the caller's earlier requests are durable, and thus
+/// visible.
 pub(super) async fn settle(state: &ApiState) {
-    // What a slow disk has not written by then is shown to whoever asks later.
+    // Events that a slow disk has not written by then are visible to later requests.
     let _ = tokio::time::timeout(SETTLE, state.node.journal().flush()).await;
 }
 
@@ -261,7 +262,7 @@ async fn stream_from(
     let last_seq = journal.page(asked.unwrap_or(0), 1).await?.last_seq;
     let after = match asked {
         None => last_seq,
-        // The journal that had this position was lost: everything here is news.
+        // The journal with this position was lost: everything here is new.
         Some(asked) if asked > last_seq => 0,
         Some(asked) => asked,
     };
@@ -276,7 +277,7 @@ async fn stream_from(
 }
 
 /// A page of at most `limit` events of `session`, or of everything. With a session, pages of the
-/// journal are read until enough are found.
+/// journal are read until enough events are found.
 async fn page(
     state: &ApiState,
     after: u64,
@@ -303,7 +304,7 @@ async fn page(
         match end {
             Some(end) if found.len() < limit => position = end,
             _ => {
-                // What was looked through and is of others need not be again.
+                // Events of others that were scanned need not be scanned again.
                 let through = match found.last() {
                     Some(last) if found.len() >= limit => last.seq,
                     _ => page.last_seq.max(after),
@@ -321,7 +322,7 @@ async fn page(
 }
 
 fn to_sse(event: &Event, id: &str) -> SseEvent {
-    // Plain data always becomes JSON, and JSON has no line breaks of its own.
+    // Plain data always becomes JSON, and JSON contains no line breaks.
     let data = serde_json::to_string(event).unwrap_or_default();
     SseEvent::default().id(id).data(data)
 }

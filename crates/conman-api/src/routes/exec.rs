@@ -47,7 +47,7 @@ pub(crate) async fn exec(
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Json)?;
     let io = state.node.exec(&id, checked.plan).await?;
-    // On its own: a client that goes away must not leave a command without its limit behind.
+    // In a separate task: a client that goes away must not leave a command without its limit.
     let run = exec_collect::run_to_end(io, checked.stdin, checked.timeout);
     match tokio::spawn(run).await {
         Ok(result) => result.map(Json),
@@ -96,7 +96,7 @@ pub(crate) async fn exec_interactive(
     match state.node.exec(&id, checked.plan).await {
         Ok(io) => Ok(upgrade
             .on_upgrade(move |socket| exec_socket::converse(socket, io, state.closing.clone()))),
-        // As a shell has it: the terminal was given, and the command's status is 126 or 127.
+        // As in a shell: the terminal was set up, and the command's status is 126 or 127.
         Err(error) if let Some(status) = no_such_command(&error) => {
             Ok(upgrade.on_upgrade(move |socket| exec_socket::report(socket, status)))
         }
@@ -117,7 +117,7 @@ fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
     }
 }
 
-/// A WebSocket of this subprotocol, bounded; `or` is what else a client may do.
+/// Accepts a WebSocket of this subprotocol, with bounds; `or` names the client's alternative.
 pub(super) fn accept(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
     protocol: &'static str,

@@ -24,23 +24,23 @@ use crate::problem::{ApiError, Kind};
 use crate::query::Query;
 use crate::{ApiState, field_errors, image_view};
 
-/// Longest silence in the middle of an upload.
+/// Longest pause within an upload.
 const PIECE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is still read of an upload that has failed, so that its sender gets to read the answer
-/// before the connection is closed on it.
+/// How much is still read of an upload that has failed, so that its sender can read the answer
+/// before the connection is closed.
 const DRAINED_BYTES: usize = 16 << 20;
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two reports of a pull's progress: as often as a person sees a difference.
+/// Interval between progress reports of a pull: often enough for a person.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 
-/// Comments on a quiet stream, so that a vanished client is found.
+/// Interval of comments on a quiet stream, which detect lost clients.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// Media types of archives; what they are is told by their content.
+/// Media types of archives; their format is detected from the content.
 const ARCHIVES: [&str; 2] = ["application/octet-stream", "application/x-tar"];
 
 /// The name of an image: `NAME:TAG`, where `latest` is meant without a tag.
@@ -59,7 +59,7 @@ struct ImageNameText(String);
 #[schema(value_type = String, format = Binary)]
 #[expect(
     dead_code,
-    reason = "it describes a body that is never in memory whole"
+    reason = "it describes a body that is never whole in memory"
 )]
 struct ImageArchive(Vec<u8>);
 
@@ -147,7 +147,7 @@ pub(crate) async fn add(
         .to_ascii_lowercase();
     query.finish()?;
     if ARCHIVES.contains(&media_type.as_str()) {
-        let name = name.ok_or_else(|| no_name("an archive says nothing of its name"))?;
+        let name = name.ok_or_else(|| no_name("an archive does not contain its name"))?;
         return import(&state.images, &name, request).await;
     }
     if media_type != "application/json" {
@@ -163,14 +163,14 @@ pub(crate) async fn add(
     let asked: PullRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let name = name
         .or_else(|| name_of_reference(&asked.pull))
-        .ok_or_else(|| no_name("what is to be pulled is no NAME:TAG itself"))?;
+        .ok_or_else(|| no_name("the reference to pull is not a NAME:TAG"))?;
     let pull = Pull::start(state.images.clone(), asked.pull, name.clone());
     if follow {
         let events = pull.events().take_until(state.closing.cancelled_owned());
         let events = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
         return Ok(events.into_response());
     }
-    // Both may be dropped: the pull has a task of its own.
+    // Cancel safe: the pull has a separate task.
     tokio::select! {
         image = pull.outcome => created(&name, ended(image)?),
         () = state.closing.cancelled() => Err(stopping()),
@@ -231,14 +231,14 @@ async fn import(
     match images.import(name, &mut pieces).await {
         Ok(_) => created(name, image_view::image(images.get(name).await?)),
         Err(error) => {
-            // The answer matters more than whether it takes all of this time.
+            // The answer matters more than reading the rest.
             let _ = tokio::time::timeout(DRAIN_PATIENCE, drain(pieces)).await;
             Err(error.into())
         }
     }
 }
 
-/// Before anything of it is read: a client that waits for `100 Continue` need not send it.
+/// Called before the body is read: a client that waits for `100 Continue` need not send it.
 fn refuse_what_cannot_fit(images: &ImageKeeper, headers: &HeaderMap) -> Result<(), ApiError> {
     let announced = headers
         .get(CONTENT_LENGTH)
@@ -265,14 +265,14 @@ fn refuse_what_cannot_fit(images: &ImageKeeper, headers: &HeaderMap) -> Result<(
     Ok(())
 }
 
-/// The body in pieces; one that goes silent ends with an error.
+/// The body in pieces; a pause that is too long ends it with an error.
 fn pieces(body: Body) -> impl Stream<Item = io::Result<Bytes>> {
     futures_util::stream::unfold(body.into_data_stream(), |mut body| async {
         let piece = match tokio::time::timeout(PIECE_PATIENCE, body.next()).await {
             Ok(piece) => piece?.map_err(io::Error::other),
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("nothing of the archive came for {PIECE_PATIENCE:?}"),
+                format!("no data of the archive arrived for {PIECE_PATIENCE:?}"),
             )),
         };
         Some((piece, body))
@@ -292,7 +292,7 @@ fn created(name: &ImageName, image: Image) -> Result<Response, ApiError> {
     let name = name.to_string();
     let name = percent_encoding::utf8_percent_encode(&name, percent_encoding::NON_ALPHANUMERIC);
     let location = HeaderValue::from_str(&format!("/v1/images/{name}"))
-        .map_err(|_| Kind::INTERNAL.because("the image's path is no header's value"))?;
+        .map_err(|_| Kind::INTERNAL.because("the image's path is not a valid header value"))?;
     let headers = [(LOCATION, location)];
     Ok((StatusCode::CREATED, headers, Json(image)).into_response())
 }
@@ -315,10 +315,10 @@ fn no_name(why: &str) -> ApiError {
 }
 
 fn stopping() -> ApiError {
-    Kind::SHUTTING_DOWN.because("the daemon stops; the next one goes on with what is downloaded")
+    Kind::SHUTTING_DOWN.because("the daemon stops; a repeated pull continues the download")
 }
 
-/// A pull on a task of its own.
+/// A pull in a separate task.
 struct Pull {
     progress: watch::Receiver<conman_image::PullProgress>,
     outcome: JoinHandle<Result<Image, ApiError>>,
@@ -343,7 +343,7 @@ impl Pull {
     fn events(self) -> impl Stream<Item = Result<SseEvent, Infallible>> {
         futures_util::stream::unfold(Some(self), |pull| async {
             let mut pull = pull?;
-            // The sender goes with the task.
+            // The sender is dropped when the task ends.
             if pull.progress.changed().await.is_ok() {
                 tokio::time::sleep(PROGRESS_PAUSE).await;
                 let progress = image_view::progress(&pull.progress.borrow_and_update());
@@ -369,7 +369,7 @@ fn ended(
 }
 
 fn event(name: &str, value: &impl serde::Serialize) -> SseEvent {
-    // Plain data always becomes JSON, and JSON has no line breaks of its own.
+    // Plain data always becomes JSON, and JSON contains no line breaks.
     let data = serde_json::to_string(value).unwrap_or_default();
     SseEvent::default().event(name).data(data)
 }

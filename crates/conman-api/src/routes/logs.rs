@@ -16,7 +16,7 @@ use crate::path_params::SessionPath;
 use crate::problem::ApiError;
 use crate::query::Query;
 
-/// Most lines that `tail` may ask for; without it there is no bound but the log's own.
+/// Most lines of `tail`; without `tail` only the log's size bounds the answer.
 const MAX_TAIL: u64 = 1_000_000;
 
 /// What a session printed
@@ -107,7 +107,8 @@ impl LogFormat {
     }
 }
 
-/// An error in mid-log breaks the connection off, which tells the client that it is not whole.
+/// An error within the log breaks the connection, which shows the client that the log is
+/// incomplete.
 fn as_ndjson(
     chunks: BoxStream<'static, Result<LogChunk, RuntimeError>>,
     lines: LogLines,

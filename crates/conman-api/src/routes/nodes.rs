@@ -1,4 +1,4 @@
-//! The node: what it is, what it offers, and giving it up.
+//! Nodes: list, show, forget and preempt.
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};

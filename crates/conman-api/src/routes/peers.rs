@@ -1,4 +1,4 @@
-//! What only other nodes ask.
+//! Routes for other nodes only.
 
 use std::convert::Infallible;
 
@@ -19,16 +19,16 @@ use crate::node_errors::route_error;
 use crate::path_params::SessionPath;
 use crate::problem::ApiError;
 
-/// Where a node asks another to have a session ready.
+/// Path of the request to make a session ready.
 pub(crate) const READY: &str = "/peer/sessions/{id}/ready";
 
-/// Where a node asks another for its events.
+/// Path of the request for a node's events.
 pub(crate) const EVENTS: &str = "/peer/events";
 
-/// Where a node asks another to restart a session that lost its node.
+/// Path of the request to restart a session that lost its node.
 pub(crate) const RESTART: &str = "/peer/sessions/{id}/restart";
 
-/// Where a node asks another what it knows of a session.
+/// Path of the request for a node's knowledge of a session.
 pub(crate) const TIMELINE: &str = "/peer/sessions/{id}/timeline";
 
 /// The path of [`TIMELINE`] for one session.
@@ -47,14 +47,14 @@ pub struct Ready {
 pub(crate) struct Asked {
     /// Whether a connection may start it.
     start: bool,
-    /// Whether its former node is gone.
+    /// Whether its former node is lost.
     lost: bool,
-    /// That node, which an older conman does not tell.
+    /// That node; older versions do not send it.
     from: Option<String>,
 }
 
-/// Answers once a session of this node can take requests, and starts it by its record where its
-/// node has given it up. The node that asks holds its clients meanwhile.
+/// Answers once a session of this node can take requests. Starts it from its record if its node
+/// has given it up. The requesting node holds its clients meanwhile.
 pub(crate) async fn ready(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
@@ -77,7 +77,7 @@ pub(crate) struct AskedForEvents {
     session: Option<SessionId>,
 }
 
-/// This node's events as frames, a line each, for as long as the other node reads.
+/// This node's events as frames, one per line, for as long as the other node reads.
 pub(crate) async fn events(
     State(state): State<ApiState>,
     AxumQuery(asked): AxumQuery<AskedForEvents>,
@@ -90,7 +90,7 @@ pub(crate) async fn events(
     let frames = events::frames(state.node.journal(), from, asked.session).await?;
     let lines = frames
         .map(|frame| {
-            // Plain data always becomes JSON, and JSON has no line breaks of its own.
+            // Plain data always becomes JSON, and JSON contains no line breaks.
             let mut line = serde_json::to_vec(&frame).unwrap_or_default();
             line.push(b'\n');
             Ok::<_, Infallible>(Bytes::from(line))
@@ -106,13 +106,13 @@ pub(crate) struct Lost {
     from: String,
     /// The generation that was there.
     generation: Generation,
-    /// Whether it may go to another node where this one lacks its image. An older conman does not
-    /// ask for that, and has it tried.
+    /// Whether it may go to another node if this one lacks its image. Older versions do not send it,
+    /// so that the start is tried.
     #[serde(default)]
     elsewhere: bool,
 }
 
-/// Starts a session anew that lost its node, if its record still says so, and answers once it runs.
+/// Restarts a session that lost its node, if its record still says so, and answers once it runs.
 pub(crate) async fn restart(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
@@ -129,7 +129,7 @@ pub(crate) async fn restart(
     Ok(Json(Ready { generation }))
 }
 
-/// What this node's journal tells of a session, were it nothing.
+/// This node's journal of a session; empty if there is none.
 pub(crate) async fn timeline(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,

@@ -1,4 +1,4 @@
-//! Probes, metrics, the description of the API, and a way in for people.
+//! Probes, metrics, the description of the API, and an index for people.
 
 use axum::Json;
 use axum::extract::State;
@@ -47,19 +47,19 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
         NodeState::Live => {}
         NodeState::Recovering => {
             return Err(Kind::NOT_READY.because(
-                "the node still adopts what an earlier daemon left; what is adopted is served",
+                "the node still adopts the sessions of an earlier daemon; adopted ones are served",
             ));
         }
         NodeState::Draining => {
             return Err(Kind::NOT_READY.because(
                 "the node is being drained and takes no new sessions; POST \
-                 /v1/nodes/self/undrain takes that back",
+                 /v1/nodes/self/undrain cancels that",
             ));
         }
         NodeState::Preempted => {
             return Err(Kind::NOT_READY.because(
-                "the machine is going and takes no more sessions; POST /v1/nodes/self/readmit \
-                 takes that back",
+                "the node is preempted and takes no more sessions; POST /v1/nodes/self/readmit \
+                 cancels that",
             ));
         }
     }
@@ -72,11 +72,11 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
     }))
 }
 
-/// Why a node among others takes no requests, with the reason why it is late, if it is known.
+/// Why a node of a fleet takes no requests, with the reason of its delay, if it is known.
 pub(crate) fn not_joined(standing: &Standing, why_late: Option<&str>) -> ApiError {
     let because = why_late.map_or_else(String::new, |why| format!(": {why}"));
     let detail = match standing {
-        Standing::Alone | Standing::Live => "the node begins to serve".to_owned(),
+        Standing::Alone | Standing::Live => "the node is about to serve".to_owned(),
         Standing::Joining { reason } => format!("the node has not joined its fleet: {reason}"),
         Standing::Late => {
             format!("the node could not renew its ownership in time, and tries again{because}")

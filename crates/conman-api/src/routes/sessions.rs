@@ -56,7 +56,7 @@ pub(crate) async fn ensure(
     query.finish()?;
     let node_labels = hop::labels_of(&uri)?;
     let mut asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
-    // Kept with the session, which may be started anew on another node.
+    // Stored with the session, which may be restarted on another node.
     if !node_labels.is_empty() {
         asked
             .node_labels

@@ -1,4 +1,4 @@
-//! What the node's configuration offers.
+//! The templates of the node's configuration.
 
 use axum::Json;
 use axum::extract::State;

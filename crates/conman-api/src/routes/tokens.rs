@@ -1,4 +1,4 @@
-//! Connect tokens: the way for a frontend to let its user into one session.
+//! Connect tokens, with which a frontend lets its user into one session.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::query::Query;
 
 const DEFAULT_TTL_S: u32 = 300;
 
-/// The query parameter that the sessions listener takes a token from.
+/// The query parameter that carries a token to the sessions listener.
 const IN_URL: &str = "conman_token";
 
 /// Make a connect token

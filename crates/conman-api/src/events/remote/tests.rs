@@ -9,10 +9,10 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An event that was written by the name `new`, as it is sent.
+/// An event that a node named `new` wrote, as it is sent.
 fn frame() -> String {
     let event = Event {
         seq: 7,
@@ -28,8 +28,8 @@ fn frame() -> String {
     serde_json::to_string(&Frame::Event(event)).expect("JSON")
 }
 
-/// What is told of the node `old` where such events come from now, with these fields of the answer.
-/// Nodes know each other by nothing that names them.
+/// What is reported of node `old` if such events come from its address, with these fields in the
+/// answer. The nodes do not authenticate by name.
 async fn told_at_its_address(fields: &str) -> Told {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -85,7 +85,7 @@ async fn what_a_node_wrote_under_a_former_name_is_told() {
 
 #[tokio::test]
 async fn what_another_node_tells_at_its_address_is_not_told_as_its_own() {
-    // Older ones do not say who they are, but for their events.
+    // Older versions state their name only in their events.
     for fields in ["x-conman-node: new\r\n", ""] {
         let told = told_at_its_address(fields).await;
         let Told::Unreachable(why) = &told else {
