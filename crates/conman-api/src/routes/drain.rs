@@ -75,8 +75,7 @@ pub(crate) async fn get(
     node.require(state.node.name())?;
     let report = state.node.drain_report();
     report.map(Json).ok_or_else(|| {
-        Kind::NOT_DRAINING
-            .because("this node is not being drained, or its drain was cancelled")
+        Kind::NOT_DRAINING.because("this node is not being drained, or its drain was cancelled")
     })
 }
 
