@@ -1,4 +1,4 @@
-//! Who may use the API.
+//! Authorizes requests to the API.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,30 +12,31 @@ use crate::host_rules::HostPort;
 use crate::origin_rules::{Asker, Site};
 use crate::{Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer, problems};
 
-/// Where a request to the API came from.
+/// The source of a request to the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// By the API listener.
+    /// From the API listener.
     Tcp(SocketAddr),
-    /// By the admin socket, from a process with this effective uid.
+    /// From the admin socket, by a process with this effective uid.
     AdminSocket { uid: u32 },
 }
 
-/// Judges requests to the API.
+/// Authorizes requests to the API.
 ///
-/// Everything a browser could be tricked into is judged before any credential: an unknown `Host`
-/// (DNS rebinding), a foreign `Origin`, a request that another site's page makes for itself.
+/// Everything that a browser could be tricked into is checked before any credential: an unknown
+/// `Host` (DNS rebinding), a foreign `Origin`, a request that a page of another site makes as a
+/// subresource.
 #[derive(Debug)]
 pub struct ApiGuard {
     tokens: Option<Arc<TokenFile>>,
     hosts: HostRules,
     origins: OriginRules,
-    /// The daemon's own user, who may use the admin socket beside root.
+    /// The daemon's user, who may use the admin socket like root.
     own_uid: u32,
 }
 
 impl ApiGuard {
-    /// A guard; without `tokens`, everybody on the loopback address may do everything.
+    /// Creates a guard. Without `tokens`, every client on the loopback address may do everything.
     #[must_use]
     pub fn new(tokens: Option<Arc<TokenFile>>, hosts: HostRules, origins: OriginRules) -> Self {
         let own_uid = rustix::process::geteuid().as_raw();
@@ -47,21 +48,21 @@ impl ApiGuard {
         }
     }
 
-    /// Who asks, if they may do what needs `needed`.
+    /// Returns the caller if its scope includes `needed`.
     ///
     /// # Errors
     /// The refusal: 401 without a valid token, 403 for everything else, 400 for a request whose
-    /// addressee is unclear.
+    /// target host is ambiguous.
     pub fn check(&self, parts: &Parts, needed: Scope, peer: Peer) -> Result<Caller, Box<Problem>> {
         let caller = self.authenticate(parts, peer)?;
         caller.require(needed)?;
         Ok(caller)
     }
 
-    /// Who asks, whatever for.
+    /// Returns the caller, whatever its scope.
     ///
     /// # Errors
-    /// As for [`ApiGuard::check`], but for the scope.
+    /// As for [`ApiGuard::check`], except for the scope.
     pub fn authenticate(&self, parts: &Parts, peer: Peer) -> Result<Caller, Box<Problem>> {
         self.check_source(parts, peer)?;
         match (peer, &self.tokens) {
@@ -75,11 +76,11 @@ impl ApiGuard {
         }
     }
 
-    /// Whether the request may be answered at all, to anybody: for what needs no credential.
+    /// Checks whether the request may be answered at all: for endpoints that need no credential.
     ///
     /// # Errors
     /// 403 for a foreign user on the admin socket, a foreign `Host`, and a page of a foreign
-    /// origin; 400 for a request whose addressee is unclear.
+    /// origin; 400 for a request whose target host is ambiguous.
     pub fn check_source(&self, parts: &Parts, peer: Peer) -> Result<(), Box<Problem>> {
         match peer {
             Peer::AdminSocket { uid } => self.check_admin(parts, uid),
@@ -90,14 +91,14 @@ impl ApiGuard {
         }
     }
 
-    /// Whether there are pages of other origins that may ask at all.
+    /// Whether pages of other origins may send requests at all.
     #[must_use]
     pub fn allows_pages(&self) -> bool {
         !self.origins.is_empty()
     }
 
-    /// Whether a page of a configured origin asks, and of no other: one that may be given to read
-    /// what the API answers.
+    /// Whether the request comes from a page of a configured origin, which may then read the API's
+    /// answer.
     #[must_use]
     pub fn allows_page(&self, headers: &HeaderMap) -> bool {
         self.origins.asker(headers, None) == Asker::Allowed
@@ -106,15 +107,15 @@ impl ApiGuard {
     fn check_admin(&self, parts: &Parts, uid: u32) -> Result<(), Box<Problem>> {
         if uid != 0 && uid != self.own_uid {
             return Err(problems::forbidden(format!(
-                "the admin socket is for root and uid {} alone; you are uid {uid}",
+                "only root and uid {} may use the admin socket; you are uid {uid}",
                 self.own_uid
             )));
         }
-        // No browser speaks to a Unix socket: a page's request got here through somebody's relay.
+        // Browsers cannot use a Unix socket: a page's request was forwarded by another program.
         match self.origins.asker(&parts.headers, None) {
             Asker::Unnamed => Ok(()),
             Asker::Own | Asker::Allowed | Asker::Foreign(_) => Err(problems::origin_refused(
-                "the admin socket answers no web pages",
+                "the admin socket does not answer requests from web pages",
             )),
         }
     }
@@ -135,7 +136,7 @@ impl ApiGuard {
             (Asker::Unnamed, Site::Navigating { cross_site: true } | Site::Elsewhere) => {
                 Err(problems::origin_refused(
                     "a page of another origin made this request (Sec-Fetch-Site); open the URL \
-                     by itself, or add the page's origin to `allowed_origins` under [listen] in \
+                     directly, or add the page's origin to `allowed_origins` under [listen] in \
                      the configuration",
                 ))
             }
@@ -171,14 +172,14 @@ fn local(address: SocketAddr) -> Result<Caller, Box<Problem>> {
         })
     } else {
         Err(problems::unauthenticated(
-            "no tokens are configured, so only this host itself may ask; set `tokens_file` under \
-             [auth] in the configuration",
+            "no tokens are configured, so only clients on this host are allowed; set `tokens_file` \
+             under [auth] in the configuration",
         ))
     }
 }
 
 impl Caller {
-    /// Whether the caller may do what needs `needed`.
+    /// Checks that the caller's scope includes `needed`.
     ///
     /// # Errors
     /// 403 that names both scopes.

@@ -1,4 +1,4 @@
-//! The text of a bearer token: how it is made, hashed, and told from other people's.
+//! The text of a bearer token: generating, hashing and recognizing it.
 
 use std::fmt;
 
@@ -7,26 +7,26 @@ use thiserror::Error;
 
 use crate::Scope;
 
-/// What the text of every token made here begins with, so that secret scanners find it and the
-/// sessions listener tells it from a credential of the session's own.
+/// Prefix of every token made here. Secret scanners find it, and the sessions listener
+/// distinguishes it from a credential of the session.
 const PREFIX: &str = "cmn_";
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Characters behind the prefix: 62^43 is just above 2^256.
+/// Number of characters after the prefix: 62^43 is just above 2^256.
 const SECRET_CHARS: usize = 43;
 
-/// Greatest multiple of the alphabet's size that fits a byte; bytes from there on are drawn anew,
-/// or the first letters would be likelier than the others.
+/// Greatest multiple of the alphabet's size that fits a byte. Greater bytes are drawn again,
+/// because otherwise the first letters would be more likely than the others.
 const UNBIASED: u8 = 248;
 
-/// Longest token that is looked at; longer ones are nobody's.
+/// Maximum length of a token that is checked; longer ones are unknown.
 const MAX_TOKEN_BYTES: usize = 512;
 
 /// SHA-256 of a token's text.
 pub(crate) type TokenHash = [u8; 32];
 
-/// A token as it is handed to its holder; only the hash is kept.
+/// A token as it is given to its holder; only the hash is stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewToken {
     /// The secret: `cmn_<scope>_<43 letters and digits>`.
@@ -44,15 +44,15 @@ impl fmt::Debug for NewToken {
     }
 }
 
-/// The kernel gave no random numbers.
+/// The kernel returned no random numbers.
 #[derive(Debug, Error)]
-#[error("cannot make a random token")]
+#[error("cannot generate a random token")]
 pub struct GenerateError(#[from] getrandom::Error);
 
-/// Makes a token of 256 random bits.
+/// Generates a token of 256 random bits.
 ///
 /// # Errors
-/// When the kernel gives no random numbers.
+/// The kernel returns no random numbers.
 pub fn generate(scope: Scope) -> Result<NewToken, GenerateError> {
     let mut text = format!("{PREFIX}{scope}_");
     let full = text.len() + SECRET_CHARS;
@@ -71,12 +71,12 @@ pub(crate) fn hash(text: &str) -> TokenHash {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Whether the text claims to be a bearer token of conman's.
+/// Whether the text has the form of conman's bearer tokens.
 pub(crate) fn looks_like_ours(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
-/// The credentials of an `Authorization` header's `Bearer` scheme.
+/// The token of an `Authorization` header with the `Bearer` scheme.
 pub(crate) fn of_header(value: &[u8]) -> Option<&str> {
     let value = std::str::from_utf8(value).ok()?;
     let (scheme, credentials) = value.trim_ascii().split_once([' ', '\t'])?;
@@ -91,7 +91,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads 64 hex digits of either case.
+/// Parses 64 hex digits of either case.
 pub(crate) fn parse_hash(text: &str) -> Option<TokenHash> {
     let digits = text.as_bytes();
     if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {

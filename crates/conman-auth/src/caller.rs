@@ -6,7 +6,7 @@ use thiserror::Error;
 /// What a caller may do; each scope includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// Look only.
+    /// Read only.
     Read,
     /// Start, stop and use sessions, and make connect tokens.
     Frontend,
@@ -14,7 +14,7 @@ pub enum Scope {
     Admin,
 }
 
-/// A text that names no scope.
+/// A text that is not a scope.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("the scopes are `admin`, `frontend` and `read`")]
 pub struct UnknownScope;
@@ -48,25 +48,25 @@ impl FromStr for Scope {
     }
 }
 
-/// Who asks.
+/// The client that sent a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// For the log and the journal: the token's name, or where the caller is without one.
+    /// For the log and the journal: the token's name, or the client's address if it has no token.
     pub name: String,
     pub scope: Scope,
     pub origin: CallerOrigin,
 }
 
-/// How a caller is known.
+/// How a caller was authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallerOrigin {
     /// By the credentials of its process on the admin socket.
     AdminSocket { uid: u32 },
     /// By a bearer token.
     Token,
-    /// By another node, which vouches for name and scope.
+    /// By another node, which asserts its name and scope.
     Peer,
-    /// Not at all: no tokens are configured, and it is on this host.
+    /// Not at all: no tokens are configured, and the caller is on this host.
     Local,
 }
 

@@ -1,4 +1,4 @@
-//! Connect tokens: PASETO v4.local, bound to one session of one node and to a time.
+//! Connect tokens: PASETO v4.local, valid for one session of one node and for a limited time.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,39 +18,39 @@ use thiserror::Error;
 use crate::key_file;
 use crate::{ClusterSecret, KeyFileError};
 
-/// Longest life of a connect token: one that is for a first visit need not outlast a day.
+/// Maximum lifetime of a connect token: a token for a first visit need not outlast a day.
 pub const MAX_CONNECT_TTL: Duration = Duration::from_secs(86_400);
 
-/// Longest life of the cookie that a connect token is exchanged for.
+/// Maximum lifetime of the cookie that a connect token is exchanged for.
 pub(crate) const MAX_COOKIE_TTL: Duration = Duration::from_secs(400 * 86_400);
 
-/// What the fleet's secret gives the keys of connect tokens for.
+/// Purpose of the keys derived from the fleet's secret.
 const FLEET_KEYS: &[u8] = b"conman-connect-tokens-v1";
 
-/// Longest token that is looked at; a real one has about 300 bytes.
+/// Maximum length of a token that is checked; a valid one has about 300 bytes.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// What a connect token's text begins with.
+/// Prefix of a connect token's text.
 const HEADER: &str = LocalToken::HEADER;
 
 /// Makes and checks connect tokens, and the cookies that they are exchanged for.
 ///
-/// Both name the session and the time until which connections may be opened. The node's instance
-/// and what the token is for are its implicit assertion: a cookie does not pass as a token, nor
-/// either on another node, even if the keys were the same.
+/// Both contain the session and the time until which connections may be opened. The implicit
+/// assertion is the node's instance and the token's purpose: a cookie is not accepted as a token,
+/// nor is either accepted on another node, even with the same keys.
 pub struct ConnectTokens {
     keys: Keys,
-    /// Of tokens in a header, a subprotocol or a URL.
+    /// Implicit assertion of tokens in a header, a subprotocol or a URL.
     connect: Vec<u8>,
-    /// Of cookies.
+    /// Implicit assertion of cookies.
     cookie: Vec<u8>,
 }
 
 /// The first makes tokens; all of them are valid.
 enum Keys {
     Fixed(Vec<SymmetricKey<V4>>),
-    /// One from each line of the secret as it is when a token is made or checked: far cheaper than
-    /// that itself, and a replaced secret counts at once.
+    /// Derived from each line of the current secret whenever a token is made or checked: cheap
+    /// compared to that, and a replaced secret takes effect at once.
     Fleet(Arc<ClusterSecret>),
 }
 
@@ -62,12 +62,12 @@ impl fmt::Debug for ConnectTokens {
     }
 }
 
-/// A token that was just made.
+/// A new token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MintedToken {
     /// The secret.
     pub token: String,
-    /// When it ceases to open connections; whole seconds.
+    /// Time from which it no longer opens connections; whole seconds.
     pub expires_at: Timestamp,
 }
 
@@ -83,9 +83,9 @@ impl fmt::Debug for MintedToken {
 /// Why no token was made.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MintError {
-    #[error("a token's life must be from 1 s to {max_s} s")]
+    #[error("a token's lifetime must be from 1 s to {max_s} s")]
     Ttl { max_s: u64 },
-    #[error("no random numbers could be had for a token")]
+    #[error("cannot get random numbers for a token")]
     Random,
 }
 
@@ -107,28 +107,28 @@ struct Claims {
 }
 
 impl ConnectTokens {
-    /// Opens the key file in `state_dir`, or makes it; the caller must hold the lock of that
+    /// Opens the key file in `state_dir`, or creates it; the caller must hold the lock of that
     /// directory. `instance` is the node's instance id.
     ///
     /// # Errors
-    /// A key file that cannot be read or made, or that others could know or have chosen.
+    /// A key file that cannot be read or created, or that other users could know or have chosen.
     pub fn open(state_dir: &Path, instance: &str) -> Result<Self, KeyFileError> {
         Ok(Self::with_keys(vec![key_file::open(state_dir)?], instance))
     }
 
-    /// Tokens that every node of a fleet makes and takes: their keys come from the secret that the
-    /// nodes share, and follow it when it is read again. What an old line of it has made is good for
-    /// as long as that line stands.
+    /// Tokens that every node of a fleet makes and accepts. Their keys are derived from the nodes'
+    /// shared secret and change when it is reloaded. A token is valid for as long as the file holds
+    /// the line that made it.
     #[must_use]
     pub fn of_fleet(secret: Arc<ClusterSecret>) -> Self {
         Self::with(Keys::Fleet(secret), "fleet")
     }
 
-    /// Tokens that every node of a fleet makes and takes that has no secret file: by a key that they
-    /// share otherwise.
+    /// Tokens that every node of a fleet without a secret file makes and accepts, with a key that
+    /// the nodes share in another way.
     #[must_use]
     pub fn of_shared_key(key: &[u8; 32]) -> Self {
-        // 32 bytes are a key.
+        // 32 bytes are a valid key.
         let key = SymmetricKey::from(key.as_slice()).ok();
         Self::with_keys(key.into_iter().collect(), "fleet")
     }
@@ -150,7 +150,7 @@ impl ConnectTokens {
             Keys::Fixed(keys) => keys.into(),
             Keys::Fleet(secret) => {
                 let keys = secret.derive(FLEET_KEYS);
-                // 32 bytes are a key.
+                // 32 bytes are a valid key.
                 let keys = keys.iter().filter_map(|key| SymmetricKey::from(key).ok());
                 keys.collect::<Vec<_>>().into()
             }
@@ -160,7 +160,7 @@ impl ConnectTokens {
     /// Makes a token that opens connections to `id` for `ttl` from `now`.
     ///
     /// # Errors
-    /// A `ttl` below one second or above [`MAX_CONNECT_TTL`]; no random numbers.
+    /// `ttl` is below one second or above [`MAX_CONNECT_TTL`]; there are no random numbers.
     pub fn mint(
         &self,
         id: &SessionId,
@@ -170,10 +170,10 @@ impl ConnectTokens {
         self.mint_for(&self.connect, id, ttl, MAX_CONNECT_TTL, now)
     }
 
-    /// Until when the token opens connections to `id`.
+    /// Returns the time until which the token opens connections to `id`.
     ///
     /// # Errors
-    /// A token that does not, and why.
+    /// Why the token does not open connections.
     pub fn verify(
         &self,
         token: &str,
@@ -262,7 +262,7 @@ impl ConnectTokens {
     }
 }
 
-/// Whether the text claims to be a connect token.
+/// Whether the text has the form of a connect token.
 pub(crate) fn looks_like_ours(text: &str) -> bool {
     text.starts_with(HEADER)
 }

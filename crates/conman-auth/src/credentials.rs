@@ -1,5 +1,5 @@
-//! Takes conman's own credentials out of a request for a session, and leaves everything else as
-//! it was: a session may have tokens, subprotocols and cookies of its own.
+//! Removes conman's credentials from a request for a session, and leaves everything else unchanged:
+//! a session may have tokens, subprotocols and cookies too.
 
 use http::header::{AUTHORIZATION, COOKIE, HeaderName, SEC_WEBSOCKET_PROTOCOL};
 use http::request::Parts;
@@ -15,31 +15,31 @@ pub(crate) const COOKIE_NAME: &str = "conman_session";
 /// The query parameter of a token in the URL.
 pub(crate) const QUERY_NAME: &str = "conman_token";
 
-/// What the subprotocol begins with that holds a token.
+/// Prefix of a subprotocol that contains a token.
 pub(crate) const SUBPROTOCOL_PREFIX: &str = "conman.token.";
 
-/// Most credentials of one kind that are looked at; further ones are taken out unseen. Several
-/// cookies of one name come from several paths, and from pages that hope to confuse.
+/// Maximum number of credentials of one kind that are checked; further ones are removed unchecked.
+/// Several cookies of one name come from several paths, or from malicious pages.
 const MAX_OF_A_KIND: usize = 8;
 
-/// The credentials that a request brought.
+/// The credentials of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
-    /// Bearer tokens of the token file that were found valid.
+    /// Valid bearer tokens of the token file.
     pub(crate) callers: Vec<Caller>,
-    /// Bearer tokens that claim to be the token file's, and are not.
+    /// Bearer tokens with conman's prefix that are not in the token file.
     pub(crate) unknown_bearers: usize,
-    /// Connect tokens as bearer or subprotocol.
+    /// Connect tokens as bearer token or subprotocol.
     pub(crate) connect: Vec<String>,
     /// Connect tokens in the URL.
     pub(crate) url: Vec<String>,
     pub(crate) cookies: Vec<String>,
-    /// The subprotocol that was taken out and was the only one offered.
+    /// The subprotocol that was removed, if it was the only one offered.
     pub(crate) only_subprotocol: Option<HeaderValue>,
 }
 
 impl Credentials {
-    /// Takes the credentials out of `parts`.
+    /// Removes the credentials from `parts`.
     pub(crate) fn take(parts: &mut Parts, tokens: Option<&TokenFile>) -> Self {
         let mut taken = Self::default();
         taken.take_bearers(&mut parts.headers, tokens);
@@ -49,7 +49,7 @@ impl Credentials {
         taken
     }
 
-    /// Whether anything but cookies was brought, good or not.
+    /// Whether the request has any credential except cookies, valid or not.
     pub(crate) fn any_explicit(&self) -> bool {
         self.unknown_bearers > 0
             || !self.callers.is_empty()
@@ -150,7 +150,7 @@ impl Credentials {
         } else {
             format!("{path}?{}", others.join("&"))
         };
-        // A part of a valid target that ends where a parameter ends is valid.
+        // A prefix of a valid target that ends at a parameter boundary is valid.
         if let Ok(target) = target.parse() {
             *uri = target;
         }
@@ -163,7 +163,7 @@ fn push(list: &mut Vec<String>, token: &str) {
     }
 }
 
-/// Keeps the values that `keep` tells, in order.
+/// Keeps the values for which `keep` returns true, in order.
 fn retain(headers: &mut HeaderMap, name: HeaderName, mut keep: impl FnMut(&HeaderValue) -> bool) {
     let values: Vec<HeaderValue> = headers.get_all(&name).iter().cloned().collect();
     let before = values.len();

@@ -1,5 +1,5 @@
-//! Which `Host` values are served: a page that has its own name resolved to this host's address
-//! (DNS rebinding) must not be taken for a page from here.
+//! Checks the `Host` of requests: a page whose name resolves to this host's address (DNS rebinding)
+//! must not count as a page of this host.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,11 +14,11 @@ use conman_proto::Problem;
 
 use crate::problems;
 
-/// The names under which one listener may be addressed.
+/// The host names that one listener serves.
 ///
 /// Always served: loopback addresses, `localhost` and the names below it, and the address the
-/// listener is bound to. A listener on every address serves every address literal, because no
-/// foreign name is involved then. Names must be configured.
+/// listener is bound to. A listener on all addresses serves every address literal, because no
+/// foreign name is involved in it. Other names must be configured.
 #[derive(Debug, Clone)]
 pub struct HostRules {
     listen: IpAddr,
@@ -26,7 +26,7 @@ pub struct HostRules {
     domain: Option<String>,
 }
 
-/// A configured name that cannot be one.
+/// A configured name that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMistake {
     /// Position in the list.
@@ -34,7 +34,7 @@ pub struct HostMistake {
     pub message: String,
 }
 
-/// Where a request was addressed to, in lower case.
+/// The host and port that a request is addressed to, in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPort {
     pub(crate) host: String,
@@ -50,11 +50,11 @@ impl fmt::Display for HostPort {
 }
 
 impl HostRules {
-    /// Rules for the listener on `listen`; `hosts` are further names of this host, `domain` is
+    /// Rules for the listener on `listen`. `hosts` are further names of this host. `domain` is
     /// served with one label before it or none.
     ///
     /// # Errors
-    /// Every entry of `hosts` that is no host name.
+    /// Every entry of `hosts` that is not a host name.
     pub fn new(
         listen: SocketAddr,
         hosts: &[String],
@@ -89,8 +89,8 @@ impl HostRules {
         }
     }
 
-    /// Where the request is addressed to, if that is served; `None` for a request of HTTP/1.0
-    /// without a `Host`, which no browser makes.
+    /// The host and port of a request, if they are served; `None` for a request of HTTP/1.0 without
+    /// a `Host`, which browsers never send.
     pub(crate) fn check(&self, parts: &Parts) -> Result<Option<HostPort>, Box<Problem>> {
         let mut values = parts.headers.get_all(HOST).iter();
         let (value, second) = (values.next(), values.next());
@@ -178,7 +178,7 @@ impl HostPort {
     }
 }
 
-/// The authority of an absolute target that names another place than `host`.
+/// The authority of an absolute target that differs from `host`.
 fn other_authority(uri: &Uri, host: &HostPort) -> Option<String> {
     let authority = uri.authority().map(Authority::as_str)?;
     let same = HostPort::parse(authority.as_bytes()).is_some_and(|other| other == *host);

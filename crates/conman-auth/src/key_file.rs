@@ -1,4 +1,4 @@
-//! The file that holds the key of connect tokens.
+//! The file with the key of connect tokens.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -14,13 +14,13 @@ use thiserror::Error;
 /// The key, as a PASERK string and a newline.
 const FILE: &str = "connect.key";
 
-/// Where a new key is written before it takes its name.
+/// Name of a new key file until it is complete.
 const UNFINISHED: &str = "connect.key.new";
 
 /// A PASERK of a symmetric key has 53 bytes.
 const MAX_FILE_BYTES: u64 = 128;
 
-/// Why the key of connect tokens cannot be had.
+/// Why the key of connect tokens is not available.
 #[derive(Debug, Error)]
 pub enum KeyFileError {
     #[error("cannot {action} the key file {path}")]
@@ -31,16 +31,16 @@ pub enum KeyFileError {
         source: io::Error,
     },
     #[error(
-        "the key file {path} is not safe to use: {why}; remove it to have a new one made, which \
-         makes the connect tokens of now invalid"
+        "the key file {path} is not safe to use: {why}; remove it to make conman create a new one, \
+         which invalidates all current connect tokens"
     )]
     Unsafe { path: PathBuf, why: &'static str },
-    #[error("cannot make a random key")]
+    #[error("cannot generate a random key")]
     Random,
 }
 
-/// Reads the key in `state_dir`, or makes one. Only the daemon that holds the lock of the state
-/// directory may call this: two at a time could each make a key.
+/// Reads the key in `state_dir`, or creates one. Only the daemon that holds the lock of the state
+/// directory may call this: two callers could each create a key.
 pub(crate) fn open(state_dir: &Path) -> Result<SymmetricKey<V4>, KeyFileError> {
     match read(&state_dir.join(FILE))? {
         Some(key) => Ok(key),
@@ -88,7 +88,7 @@ fn read(path: &Path) -> Result<Option<SymmetricKey<V4>>, KeyFileError> {
         .map_err(|_| refused("it holds no key"))
 }
 
-/// The key has its name only once it is whole and on the disk.
+/// The key gets its name only once it is complete and on the disk.
 fn create(state_dir: &Path) -> Result<SymmetricKey<V4>, KeyFileError> {
     let key = SymmetricKey::<V4>::generate().map_err(|_| KeyFileError::Random)?;
     let mut text = String::new();
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_key_is_made_once_for_its_owner_alone() {
         let folder = tempfile::tempdir().expect("a folder");
-        // What a daemon leaves that was killed while it made the key.
+        // Left by a daemon that was killed while it created the key.
         fs::write(folder.path().join(UNFINISHED), "k4.lo").expect("writing");
         let key = open(folder.path()).expect("made");
         let metadata = fs::metadata(folder.path().join(FILE)).expect("there");

@@ -1,27 +1,27 @@
-//! Who may do what: bearer tokens with scopes, connect tokens for one session, the rules for
-//! `Host` and `Origin` that keep a browser's other pages out, and how the nodes of a fleet know
-//! each other.
+//! Authentication and authorization: bearer tokens with scopes, connect tokens for one session,
+//! the rules for `Host` and `Origin` that keep out a browser's other pages, and how the nodes of a
+//! fleet authenticate each other.
 //!
-//! [`ApiGuard`] judges requests to the API, [`SessionGuard`] those to the sessions themselves,
-//! [`PeerGuard`] those of other nodes. All are plain functions of a request's head, the last one
-//! with a memory of what it saw: no task runs here and no channel exists. What changes while the
-//! daemon runs are the tokens, the fleet's secret, with it the keys of connect tokens that come from
-//! it, and its certificates, swapped whole by [`TokenFile::reload`], [`ClusterSecret::reload`] and
-//! [`FleetTls::reload`].
+//! [`ApiGuard`] checks requests to the API, [`SessionGuard`] those to the sessions, [`PeerGuard`]
+//! those of other nodes. All are plain functions of a request's head; the last one also remembers
+//! what it saw. No task runs here and no channel exists. What changes while the daemon runs are the
+//! tokens, the fleet's secret with the connect token keys derived from it, and the fleet's
+//! certificates. They are replaced as a whole by [`TokenFile::reload`],
+//! [`ClusterSecret::reload`] and [`FleetTls::reload`].
 //!
-//! What holds throughout:
-//! * A credential of conman's own never reaches a session, whether it was good or not.
+//! Invariants:
+//! * A credential of conman never reaches a session, whether it was valid or not.
 //! * No secret is stored that could be presented again: the token file holds hashes. The one key,
 //!   for connect tokens, never leaves its file and this crate.
 //! * A comparison with a secret takes the same time wherever the difference is.
-//! * Without a token file everybody on the loopback address may do everything, but a browser
-//!   still only on behalf of pages that came from here.
-//!
-//! Sessions addressed as `/s/{id}/…` share one origin, so that the page of one can read another's
-//! that is open in the same browser. `{id}.<domain>` keeps them apart; use it for browsers.
-//! Browsers tell who asks for an image or a script (`Sec-Fetch-Site`) only under HTTPS and on
-//! localhost: under plain HTTP on other names, the page of one session can make the browser ask
-//! another for them with the cookie, though it cannot read the answer as text. Put TLS in front.
+//! * Without a token file every client on the loopback address may do everything, but a browser
+//!   only on behalf of pages that came from here.
+//! Sessions addressed as `/s/{id}/…` share one origin, so the page of one can read another's that
+//! is open in the same browser. `{id}.<domain>` separates them; use it for browsers. Browsers
+//! report which site requests an image or a script (`Sec-Fetch-Site`) only under HTTPS and on
+//! localhost. Under plain HTTP on other names, the page of one session can make the browser request
+//! them from another session with its cookie, although it cannot read the answer as text. Put TLS
+//! in front.
 #![forbid(unsafe_code)]
 
 mod api_guard;

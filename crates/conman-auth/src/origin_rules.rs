@@ -1,4 +1,4 @@
-//! On behalf of which page a browser asks, by the headers that pages cannot forge.
+//! Determines which page a browser's request comes from, by headers that pages cannot forge.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::problems;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// The origins whose pages may ask although they did not come from here.
+/// The other origins whose pages may send requests.
 #[derive(Debug, Clone, Default)]
 pub struct OriginRules {
     allowed: Vec<Origin>,
 }
 
-/// A configured origin that cannot be one.
+/// A configured origin that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginMistake {
     /// Position in the list.
@@ -25,7 +25,7 @@ pub struct OriginMistake {
     pub message: String,
 }
 
-/// Scheme, host and port of a page (RFC 6454), in lower case and with the port written out.
+/// Scheme, host and port of a page (RFC 6454), in lower case and with an explicit port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -33,12 +33,12 @@ struct Origin {
     port: Option<u16>,
 }
 
-/// Whose page asks, as far as `Origin` tells.
+/// The page that sends the request, by its `Origin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Asker {
-    /// No `Origin`: no browser, or a plain GET.
+    /// No `Origin`: not a browser, or a plain GET.
     Unnamed,
-    /// A page from the very place that is asked.
+    /// A page from the requested host.
     Own,
     /// A page from an allowed origin.
     Allowed,
@@ -46,22 +46,22 @@ pub(crate) enum Asker {
     Foreign(String),
 }
 
-/// Where the page stands that asks, as far as `Sec-Fetch-*` tells.
+/// The site of the page that sends the request, by its `Sec-Fetch-*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// The same origin, the user themselves, or a client that does not tell.
+    /// The same origin, the user, or a client that does not send it.
     HereOrUnknown,
-    /// Another origin, which takes the user here: a link, a frame, a form.
+    /// Another origin, which navigates the user here: a link, a frame, a form.
     Navigating { cross_site: bool },
-    /// Another origin, for itself: an image, a script, a fetch.
+    /// Another origin, for a subresource: an image, a script, a fetch.
     Elsewhere,
 }
 
 impl OriginRules {
-    /// Rules with further origins, each `scheme://host` or `scheme://host:port`.
+    /// Creates rules with further origins, each `scheme://host` or `scheme://host:port`.
     ///
     /// # Errors
-    /// Every entry that is no origin.
+    /// Every entry that is not an origin.
     pub fn new(allowed: &[String]) -> Result<Self, Vec<OriginMistake>> {
         let mut origins = Vec::with_capacity(allowed.len());
         let mut mistakes = Vec::new();
@@ -90,10 +90,10 @@ impl OriginRules {
         self.allowed.is_empty()
     }
 
-    /// Judges the `Origin` of a request that is addressed to `host`.
+    /// Classifies the `Origin` of a request that is addressed to `host`.
     ///
-    /// Whether TLS ends before conman is unknown, so that the page's own scheme decides which port
-    /// is meant where none is written.
+    /// It is unknown whether TLS ends before conman, so the scheme of the page's origin gives the
+    /// default port.
     pub(crate) fn asker(&self, headers: &HeaderMap, host: Option<&HostPort>) -> Asker {
         let mut values = headers.get_all(ORIGIN).iter();
         let Some(value) = values.next() else {

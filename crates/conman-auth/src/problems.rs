@@ -2,7 +2,7 @@
 
 use conman_proto::Problem;
 
-/// 401: no credential, or one that is not valid.
+/// 401: no credential, or an invalid one.
 pub(crate) fn unauthenticated(detail: impl Into<String>) -> Box<Problem> {
     Box::new(Problem::new(
         "unauthenticated",
@@ -22,7 +22,7 @@ pub(crate) fn forbidden(detail: impl Into<String>) -> Box<Problem> {
     ))
 }
 
-/// 403: the `Host` names nothing that is served here.
+/// 403: the `Host` is not served here.
 pub(crate) fn host_refused(detail: impl Into<String>) -> Box<Problem> {
     Box::new(Problem::new(
         "host-refused",
@@ -32,17 +32,17 @@ pub(crate) fn host_refused(detail: impl Into<String>) -> Box<Problem> {
     ))
 }
 
-/// 403: a browser asks on behalf of a page that may not.
+/// 403: a request from a page of an origin that is not allowed.
 pub(crate) fn origin_refused(detail: impl Into<String>) -> Box<Problem> {
     Box::new(Problem::new(
         "origin-refused",
-        "Pages of this origin may not ask this",
+        "Requests from pages of this origin are refused",
         403,
         detail,
     ))
 }
 
-/// 400: the request's head cannot be judged.
+/// 400: the request's head is ambiguous or invalid.
 pub(crate) fn bad_request(detail: impl Into<String>) -> Box<Problem> {
     Box::new(Problem::new(
         "bad-request",
@@ -52,7 +52,7 @@ pub(crate) fn bad_request(detail: impl Into<String>) -> Box<Problem> {
     ))
 }
 
-/// Text of a client's for a detail: cut to a length and without control characters.
+/// A client's text for a detail: truncated and without control characters.
 pub(crate) fn quoted(bytes: &[u8]) -> String {
     const LONGEST: usize = 100;
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST)]);

@@ -1,9 +1,9 @@
-//! Who may connect to a session.
+//! Authorizes connections to a session.
 //!
-//! Authority is *explicit* when the request itself carries a token, which no foreign page can make
-//! a browser add, and *ambient* when the browser adds it whoever asks: the cookie, and without
-//! configured tokens the mere place of the client. Ambient authority counts only for requests that
-//! no other page made.
+//! Authority is *explicit* when the request carries a token, which no foreign page can make a
+//! browser add, and *ambient* when the browser adds it for any page: the cookie, and, without
+//! configured tokens, the client's address. Ambient authority is accepted only for requests that no
+//! other page made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::credentials::{COOKIE_NAME, Credentials};
 use crate::origin_rules::{Asker, Site};
 use crate::{ConnectTokenError, ConnectTokens, HostRules, OriginRules, Scope, TokenFile, problems};
 
-/// What an operator may set about a [`SessionGuard`].
+/// Options of a [`SessionGuard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionGuardOptions {
-    /// How long the cookie is valid that a token in the URL is exchanged for.
+    /// Lifetime of the cookie that a token in the URL is exchanged for.
     pub cookie_ttl: Duration,
-    /// Whether browsers reach the sessions by HTTPS, so that the cookie may be kept to it.
+    /// Whether browsers use HTTPS for the sessions, so that the cookie may be restricted to it.
     pub secure_cookie: bool,
 }
 
@@ -37,7 +37,7 @@ impl Default for SessionGuardOptions {
     }
 }
 
-/// Judges requests to sessions.
+/// Authorizes requests to sessions.
 #[derive(Debug)]
 pub struct SessionGuard {
     tokens: Option<Arc<TokenFile>>,
@@ -47,15 +47,15 @@ pub struct SessionGuard {
     options: SessionGuardOptions,
 }
 
-/// What a [`SessionGuard`] decided.
+/// A decision of [`SessionGuard`].
 #[derive(Debug)]
 pub enum SessionVerdict {
-    /// The request goes on to the session.
+    /// The request is forwarded to the session.
     Admit {
         /// Whether the caller may start a session that does not run.
         may_start: bool,
-        /// The WebSocket subprotocol to answer with when the session selects none, because the
-        /// only one offered was a credential.
+        /// The WebSocket subprotocol to answer with if the session selects none, because the only
+        /// one offered was a credential.
         subprotocol: Option<HeaderValue>,
     },
     /// 303 to `location` with `set_cookie`: the token in the URL is exchanged.
@@ -64,14 +64,14 @@ pub enum SessionVerdict {
         location: String,
         set_cookie: HeaderValue,
     },
-    /// The request ends here.
+    /// The request is refused.
     Deny(Problem),
 }
 
-/// By what a request may connect, the strongest first.
+/// Why a request may connect, the strongest authority first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Authority {
-    /// A bearer token or a connect token in the request itself.
+    /// A bearer token or a connect token in the request.
     Explicit,
     /// The cookie.
     Cookie,
@@ -80,7 +80,7 @@ enum Authority {
 }
 
 impl SessionGuard {
-    /// A guard; without `tokens`, everybody on the loopback address may connect.
+    /// Creates a guard. Without `tokens`, every client on the loopback address may connect.
     #[must_use]
     pub fn new(
         tokens: Option<Arc<TokenFile>>,
@@ -98,9 +98,9 @@ impl SessionGuard {
         }
     }
 
-    /// Judges a request for `id` and takes conman's own credentials out of it.
+    /// Authorizes a request for `id` and removes conman's credentials from it.
     ///
-    /// `parts.uri` is in origin form and without `prefix`, which is `/s/{id}`, or empty when the
+    /// `parts.uri` is in origin form and without `prefix`, which is `/s/{id}`, or empty if the
     /// session was addressed by its host name.
     pub fn admit(&self, parts: &mut Parts, id: &SessionId, prefix: &str) -> SessionVerdict {
         self.admit_at(parts, id, prefix, Timestamp::now())
@@ -113,7 +113,7 @@ impl SessionGuard {
         prefix: &str,
         now: Timestamp,
     ) -> SessionVerdict {
-        // First of all, so that nothing below can leave one behind.
+        // First, so that no code below can leave a credential in the request.
         let credentials = Credentials::take(parts, self.tokens.as_deref());
         self.judge(parts, &credentials, id, prefix, now)
             .unwrap_or_else(|problem| SessionVerdict::Deny(*problem))
@@ -180,7 +180,7 @@ impl SessionGuard {
         }))
     }
 
-    /// A valid cookie's value and its end.
+    /// A valid cookie's value and its expiry.
     fn cookie(
         &self,
         credentials: &Credentials,
@@ -196,7 +196,7 @@ impl SessionGuard {
         })
     }
 
-    /// Takes the token out of what the browser shows, keeps and tells others.
+    /// Redirects to a URL without the token, so that the browser does not show, store or send it.
     fn exchange(
         &self,
         parts: &Parts,
@@ -209,7 +209,7 @@ impl SessionGuard {
             .url
             .iter()
             .any(|url| self.connect.verify(url, id, now).is_ok());
-        // An old link beside a good cookie must not prolong it.
+        // An old link must not extend the lifetime of a valid cookie.
         let kept = if by_url {
             None
         } else {
@@ -263,7 +263,7 @@ impl SessionGuard {
     }
 }
 
-/// Whether the page that asks may, given by what the request would connect.
+/// Whether the sending page is allowed, given the authority of the request.
 fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), Box<Problem>> {
     let acts = !is_plain_read(parts);
     if acts && let Asker::Foreign(origin) = asker {
@@ -277,15 +277,16 @@ fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), 
         Authority::Explicit => false,
         Authority::Cookie | Authority::Local => true,
     };
-    // Browsers name the origin of whatever acts; a cookie without it comes from something else.
+    // Browsers send the origin of every state-changing request; a cookie without it is not from a
+    // browser.
     if acts && authority == Authority::Cookie && *asker == Asker::Unnamed {
         return Err(problems::origin_refused(
             "a cookie alone, without an Origin, does not suffice for this request; clients other \
              than browsers send the token as `Authorization: Bearer TOKEN`",
         ));
     }
-    // Browsers send Sec-Fetch-Site to hosts of HTTPS and localhost alone, and name the origin
-    // wherever a script is to read the answer.
+    // Browsers send Sec-Fetch-Site only to HTTPS hosts and localhost, and send the origin if a
+    // script is to read the answer.
     let elsewhere = match asker {
         Asker::Own | Asker::Allowed => false,
         Asker::Foreign(_) => true,
@@ -293,14 +294,13 @@ fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), 
     };
     if ambient && elsewhere {
         return Err(problems::origin_refused(
-            "a page of another origin made this request (Origin, Sec-Fetch-Site) without a token \
-             of its own",
+            "a page of another origin made this request (Origin, Sec-Fetch-Site) without a token",
         ));
     }
     Ok(())
 }
 
-/// Whether the request neither changes anything nor opens a tunnel, as far as HTTP tells.
+/// Whether the request neither changes anything nor opens a tunnel, by its HTTP method and headers.
 fn is_plain_read(parts: &Parts) -> bool {
     matches!(parts.method, Method::GET | Method::HEAD) && !parts.headers.contains_key(UPGRADE)
 }
@@ -308,7 +308,7 @@ fn is_plain_read(parts: &Parts) -> bool {
 fn refusal(error: ConnectTokenError, id: &SessionId) -> Box<Problem> {
     problems::unauthenticated(match error {
         ConnectTokenError::Expired => {
-            format!("the token for the session `{id}` has expired; ask for a fresh one")
+            format!("the token for the session `{id}` has expired; get a new one")
         }
         ConnectTokenError::OtherSession => {
             format!("the token does not open the session `{id}`: it is for another one")
@@ -319,13 +319,13 @@ fn refusal(error: ConnectTokenError, id: &SessionId) -> Box<Problem> {
     })
 }
 
-/// The request's own target, from which the token is already taken.
+/// The request's target, from which the token has been removed.
 fn location(parts: &Parts, prefix: &str) -> String {
     let target = parts
         .uri
         .path_and_query()
         .map_or("/", |target| target.as_str());
-    // `//x` and `/\x` would lead to the host x; a dot in front makes them paths again.
+    // `//x` and `/\x` would refer to the host x; a dot in front makes them paths again.
     let leads_away = prefix.is_empty()
         && target
             .get(1..)

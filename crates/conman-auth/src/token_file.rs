@@ -1,4 +1,4 @@
-//! The token file: read with suspicion, swapped whole.
+//! The token file: checked strictly, replaced as a whole.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -13,10 +13,10 @@ use thiserror::Error;
 use crate::token_set::TokenSet;
 use crate::{Caller, TokenMistake};
 
-/// Largest token file: a thousand entries need a sixth of it.
+/// Maximum size of a token file: a thousand entries need a sixth of it.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Permission bits of everybody but the owner.
+/// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
 /// The bearer tokens, from a file of `[[token]]` tables with `name`, `scope` and `sha256`.
@@ -73,7 +73,8 @@ impl TokenFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// A file that others can read or write, that is none, or that holds mistakes: all of them.
+    /// A file that other users can read or write, that is not a regular file, or that holds
+    /// mistakes: all of them.
     pub fn load(path: impl Into<PathBuf>) -> Result<Self, TokenFileError> {
         let path = path.into();
         let tokens = read(&path)?;
@@ -83,7 +84,7 @@ impl TokenFile {
         })
     }
 
-    /// Reads the file again and returns how many tokens are valid from now on.
+    /// Reads the file again and returns the number of valid tokens.
     ///
     /// # Errors
     /// As for [`TokenFile::load`]; the tokens stay as they were.
@@ -94,19 +95,19 @@ impl TokenFile {
         Ok(count)
     }
 
-    /// How many tokens are valid.
+    /// The number of valid tokens.
     #[must_use]
     pub fn count(&self) -> usize {
         self.tokens.load().len()
     }
 
-    /// Where the tokens come from.
+    /// Path of the token file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who presents this token, if it is valid.
+    /// The caller with this token, if it is valid.
     #[must_use]
     pub fn find(&self, token: &str) -> Option<Caller> {
         self.tokens.load().find(token)
@@ -119,7 +120,7 @@ fn read(path: &Path) -> Result<TokenSet, TokenFileError> {
         path: path.to_path_buf(),
         source,
     };
-    // Without O_NONBLOCK the open of a FIFO would wait for its writer.
+    // Without O_NONBLOCK, opening a FIFO would wait for its writer.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = OpenOptions::new()
         .read(true)
@@ -143,7 +144,7 @@ fn read(path: &Path) -> Result<TokenSet, TokenFileError> {
     })
 }
 
-/// Judges the open file rather than its path, which could name another one a moment later.
+/// Checks the open file instead of its path, which could name another file a moment later.
 fn check(file: &File, path: &Path) -> Result<(), TokenFileError> {
     let path_buf = || path.to_path_buf();
     let metadata = file.metadata().map_err(|source| TokenFileError::Read {

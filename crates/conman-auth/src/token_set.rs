@@ -11,10 +11,10 @@ use toml::de::{DeTable, DeValue};
 use crate::bearer::{self, TokenHash};
 use crate::{Caller, CallerOrigin, Scope};
 
-/// Most tokens in a file: a presented one is compared with every single one.
+/// Maximum number of tokens in a file: a presented token is compared with all of them.
 const MAX_TOKENS: usize = 1_000;
 
-/// Longest name of a token in bytes.
+/// Maximum length of a token name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 /// One mistake in a token file.
@@ -22,7 +22,7 @@ const MAX_NAME_BYTES: usize = 64;
 pub struct TokenMistake {
     /// Counted from 1.
     pub line: usize,
-    /// What is wrong and what is allowed; never holds a hash or a secret.
+    /// What is wrong and what is allowed; never contains a hash or a secret.
     pub message: String,
 }
 
@@ -39,14 +39,14 @@ struct Token {
     hash: TokenHash,
 }
 
-/// All tokens, never changed once read.
+/// All tokens; immutable.
 #[derive(Debug, Default)]
 pub(crate) struct TokenSet {
     tokens: Vec<Token>,
 }
 
 impl TokenSet {
-    /// Reads a whole file and reports every mistake in it.
+    /// Parses a whole file and reports every mistake in it.
     pub(crate) fn parse(text: &str) -> Result<Self, Vec<TokenMistake>> {
         let (document, syntax) = DeTable::parse_recoverable(text);
         let mut reader = Reader {
@@ -56,7 +56,8 @@ impl TokenSet {
         for error in syntax {
             reader.mistake(&error.span().unwrap_or(0..0), error.message());
         }
-        // What a broken line was meant to say is unknown, so its consequences are not reported.
+        // The intended content of a broken line is unknown, so errors that follow from it are not
+        // reported.
         let tokens = if reader.mistakes.is_empty() {
             reader.document(document.get_ref())
         } else {
@@ -74,11 +75,11 @@ impl TokenSet {
         self.tokens.len()
     }
 
-    /// Who presents `text`, if it is one of the tokens.
+    /// The caller with the token `text`, if it is one of the tokens.
     pub(crate) fn find(&self, text: &str) -> Option<Caller> {
         let presented = bearer::hash(text);
         let mut found = None;
-        // All are compared, so that the time tells nothing about which one matched.
+        // All are compared, so that the time does not reveal which one matched.
         for token in &self.tokens {
             if bool::from(token.hash.ct_eq(&presented)) {
                 found = Some(token);
@@ -184,8 +185,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Two tokens of one name could not be told apart in the journal, and two of one hash would be
-    /// one token with two scopes.
+    /// Two tokens of one name could not be distinguished in the journal, and two of one hash would
+    /// be one token with two scopes.
     fn duplicates(&mut self, document: &DeTable<'_>, tokens: &[Token]) {
         let mut names = HashSet::new();
         let mut hashes = HashSet::new();

@@ -12,19 +12,19 @@ use ring::hmac;
 use rustix::fs::OFlags;
 use thiserror::Error;
 
-/// Largest secret file.
+/// Maximum size of a secret file.
 const MAX_FILE_BYTES: u64 = 4 * 1024;
-/// Secrets in a file: the present one, and those before and after it while they are replaced.
+/// Maximum number of secrets in a file: the current one, and those before and after it during a
+/// replacement.
 const MAX_SECRETS: usize = 4;
-/// Shortest secret, in bytes of text: 16 random bytes in hexadecimal.
+/// Minimum length of a secret, in bytes of text: 16 random bytes in hexadecimal.
 const MIN_SECRET_BYTES: usize = 32;
-/// Permission bits of everybody but the owner.
+/// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
 /// The secret of a fleet, from a file with one secret a line. The first seals; a seal by any of
-/// them is valid, so that a secret can be replaced without a moment at which nodes do not know
-/// each other: first add the new one behind the old everywhere, then put it first, then remove the
-/// old one.
+/// them is valid. So a secret can be replaced without an interruption between nodes: first add the
+/// new one after the old one on all nodes, then put it first, then remove the old one.
 pub struct ClusterSecret {
     path: PathBuf,
     keys: ArcSwap<Vec<hmac::Key>>,
@@ -57,14 +57,15 @@ impl ClusterSecret {
     /// Reads the file.
     ///
     /// # Errors
-    /// A file that others can read or write, that is none, or that holds no good secret.
+    /// A file that other users can read or write, that is not a regular file, or that holds no
+    /// valid secret.
     pub fn load(path: impl Into<PathBuf>) -> Result<Self, ClusterSecretError> {
         let path = path.into();
         let keys = ArcSwap::from_pointee(read(&path)?);
         Ok(Self { path, keys })
     }
 
-    /// Reads the file again, and says whether its secrets or their order have changed.
+    /// Reads the file again, and returns whether its secrets or their order have changed.
     ///
     /// # Errors
     /// As for [`ClusterSecret::load`]; the secret stays as it was.
@@ -77,13 +78,13 @@ impl ClusterSecret {
         Ok(changed)
     }
 
-    /// Where the secret comes from.
+    /// Path of the secret file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A key for another purpose from each secret, in the file's order.
+    /// Derives a key for another purpose from each secret, in the file's order.
     pub(crate) fn derive(&self, purpose: &[u8]) -> Vec<Vec<u8>> {
         derive(&self.keys.load(), purpose)
     }
@@ -121,7 +122,7 @@ fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
         path: path.to_path_buf(),
         source,
     };
-    // Without O_NONBLOCK the open of a FIFO would wait for its writer.
+    // Without O_NONBLOCK, opening a FIFO would wait for its writer.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(flags);
@@ -136,7 +137,7 @@ fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
         why,
     };
     if bytes as u64 > MAX_FILE_BYTES {
-        return Err(refused("it is larger than a few secrets are"));
+        return Err(refused("it is too large"));
     }
     let mut keys = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -15,15 +15,16 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 use x509_cert::der::Decode as _;
 
-/// Largest of the three files.
+/// Maximum size of each of the three files.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Where the certificates are, in PEM.
+/// Paths of the certificates, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetTlsFiles {
-    /// Who signs the nodes' certificates; nobody else's, for whomever it signs is a node.
+    /// The CA of the nodes' certificates. It must sign no others, because every holder of its
+    /// certificates counts as a node.
     pub ca: PathBuf,
-    /// This node's certificate, for servers and for clients, and those between it and the CA.
+    /// This node's certificate, for servers and for clients, and the intermediate certificates.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -41,7 +42,7 @@ struct Loaded {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
     expires_at: Timestamp,
-    /// Of all three files, to tell whether they have changed.
+    /// Hash of all three files, to detect changes.
     digest: [u8; 32],
 }
 
@@ -69,13 +70,13 @@ pub enum FleetTlsError {
         #[source]
         source: x509_cert::der::Error,
     },
-    #[error("{path} holds no certificate of an authority")]
+    #[error("{path} holds no certificate of a CA")]
     Authority {
         path: PathBuf,
         #[source]
         source: VerifierBuilderError,
     },
-    #[error("{path} holds a certificate that no authority can have")]
+    #[error("{path} holds a certificate that is not valid for a CA")]
     Root {
         path: PathBuf,
         #[source]
@@ -94,14 +95,13 @@ impl FleetTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// Files that cannot be read or do not fit together.
+    /// Files that cannot be read or do not match.
     pub fn load(files: FleetTlsFiles) -> Result<Self, FleetTlsError> {
         let loaded = ArcSwap::from_pointee(Contents::read(&files)?.load(&files)?);
         Ok(Self { files, loaded })
     }
 
-    /// Reads the files again if they have changed, and says whether they had. Connections that
-    /// stand stay.
+    /// Reads the files again and returns whether they have changed. Existing connections stay.
     ///
     /// # Errors
     /// As for [`FleetTls::load`]; what was loaded stays in use.
@@ -114,26 +114,26 @@ impl FleetTls {
         Ok(true)
     }
 
-    /// For connections that come in: asks for a certificate of the fleet.
+    /// For incoming connections: requires a certificate of the fleet.
     #[must_use]
     pub fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.loaded.load().server)
     }
 
-    /// For connections that go out: shows this node's certificate.
+    /// For outgoing connections: presents this node's certificate.
     #[must_use]
     pub fn client(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.loaded.load().client)
     }
 
-    /// When the first of this node's certificates ends.
+    /// When the first of this node's certificates expires.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.loaded.load().expires_at
     }
 }
 
-/// The three files as they are.
+/// Content of the three files.
 struct Contents {
     ca: Vec<u8>,
     cert: Vec<u8>,
@@ -191,7 +191,7 @@ impl Contents {
             key: files.key.clone(),
             source,
         };
-        // Both sides are conman's own, so nothing older than 1.3 is needed.
+        // Both sides are conman, so nothing older than 1.3 is needed.
         let versions = &[&rustls::version::TLS13];
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
@@ -205,7 +205,7 @@ impl Contents {
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key()?)
             .map_err(pair)?;
-        // A session that is resumed shows no certificate: one that has ended meanwhile would do.
+        // A resumed session presents no certificate, so an expired one would be accepted.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         client.resumption = Resumption::disabled();
@@ -250,7 +250,7 @@ fn certificates(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
-/// When the first of the certificates in a PEM text ends, if they can be read.
+/// When the first of the certificates in a PEM text expires, if they can be read.
 #[must_use]
 pub fn certificates_expire_at(pem: &[u8]) -> Option<Timestamp> {
     let nowhere = Path::new("");
@@ -269,7 +269,7 @@ fn expiry(chain: &[CertificateDer<'_>], path: &Path) -> Result<Timestamp, FleetT
         })?;
         let not_after = certificate.tbs_certificate.validity.not_after;
         let seconds = i64::try_from(not_after.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
-        // What no timestamp can say never ends.
+        // A time beyond the range of timestamps counts as never.
         first = first.min(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX));
     }
     Ok(first)
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with an authority and one node's certificate, which ends in this year.
+    /// A folder with a CA and one node's certificate, which expires in this year.
     fn folder(year: i32) -> (tempfile::TempDir, FleetTlsFiles) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
@@ -324,7 +324,7 @@ mod tests {
         write(&files, 2091);
         assert!(tls.reload().expect("valid"));
         assert_eq!(tls.expires_at().to_string(), "2091-01-01T00:00:00Z");
-        // Half of a replacement: the old key stands beside the new certificate.
+        // Half of a replacement: the old key with the new certificate.
         let key = fs::read(&files.key).expect("there");
         write(&files, 2092);
         fs::write(&files.key, key).expect("written");
@@ -341,7 +341,7 @@ mod tests {
             let name = ServerName::try_from("127.0.0.1").expect("a name");
             let mut client = ClientConnection::new(tls.client(), name).expect("configured");
             let mut server = ServerConnection::new(tls.server()).expect("configured");
-            // One turn more than it takes: what the server sends unasked comes too.
+            // One more iteration than needed: includes what the server sends unrequested.
             for _ in 0..4 {
                 pass(&mut client, &mut server);
                 pass(&mut server, &mut client);
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// Everything that one side has to say, to the other.
+    /// Passes all pending data of one side to the other.
     fn pass<A, B>(from: &mut ConnectionCommon<A>, to: &mut ConnectionCommon<B>) {
         let mut said = Vec::new();
         while from.wants_write() {

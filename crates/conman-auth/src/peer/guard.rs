@@ -1,4 +1,4 @@
-//! Who of the peers' listener's callers is a node of the fleet.
+//! Authenticates requests at the peer listener as those of the fleet's nodes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,32 +13,32 @@ use super::seal::{
     FIRST_NUMBER, MAX_SKEW_MS, Seal, SealFault, Stamp, X_CONMAN_HOP, X_CONMAN_PEER, message, now_ms,
 };
 
-/// Longest name of a node.
+/// Maximum length of a node name.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Judges what other nodes ask of this one.
+/// Authenticates other nodes' requests to this one.
 #[derive(Debug)]
 pub struct PeerGuard {
     me: String,
     secret: Option<Arc<ClusterSecret>>,
     nonces: Mutex<Nonces>,
-    /// What was sealed before may have been recorded by somebody, and used, before this daemon
-    /// began to take note of it.
+    /// Requests sealed before this may have been recorded and replayed before this daemon started
+    /// to remember nonces.
     begun_ms: AtomicU64,
 }
 
-/// The guard's part of one connection.
+/// The guard's state of one connection.
 #[derive(Debug)]
 pub struct PeerConnection {
     guard: Arc<PeerGuard>,
     binding: Vec<u8>,
-    /// The connection's nonce and the number of its last request, once it has had one.
+    /// The connection's nonce and the number of its last request, after its first one.
     last: Mutex<Option<(Nonce, u64)>>,
 }
 
 impl PeerGuard {
-    /// The guard of the node `me`. Without `secret` every connection that TLS has let in is a
-    /// node's, so there must be one or the other.
+    /// The guard of the node `me`. Without `secret`, every connection accepted by TLS is a node's,
+    /// so one of the two is required.
     #[must_use]
     pub fn new(me: &str, secret: Option<Arc<ClusterSecret>>) -> Self {
         Self::begun_at(me, secret, now_ms())
@@ -65,11 +65,11 @@ impl PeerGuard {
 }
 
 impl PeerConnection {
-    /// The name of the node that asks.
+    /// Returns the name of the node that sent the request.
     ///
     /// # Errors
-    /// 401 for what no node of this fleet sends, with the reason and the remedy; 503 where more
-    /// connections came than are taken note of.
+    /// 401 for a request that no node of this fleet sends, with the reason and the remedy; 503 if
+    /// there are more new connections than can be remembered.
     pub fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
         self.admit_at(parts, now_ms())
     }
@@ -78,7 +78,7 @@ impl PeerConnection {
         let mut hops = parts.headers.get_all(X_CONMAN_HOP).iter();
         if (hops.next(), hops.next()) != (Some(&HeaderValue::from_static("1")), None) {
             return Err(refused(
-                "this listener is for the nodes of the fleet alone: ask `listen.api` or \
+                "this listener is for the nodes of the fleet alone: use `listen.api` or \
                  `listen.sessions`",
             ));
         }
@@ -114,12 +114,12 @@ impl PeerConnection {
         if !secret.verify(&message(parts, &guard.me, &stamp, &self.binding), &mac) {
             return Err(refused(format!(
                 "the seal does not fit: the sender's `fleet.secret_file` differs from this \
-                 node's, the sender takes this node for another than `{}`, or something in \
-                 between changes requests",
+                 node's, the sender addressed another node than `{}`, or something in between \
+                 changes requests",
                 guard.me
             )));
         }
-        // From here on the sender is known, and may be told more.
+        // From here on the sender is authenticated, so the error may give details.
         if stamp.at_ms.abs_diff(now_ms) > MAX_SKEW_MS {
             return Err(refused(format!(
                 "the request was sealed {} s from now by this node's clock: set the clocks of \
@@ -135,13 +135,13 @@ impl PeerConnection {
                 ));
             }
             Some(_) => {}
-            // Later ones of a connection may be recorded long after its nonce was forgotten.
+            // A later request may be replayed long after its connection's nonce was forgotten.
             None if stamp.number != FIRST_NUMBER => {
                 return Err(refused(
-                    "the seal is another connection's: it is not the first of its own",
+                    "the seal is another connection's: its number is not the first",
                 ));
             }
-            // Key material of TLS is one connection's alone: nothing else fits its seals.
+            // TLS key material is unique to one connection: seals of others do not match.
             None if !self.binding.is_empty() => {}
             None => guard.begin(sender, &stamp, now_ms)?,
         }
@@ -151,17 +151,17 @@ impl PeerConnection {
 }
 
 impl PeerGuard {
-    /// Takes note of the nonce of a connection's first request, where nothing but that tells the
-    /// connection from others.
+    /// Remembers the nonce of a connection's first request, if only the nonce identifies the
+    /// connection.
     fn begin(&self, sender: &str, stamp: &Stamp, now_ms: u64) -> Result<(), Box<Problem>> {
-        // Set back, all nodes' clocks go on from there. What was recorded before could be used once
-        // when its time comes again; a fleet that minds has TLS between its nodes.
+        // If all nodes' clocks were set back, a request recorded before can be replayed once when
+        // its time comes again. TLS between the nodes prevents this.
         let begun_ms = self
             .begun_ms
             .fetch_min(now_ms, Ordering::Relaxed)
             .min(now_ms);
         if stamp.at_ms < begun_ms {
-            // By a clock that is a little behind: it passes.
+            // Sealed by a clock that is a little behind; this is temporary.
             return Err(Box::new(Problem {
                 retryable: true,
                 ..Problem::new(
@@ -187,8 +187,8 @@ impl PeerGuard {
                     "Too many new connections between nodes",
                     503,
                     format!(
-                        "`{sender}` opens more connections to this node than it takes note of: \
-                         try again in a minute; with `fleet.tls` there is no such bound"
+                        "`{sender}` opens more connections to this node than it can remember: \
+                         try again in a minute; with `fleet.tls` there is no such limit"
                     ),
                 )
             })),
@@ -272,7 +272,7 @@ mod tests {
         for _ in 0..2 {
             let again = reason(connection.admit_at(&first, NOW));
             assert!(again.contains("used before"), "{again}");
-            // Nor one that was held back, on a connection of the thief's.
+            // Nor a delayed one, on an attacker's connection.
             let stolen = reason(guard.connection(Vec::new()).admit_at(&second, NOW));
             assert!(stolen.contains("another connection's"), "{stolen}");
         }
@@ -291,7 +291,7 @@ mod tests {
         let connection = guard.connection(Vec::new());
         let first = sealed(&sealer, NOW);
         assert_eq!(reason(connection.admit_at(&first, NOW)), "a");
-        // The nonce was noted until the first request's time was over.
+        // The nonce was remembered until the first request's time was over.
         let later = NOW + MAX_SKEW_MS + 1;
         let recorded = sealed(&sealer, later);
         let stolen = reason(guard.connection(Vec::new()).admit_at(&recorded, later));

@@ -1,23 +1,23 @@
-//! The nonces of connections that were seen.
+//! The nonces of known connections.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Nonces kept at a time: connections that other nodes open within twice the tolerance of clocks.
-/// 80 bytes each.
+/// Maximum number of nonces: connections that other nodes open within twice the clock tolerance. 80
+/// bytes each.
 const MAX_NONCES: usize = 1 << 17;
 
-/// What names one connection of a peer.
+/// Identifies one connection of a peer.
 pub(super) type Nonce = [u8; 16];
 
-/// Nonces whose time is not over.
+/// Nonces that have not expired.
 #[derive(Debug, Default)]
 pub(super) struct Nonces {
     known: HashSet<Nonce>,
-    /// How many of each sender are known.
+    /// Number of known nonces by sender.
     senders: HashMap<Arc<str>, usize>,
-    /// The first to be forgotten in front, nearly: those that come late in time come late here.
+    /// Roughly ordered by expiry: requests that arrive late are added late.
     queue: VecDeque<Noted>,
 }
 
@@ -28,19 +28,19 @@ struct Noted {
     sender: Arc<str>,
 }
 
-/// Why a nonce is not taken.
+/// Why a nonce is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NonceRefused {
     Known,
-    /// More connections than anybody needs, or than leave room for other senders.
+    /// Too many connections in total, or too many of this sender to leave room for others.
     Full,
 }
 
 impl Nonces {
-    /// Takes note of a nonce of a node that is worth nothing from `until_ms` on.
+    /// Remembers a nonce of a node until it expires at `until_ms`.
     ///
-    /// A sender may have as many as there is room for besides (dynamic thresholds, Choudhury and
-    /// Hahne, 1998): alone, half of all; and whatever some send, there is room for one more.
+    /// A sender may have as many nonces as there is free room (dynamic thresholds, Choudhury and
+    /// Hahne, 1998): alone, half of all; and whatever other senders do, there is room for one more.
     pub(super) fn take(
         &mut self,
         sender: &str,
@@ -90,7 +90,7 @@ mod tests {
         (number as u128).to_be_bytes()
     }
 
-    /// Nonces that `sender` may have besides what is known, taken.
+    /// Takes all nonces that `sender` may have in addition to the known ones.
     fn fill(nonces: &mut Nonces, sender: &str) -> usize {
         let first = nonces.queue.len();
         let taken = |number| nonces.take(sender, nonce(number), 100, 0) == Ok(());

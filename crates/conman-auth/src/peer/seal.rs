@@ -1,4 +1,4 @@
-//! What one node writes on a request to another.
+//! The headers that one node adds to a request to another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,20 +12,20 @@ use super::replay::Nonce;
 
 /// The node that sends the request.
 pub const X_CONMAN_PEER: HeaderName = HeaderName::from_static("x-conman-peer");
-/// `1`: the request has made its one hop.
+/// `1`: the request has been forwarded once.
 pub const X_CONMAN_HOP: HeaderName = HeaderName::from_static("x-conman-hop");
 /// `v1 TIME NONCE NUMBER MAC`: milliseconds since 1970, hexadecimal, a count, hexadecimal.
 pub const X_CONMAN_SEAL: HeaderName = HeaderName::from_static("x-conman-seal");
 
-/// Of a connection's first request.
+/// Number of a connection's first request.
 pub(super) const FIRST_NUMBER: u64 = 1;
 
-/// How far the clocks of two nodes may differ, in milliseconds.
+/// Maximum difference between the clocks of two nodes, in milliseconds.
 pub const MAX_SKEW_MS: u64 = 30_000;
 
-/// Fields that a seal covers, but for itself.
+/// Prefix of the fields that a seal covers, except the seal itself.
 const COVERED_PREFIX: &str = "x-conman-";
-/// Begins what is signed, so that a seal is good for nothing else.
+/// Start of the signed data, so that a seal cannot be used for anything else.
 const PURPOSE: &[u8] = b"conman-peer-v1";
 const VERSION: &str = "v1";
 /// Bytes of an HMAC-SHA256.
@@ -43,12 +43,12 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// For a new connection from the node `me` to the node `to`. Without `secret` requests are
-    /// named, not sealed: TLS then vouches for the connection. `binding` is key material of the
-    /// TLS connection, or empty.
+    /// For a new connection from the node `me` to the node `to`. Without `secret`, requests are
+    /// named but not sealed: TLS authenticates the connection. `binding` is key material of the TLS
+    /// connection, or empty.
     ///
     /// # Errors
-    /// The kernel gives no random bytes, or a node has a name that no header can carry.
+    /// The kernel returns no random bytes, or a node's name is not valid in a header.
     pub fn new(
         secret: Option<Arc<ClusterSecret>>,
         me: &str,
@@ -67,8 +67,8 @@ impl Sealer {
         })
     }
 
-    /// Puts the sender and the seal on a request that is complete but for them. Requests must be
-    /// sent in the order in which they are sealed.
+    /// Adds the sender and the seal to a request that is complete otherwise. Requests must be sent
+    /// in the order in which they are sealed.
     pub fn seal(&self, parts: &mut Parts) {
         self.seal_at(parts, now_ms());
     }
@@ -95,7 +95,7 @@ impl Sealer {
             hex(&self.nonce),
             hex(mac.as_ref())
         );
-        // Digits and letters are always a field's value.
+        // Digits and letters are always a valid value.
         if let Ok(value) = HeaderValue::from_str(&text) {
             parts.headers.insert(X_CONMAN_SEAL, value);
         }
@@ -110,7 +110,7 @@ pub(super) struct Stamp {
     pub(super) number: u64,
 }
 
-/// A seal as it came.
+/// A received seal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seal {
     pub(super) stamp: Stamp,
@@ -118,7 +118,7 @@ pub(super) struct Seal {
 }
 
 impl Seal {
-    /// Reads the one seal of a request.
+    /// Parses the one seal of a request.
     pub(super) fn read(headers: &HeaderMap) -> Result<Self, SealFault> {
         let mut values = headers.get_all(X_CONMAN_SEAL).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
@@ -147,7 +147,7 @@ impl Seal {
     }
 }
 
-/// Why a request has no seal that can be checked.
+/// Why a request has no valid seal to check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SealFault {
     None,
@@ -159,7 +159,8 @@ fn is_version(word: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What a seal signs: every part with its length, so that no two requests sign the same.
+/// The data that a seal signs: every part with its length, so that two different requests never
+/// sign the same data.
 pub(super) fn message(parts: &Parts, to: &str, stamp: &Stamp, binding: &[u8]) -> Vec<u8> {
     let target = parts
         .uri

@@ -408,7 +408,7 @@ fn what_the_browser_adds_by_itself_does_not_count_for_other_pages_requests() {
             ("origin", "https://app.example"),
         ];
         assert_eq!(judge(guard, Method::GET, "/", &allowed), 200);
-        // As on hosts that the browser does not trust enough to tell them more.
+        // As on hosts for which the browser does not send Sec-Fetch-Site.
         for origin in ["https://evil.example", "http://bob.localhost:7701", "null"] {
             let read = [credential, ("origin", origin)];
             assert_eq!(judge(guard, Method::GET, "/", &read), elsewhere, "{read:?}");
