@@ -7,28 +7,28 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-/// Bytes read in one go; most heads fit.
+/// Bytes read at a time; most heads fit.
 const READ_BYTES: usize = 2 * 1024;
 
-/// Said to a client whose head has begun and does not end.
+/// Sent to a client whose head has begun but is not completed in time.
 const TIMEOUT: &[u8] = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\
     content-length: 0\r\n\r\n";
 
-/// A connection whose first bytes were read already, which are read from it first.
+/// A connection whose first bytes were already read; they are returned first.
 #[derive(Debug)]
 pub struct Begun<S> {
     stream: S,
     head: Vec<u8>,
-    /// Bytes of `head` that were taken.
+    /// Bytes of `head` that were returned.
     taken: usize,
 }
 
-/// Waits until a connection's first request can be parsed: until its head is complete, longer than
-/// `most`, or certainly none. `None` where the client closes the connection before, or where nothing
-/// has come when `draining` ends.
+/// Waits until a connection's first request can be parsed: its head is complete, longer than
+/// `most`, or certainly invalid. `None` if the client closes the connection before, or if nothing
+/// was received when `draining` ends.
 ///
 /// # Errors
-/// `TimedOut` after `patience`, and what reading fails with.
+/// `TimedOut` after `patience`, and read errors.
 pub async fn begin<S>(
     mut stream: S,
     most: usize,
@@ -61,7 +61,7 @@ where
         Ok(Err(error)) => Err(error),
         Err(_elapsed) => {
             if !head.is_empty() {
-                // A client that does not even take this line does without.
+                // If the client does not read this line, it is dropped.
                 let _ = stream.write(TIMEOUT).now_or_never();
             }
             Err(io::ErrorKind::TimedOut.into())
@@ -77,7 +77,7 @@ where
     loop {
         let before = head.len();
         poll_fn(|cx| {
-            // On the stack, so that a connection on which nothing comes has no buffer.
+            // On the stack, so that a connection without input has no buffer.
             let mut bytes = [0; READ_BYTES];
             let mut bytes = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut *stream).poll_read(cx, &mut bytes))?;
@@ -94,7 +94,7 @@ where
     }
 }
 
-/// Whether the head is complete or none at all. Its first `known` bytes were looked at before.
+/// Whether the head is complete or invalid. Its first `known` bytes were checked before.
 fn can_be_parsed(bytes: &[u8], known: usize) -> bool {
     let begin = bytes.iter().position(|byte| !b"\r\n".contains(byte));
     let Some(head) = begin.map(|begin| &bytes[begin..]) else {
@@ -109,7 +109,7 @@ fn can_be_parsed(bytes: &[u8], known: usize) -> bool {
             return true;
         }
     }
-    // An empty line, of which the beginning may be among the bytes that are known.
+    // An empty line, whose start may be in the bytes that were checked before.
     let fresh = &head[known.saturating_sub(2)..];
     let mut line_feeds = fresh.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
     line_feeds.any(|(at, _)| matches!(fresh[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
@@ -121,7 +121,7 @@ impl<S> Begun<S> {
         &self.stream
     }
 
-    /// The connection, and what was read from it and not taken yet.
+    /// The connection, and what was read from it but not returned yet.
     pub fn into_parts(mut self) -> (S, Vec<u8>) {
         self.head.drain(..self.taken);
         (self.stream, self.head)
@@ -189,7 +189,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(15);
 
-    /// What a connection begins with after these pieces, if it begins.
+    /// The first bytes of a connection after these pieces, if its head is complete.
     async fn begun(pieces: &[&[u8]]) -> Option<Vec<u8>> {
         let (mut client, server) = duplex(1 << 20);
         let beginning = begin(server, 8_192, PATIENCE, pending());

@@ -6,32 +6,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// The part of an IPv6 address that one customer has to themselves.
+/// The part of an IPv6 address that belongs to one customer.
 const CUSTOMER_BITS: u128 = !0 << 64;
 
-/// Connections that no caller with credentials is known by yet.
+/// Connections without an authenticated caller.
 #[derive(Debug, Default)]
 pub(crate) struct Newcomers {
     next: u64,
     /// Without an answered request.
     silent: Crowd,
-    /// With one, for example to a health probe, which asks for no credentials.
+    /// With an answered request, for example a health probe, which needs no credentials.
     answered: Crowd,
 }
 
-/// Connections by the address that they come from, the oldest first.
+/// Connections by source address, the oldest first.
 #[derive(Debug, Default)]
 struct Crowd(HashMap<IpAddr, BTreeMap<u64, Arc<Leave>>>);
 
-/// How one connection learns that it has to leave.
+/// Signals a connection that it has to close.
 #[derive(Debug, Default)]
 pub(crate) struct Leave {
     pub(crate) notify: Notify,
-    /// A caller is known by the connection, so it stays, whatever `notify` says.
+    /// The connection has an authenticated caller, so it stays, whatever `notify` says.
     pub(crate) stays: AtomicBool,
 }
 
-/// One connection among them.
+/// One of these connections.
 #[derive(Debug)]
 pub(crate) struct Newcomer {
     from: IpAddr,
@@ -67,13 +67,13 @@ impl Newcomers {
         }
         newcomer.is_answered = true;
         let leave = self.silent.remove(newcomer.from, newcomer.number);
-        // One that has to leave is not among them any more.
+        // A connection that has to close was already removed.
         if let Some(leave) = leave {
             self.answered.insert(newcomer.from, newcomer.number, leave);
         }
     }
 
-    /// The connection has ended, or a caller is known by it.
+    /// The connection has ended, or its caller is authenticated.
     pub(crate) fn remove(&mut self, newcomer: &Newcomer) {
         let crowd = if newcomer.is_answered {
             &mut self.answered
@@ -83,7 +83,7 @@ impl Newcomers {
         crowd.remove(newcomer.from, newcomer.number);
     }
 
-    /// Has one leave, and says where it came from; `None` where there is none.
+    /// Makes one connection close, and returns its address; `None` if there is none.
     pub(crate) fn evict(&mut self) -> Option<IpAddr> {
         self.silent.evict().or_else(|| self.answered.evict())
     }
@@ -103,7 +103,7 @@ impl Crowd {
         removed
     }
 
-    /// Of the address with the most, the oldest; where several have as many, the oldest of all.
+    /// Selects the oldest connection of the address with the most; on a tie, the oldest of all.
     fn evict(&mut self) -> Option<IpAddr> {
         let oldest = |numbers: &BTreeMap<u64, _>| numbers.keys().next().copied();
         let crowds = self.0.iter();
@@ -149,7 +149,7 @@ mod tests {
         let come: Vec<_> = addresses.map(|from| come(&mut all, from)).into();
         all.remove(&come[1]);
         let order: Vec<_> = std::iter::from_fn(|| evict(&mut all)).collect();
-        // One customer's two of IPv6; then as many from each, so the oldest.
+        // First one of the two from one IPv6 customer; then all have one, so the oldest.
         assert_eq!(order, ["fd00::", "10.0.0.1", "10.0.0.2", "fd00::"]);
         assert!(all.silent.0.is_empty() && all.answered.0.is_empty());
     }
@@ -165,7 +165,7 @@ mod tests {
         all.remove(&b);
         assert_eq!(evict(&mut all).as_deref(), Some("10.0.0.2"));
         assert_eq!(evict(&mut all).as_deref(), Some("10.0.0.1"));
-        // What has to leave does not come back by an answer.
+        // An answer does not bring back a connection that has to close.
         all.answered(&mut a);
         assert_eq!(evict(&mut all), None);
     }

@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use crate::newcomers::{Newcomer, Newcomers};
 
-/// Between two warnings of one listener.
+/// Minimum interval between two warnings of one listener.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// Longest wait for the place of a connection that has to leave, which its own task closes at once.
-/// It stays where a caller made itself known at that moment; then another has to leave.
+/// Maximum wait for the place of a connection that has to close, which its task does at once. It
+/// stays if its caller is authenticated at that moment; then another connection has to close.
 const EVICTION: Duration = Duration::from_millis(100);
-/// Connections that have to leave at most for one that comes.
+/// Maximum number of connections that are closed for one new connection.
 const EVICTIONS: u32 = 10;
 
 /// The places of one listener.
@@ -30,16 +30,16 @@ pub struct Places {
     began: Instant,
 }
 
-/// One connection's place, given back when dropped.
+/// One connection's place, returned when dropped.
 ///
-/// The connection can lose it until [`Place::known`], which it learns by [`Place::evicted`].
+/// The connection can lose it until [`Place::known`]; [`Place::evicted`] signals this.
 pub struct Place {
     places: Arc<Places>,
     newcomer: Mutex<Option<Box<Newcomer>>>,
 }
 
 impl Places {
-    /// `max` places of a listener, which is named so in metrics and in the log.
+    /// `max` places of a listener; `listener` is its name in metrics and in the log.
     #[must_use]
     pub fn new(listener: &'static str, max: usize) -> Arc<Self> {
         describe_counter!(
@@ -57,8 +57,8 @@ impl Places {
         })
     }
 
-    /// A place for a connection from `address`. Where none is free, another connection has to
-    /// leave; `None` where none can. Cancel safe. Takes at most a second.
+    /// Takes a place for a connection from `address`. If none is free, another connection has to
+    /// close; `None` if none can. Cancel safe. Takes at most a second.
     pub async fn take(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
         if let Ok(free) = self.free.try_acquire() {
             return Some(self.give(free, address));
@@ -73,13 +73,13 @@ impl Places {
         None
     }
 
-    /// As [`Self::take`], and waits where no connection can be made to leave. Cancel safe.
+    /// Like [`Self::take`], but waits if no connection can be closed. Cancel safe.
     pub async fn wait(self: &Arc<Self>, address: IpAddr) -> Place {
         loop {
             if let Some(place) = self.take(address).await {
                 return place;
             }
-            // Never closed.
+            // The semaphore is never closed.
             if let Ok(free) = self.free.acquire().await {
                 return self.give(free, address);
             }
@@ -87,7 +87,7 @@ impl Places {
     }
 
     fn give(self: &Arc<Self>, free: SemaphorePermit<'_>, address: IpAddr) -> Place {
-        // Given back by `Place`.
+        // Returned by `Place`.
         free.forget();
         let newcomer = self.lock().come(address);
         Place {
@@ -106,8 +106,8 @@ impl Places {
                 listener = self.listener,
                 %address,
                 withheld,
-                "no place is free: closed the oldest connection without a completed request, of \
-                 the address that has most of these"
+                "all places are taken: closed the oldest connection without a completed request, \
+                 of the address that has most of these"
             );
         }
         Some(())
@@ -119,14 +119,15 @@ impl Places {
 }
 
 impl Place {
-    /// A request on the connection was answered; others leave before it now.
+    /// A request on the connection was answered; connections without an answer are closed before
+    /// it.
     pub fn answered(&self) {
         if let Some(newcomer) = lock(&self.newcomer).as_mut() {
             self.places.lock().answered(newcomer);
         }
     }
 
-    /// A caller with credentials is known by the connection, which keeps its place from now on.
+    /// The caller is authenticated: the connection keeps its place from here on.
     pub fn known(&self) {
         if let Some(newcomer) = lock(&self.newcomer).take() {
             newcomer.leave.stays.store(true, Ordering::Relaxed);
@@ -134,7 +135,7 @@ impl Place {
         }
     }
 
-    /// Ends when the connection has to leave; never once a caller is known by it.
+    /// Completes when the connection has to close; never after its caller is authenticated.
     pub fn evicted(&self) -> impl Future<Output = ()> + use<> {
         let newcomer = lock(&self.newcomer);
         let leave = newcomer
@@ -172,7 +173,7 @@ impl fmt::Debug for Place {
     }
 }
 
-/// What is behind the locks is sound after every single step.
+/// The data behind the locks is consistent after every step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
