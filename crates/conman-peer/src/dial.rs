@@ -68,8 +68,8 @@ pub enum DialError {
     },
     /// It answered without TLS that it is full, or closed a connection to free a place.
     #[error(
-        "node `{node}` at {address} closed the connection before TLS was set up, probably because it \
-         has reached its limit of connections: try again shortly"
+        "node `{node}` at {address} closed the connection before TLS was set up, as a node does at \
+         its limit of connections: try again shortly"
     )]
     NoRoom {
         node: String,
