@@ -5,19 +5,18 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
 use rustix::io::Errno;
 
-/// Tries while a rename elsewhere keeps the kernel from telling whether `..` stayed below the
-/// root (openat2(2), EAGAIN).
+/// Tries while a concurrent rename keeps the kernel from checking that `..` stayed below the root
+/// (openat2(2), EAGAIN).
 const ATTEMPTS: usize = 32;
 
-/// Mode of directories that are made, before the umask.
+/// Mode of new directories, before the umask.
 const NEW_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
-/// A hold (`O_PATH`, close-on-exec) on a file or directory below `root`, for bind mounts.
+/// Opens (`O_PATH`, close-on-exec) a file or directory below `root`, for bind mounts.
 ///
-/// The kernel refuses to leave `root` and to follow any symbolic link below it, whoever renames
-/// what meanwhile; `root` itself is the operator's and may be reached through links. `relative`
-/// must hold plain names only: an absolute path and `..` are refused with `InvalidInput`, an empty
-/// path is `root` itself.
+/// The kernel refuses to leave `root` and to follow any symbolic link below it, even during concurrent
+/// renames; `root` itself is the operator's and may be reached through links. `relative` must have only
+/// plain names: an absolute path and `..` are refused with `InvalidInput`, an empty path is `root`.
 ///
 /// Errors besides those of open(2): ELOOP for a symbolic link, `Unsupported` before Linux 5.6.
 pub fn open_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
@@ -29,7 +28,7 @@ pub fn open_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
     open_component(&root, relative, OFlags::empty())
 }
 
-/// Like [`open_beneath`] for a directory, which is made, its parents too, where it is missing.
+/// Like [`open_beneath`] for a directory, which is created with its parents if missing.
 pub fn create_dir_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
     check_plain(relative)?;
     let mut directory = open_root(root)?;
@@ -53,7 +52,7 @@ pub fn open_in_root(root: impl AsFd, path: &Path, extra: OFlags) -> io::Result<O
     resolve_path(root, path, extra, resolve)
 }
 
-/// Like [`open_in_root`] for a directory, which is made, its parents too, where it is missing.
+/// Like [`open_in_root`] for a directory, which is created with its parents if missing.
 pub fn create_dir_in_root(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let open = |path: &Path| open_in_root(&root, path, OFlags::DIRECTORY);
     let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
@@ -95,7 +94,7 @@ fn check_plain(relative: &Path) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::InvalidInput,
-        format!("{} is not made of plain names", relative.display()),
+        format!("{} has a part that is not a plain name", relative.display()),
     ))
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::Cgroups;
 use crate::cgroups::is_plain;
 
-/// The limit of a cgroup's processor time.
+/// The CPU limit of a cgroup.
 #[derive(Debug)]
 pub struct CpuLimit {
     file: PathBuf,
@@ -14,7 +14,7 @@ pub struct CpuLimit {
 }
 
 impl Cgroups {
-    /// The limit that a cgroup has itself; `None` where it has none, or is gone.
+    /// Returns the cgroup's own limit; `None` if it has none, or does not exist.
     #[must_use]
     pub fn cpu_limit(&self, path: &str) -> Option<CpuLimit> {
         if !is_plain(path) {
@@ -39,7 +39,7 @@ impl Cgroups {
 }
 
 impl CpuLimit {
-    /// How often it has held the cgroup back so far; 0 where that cannot be read.
+    /// How often the limit has throttled the cgroup; 0 if that cannot be read.
     #[must_use]
     pub fn throttled(&self) -> u64 {
         let text = fs::read_to_string(&self.statistics).unwrap_or_default();
@@ -51,7 +51,7 @@ impl CpuLimit {
             .unwrap_or(0)
     }
 
-    /// Takes it away, for good. The kernel visits every cgroup of the host for it.
+    /// Removes the limit permanently. The kernel visits every cgroup of the host for it.
     pub fn lift(&self) -> io::Result<()> {
         match fs::OpenOptions::new().write(true).open(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

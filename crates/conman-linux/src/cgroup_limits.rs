@@ -11,10 +11,10 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// Smallest time in a period that the kernel accepts, in microseconds.
 const CPU_QUOTA_MIN_US: u64 = 1_000;
 
-/// What a container may use; `None` is no limit.
+/// Resource limits of a container; `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CgroupLimits {
-    /// Memory with the page cache of its files and what the kernel holds for it.
+    /// Memory, including the page cache of its files and kernel memory.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
     /// Processes and threads at a time.
@@ -23,8 +23,8 @@ pub struct CgroupLimits {
     /// Thousandths of a processor.
     #[serde(default)]
     pub cpu_millis: Option<u64>,
-    /// It shares processors with its neighbours by weight, which takes a cgroup that they are not
-    /// in, also without a limit.
+    /// It shares processors with its neighbours by weight. This needs its own cgroup in the cpu hierarchy,
+    /// even without a limit.
     #[serde(default)]
     pub cpu_weighted: bool,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Limited {
     memory: bool,
     pids: bool,
     cpu: bool,
-    /// The limit of processor time, to be written later: where, and what.
+    /// The CPU limit, to be written later: file and content.
     pub(crate) quota: Option<(PathBuf, String)>,
 }
 
@@ -101,7 +101,7 @@ impl Limited {
     }
 }
 
-/// The file that limits processor time to so many thousandths of a processor, and its content.
+/// The file that sets the CPU limit, in thousandths of a processor, and its content.
 pub(crate) fn cpu_quota(unified: bool, directory: &Path, millis: u64) -> (PathBuf, String) {
     let quota = (millis.saturating_mul(CPU_PERIOD_US) / 1_000).max(CPU_QUOTA_MIN_US);
     if unified {
@@ -127,7 +127,7 @@ fn set_memory(unified: bool, directory: &Path, bytes: u64) -> Result<(), MakeCgr
     write(&directory.join(limit), &bytes)?;
     let sockets = directory.join("memory.kmem.tcp.limit_in_bytes");
     if !unified && sockets.exists() {
-        // v1 charges buffers of sockets to a cgroup only where they have a limit of their own.
+        // v1 charges socket buffers to a cgroup only where they have a separate limit.
         write(&sockets, &bytes)?;
     }
     let swap = directory.join(swap);
@@ -135,7 +135,7 @@ fn set_memory(unified: bool, directory: &Path, bytes: u64) -> Result<(), MakeCgr
         write(&swap, no_swap)?;
     }
     if unified {
-        // A program half of whose processes are gone serves nobody.
+        // A program that has lost some of its processes does not work any more.
         write(&directory.join("memory.oom.group"), "1")?;
     }
     Ok(())

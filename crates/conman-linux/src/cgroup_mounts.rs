@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The cgroup hierarchies to use: what is mounted, or a part of it.
+/// The cgroup hierarchies to use: all mounted ones, or a part of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupLayout {
     hierarchies: Vec<Hierarchy>,
@@ -18,9 +18,9 @@ pub struct CgroupLayout {
 pub enum CgroupPart {
     #[default]
     All,
-    /// As if the host had v1 alone.
+    /// As if the host had only v1.
     V1,
-    /// As if the host had v2 alone.
+    /// As if the host had only v2.
     Unified,
 }
 
@@ -38,7 +38,7 @@ impl CgroupLayout {
         }
     }
 
-    /// A part of it.
+    /// Restricts it to a part.
     #[must_use]
     pub fn part(mut self, part: CgroupPart) -> Self {
         self.hierarchies.retain(|hierarchy| match part {
@@ -121,7 +121,7 @@ fn parse_line(line: &[u8]) -> Option<(Vec<u8>, Hierarchy)> {
     ))
 }
 
-/// Space, tab, newline and backslash stand as three octal digits behind a backslash.
+/// Decodes space, tab, newline and backslash, which are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,5 +1,5 @@
-//! Who is in a cgroup, as a proof: what cannot be looked at is an error, where [`Cgroups`] takes it
-//! for nothing otherwise.
+//! Lists the processes of a cgroup as a proof: what cannot be read is an error, while [`Cgroups`]
+//! otherwise treats it as absent.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,9 +11,9 @@ use crate::cgroups::{is_at_or_below, is_no_device, is_plain};
 use crate::pidfd::is_gone;
 
 impl Cgroups {
-    /// As [`Self::pids_below`], as a proof: what cannot be read, for want of file descriptors for
-    /// example, is an error, where it would look like nothing there. So is a process that this PID
-    /// namespace does not show, and a path that no hierarchy shows.
+    /// Like [`Self::pids_below`], as a proof: what cannot be read, for example because no file descriptors are
+    /// left, is an error instead of looking empty. So is a process that this PID namespace does not show, and
+    /// a path that no hierarchy shows.
     pub fn try_pids_below(&self, path: &str) -> io::Result<Vec<i32>> {
         let directories = self.directories(path);
         if directories.is_empty() {
@@ -33,7 +33,7 @@ impl Cgroups {
                             pids.insert(shown_pid(pid)?);
                         }
                     }
-                    // A threaded one's processes are listed by one above it.
+                    // The processes of a threaded cgroup are listed by a cgroup above it.
                     Err(error) if is_not_supported(&error) && cgroup != top => {}
                     Err(error) => return Err(error),
                 }
@@ -51,8 +51,8 @@ impl Cgroups {
         Ok(pids.into_iter().collect())
     }
 
-    /// As [`Self::contains`], as a proof: only a process that is gone is in none; whatever else
-    /// keeps it from being looked at is an error.
+    /// Like [`Self::contains`], as a proof: only a dead process is in none; if the process cannot be read for
+    /// another reason, that is an error.
     pub fn try_contains(&self, path: &str, pid: i32) -> io::Result<bool> {
         if !is_plain(path) {
             return Ok(false);
@@ -61,7 +61,7 @@ impl Cgroups {
         Ok(cgroups.iter().any(|cgroup| is_at_or_below(cgroup, path)))
     }
 
-    /// As [`Self::of_pid`]; `None` when the process is gone.
+    /// Like [`Self::of_pid`]; `None` when the process is dead.
     pub fn of_living(pid: i32) -> io::Result<Option<Vec<String>>> {
         match Self::of_pid(pid) {
             Err(error) if is_gone(&error) => Ok(None),
@@ -70,8 +70,8 @@ impl Cgroups {
     }
 }
 
-/// Where a process is in one hierarchy, by the text of its `/proc/PID/cgroup`: in that of a v1
-/// controller, or in the unified one when there is none.
+/// The cgroup of a process in one hierarchy, from the text of its `/proc/PID/cgroup`: in that of a v1
+/// controller, or in the unified one when none is given.
 pub(crate) fn place_in(text: &str, controller: Option<&str>) -> Option<String> {
     let mut rows = text.lines().map(|line| line.splitn(3, ':'));
     rows.find_map(|mut row| {
@@ -84,7 +84,7 @@ pub(crate) fn place_in(text: &str, controller: Option<&str>) -> Option<String> {
     })
 }
 
-/// `None` for what has been removed meanwhile.
+/// `None` for a cgroup that has been removed.
 fn unless_vanished<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) if is_gone(&error) || is_no_device(&error) => Ok(None),
@@ -92,13 +92,13 @@ fn unless_vanished<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// A process of a PID namespace that ours does not see shows as 0.
+/// A process in a PID namespace that this one cannot see shows as 0.
 fn shown_pid(line: &str) -> io::Result<i32> {
     let pid = line.parse::<i32>().ok().filter(|pid| *pid > 0);
     pid.ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a process is in the cgroup that is not seen from here (`{line}`)"),
+            format!("the cgroup has a process of another PID namespace (`{line}`)"),
         )
     })
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use crate::cgroup_mounts::CgroupLayout;
 use crate::cgroups::is_plain;
 
-/// `cpu.weight` of v2 goes from 1 to 10,000 (cgroup-v2.rst), `cpu.shares` of v1 from 2 to 262,144
-/// (`MAX_SHARES` in kernel/sched/sched.h). Ten times the usual: what shares a processor with it keeps
-/// an eleventh. One more, to tell what was raised here from what an operator has set.
+/// `cpu.weight` of v2 ranges from 1 to 10,000 (cgroup-v2.rst), `cpu.shares` of v1 from 2 to 262,144
+/// (`MAX_SHARES` in kernel/sched/sched.h). Ten times the default: other cgroups on the same processor keep
+/// an eleventh. One more, to distinguish a value set here from an operator's.
 const UNIFIED: Scale = Scale {
     file: "cpu.weight",
     usual: "100",
@@ -21,21 +21,21 @@ const V1: Scale = Scale {
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     file: &'static str,
-    /// What a new cgroup has.
+    /// The value of a new cgroup.
     usual: &'static str,
     raised: &'static str,
 }
 
-/// What a cgroup gets of the processors beside its neighbours when they are short, in every
-/// hierarchy that gives them out.
+/// A cgroup's share of the processors compared with its neighbours when they are short, in every
+/// hierarchy that distributes them.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupWeight {
-    /// Where it may stand, and what stood there before it was raised.
+    /// Files that may exist, and their values before they were raised.
     files: Vec<(PathBuf, Scale, Option<String>)>,
 }
 
 impl CgroupWeight {
-    /// Of these cgroups, some of which may not exist. Nothing is written yet.
+    /// For these cgroups, some of which may not exist. Nothing is written yet.
     ///
     /// `paths` as `/proc/PID/cgroup` shows them; those that are not plain are left out.
     #[must_use]
@@ -55,11 +55,11 @@ impl CgroupWeight {
         Self { files }
     }
 
-    /// Puts it before its neighbours, wherever it has a weight; whether that is anywhere.
+    /// Raises the weight above the neighbours'. Returns whether that worked anywhere.
     pub fn raise(&mut self) -> bool {
         let mut raised = false;
         for (file, scale, before) in &mut self.files {
-            // What is not there, is not ours to change, or has more already, goes on as it is.
+            // A file that is missing, not writable, or higher already stays as it is.
             let Ok(present) = fs::read_to_string(&*file) else {
                 continue;
             };
@@ -74,7 +74,7 @@ impl CgroupWeight {
         raised
     }
 
-    /// Puts back what stood there before; the usual, where a process that has ended raised it.
+    /// Restores the earlier values; the default, if a process that has ended raised them.
     pub fn restore(&mut self) {
         for (file, scale, before) in &mut self.files {
             let is_raised = |present: &String| present.trim() == scale.raised;
@@ -85,13 +85,13 @@ impl CgroupWeight {
                 }
                 None => continue,
             };
-            // It may be gone meanwhile.
+            // It may have been removed.
             let _ = fs::write(file, value.trim());
         }
     }
 }
 
-/// What cannot be understood is taken for the least.
+/// A value that cannot be parsed counts as the lowest.
 fn weight(text: &str) -> u32 {
     text.trim().parse().unwrap_or_default()
 }

@@ -8,18 +8,18 @@ use rustix::io::Errno;
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::pidfd::is_gone;
 
-/// First characters of every cgroup that may be removed.
+/// Prefix of every cgroup that may be removed.
 const REMOVABLE_PREFIX: &str = "/conman";
 
 /// Why a cgroup could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// Not a cgroup of conman's, or not a plain absolute path; nothing was touched.
+    /// Not conman's cgroup, or not a plain absolute path; nothing was changed.
     #[error(
         "`{path}` is not removed: only plain absolute paths that begin with {REMOVABLE_PREFIX} are"
     )]
     Refused { path: String },
-    /// Still has processes, for example.
+    /// The cgroup still has processes, for example.
     #[error("cannot remove the cgroup {}", directory.display())]
     Remove {
         directory: PathBuf,
@@ -28,7 +28,7 @@ pub enum CgroupError {
     },
 }
 
-/// Most memory that is taken from a cgroup before it is removed.
+/// Maximum of memory that is reclaimed from a cgroup before it is removed.
 const LAST_PAGES_BYTES: u64 = 1 << 20;
 
 /// The cgroup hierarchies of this host: v1, v2 or both.
@@ -53,7 +53,7 @@ impl Cgroups {
         Ok(Self::of(&layout))
     }
 
-    /// Of these hierarchies alone.
+    /// Uses only these hierarchies.
     #[must_use]
     pub fn of(layout: &CgroupLayout) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Cgroups {
         }
     }
 
-    /// Whether there is a unified hierarchy (v2), alone or beside v1 ones.
+    /// Whether there is a unified hierarchy (v2), alone or with v1 ones.
     #[must_use]
     pub fn has_unified(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| hierarchy.unified)
@@ -73,9 +73,8 @@ impl Cgroups {
         self.hierarchies.iter().any(|hierarchy| !hierarchy.unified)
     }
 
-    /// Every process in the cgroup and below, in any hierarchy, each once. What vanishes meanwhile
-    /// is left out, and so is what cannot be read ([`Self::try_pids_below`]); a path that is not plain
-    /// has no processes.
+    /// Every process in the cgroup and below, in any hierarchy, each once. What disappears meanwhile or cannot
+    /// be read is left out ([`Self::try_pids_below`] reports it); a path that is not plain has no processes.
     #[must_use]
     pub fn pids_below(&self, path: &str) -> Vec<i32> {
         let mut pids = BTreeSet::new();
@@ -84,7 +83,7 @@ impl Cgroups {
                 let Ok(text) = std::fs::read_to_string(cgroup.join("cgroup.procs")) else {
                     continue;
                 };
-                // A process of a PID namespace that ours does not see shows as 0.
+                // A process in a PID namespace that this one cannot see shows as 0.
                 let listed = text.lines().filter_map(|line| line.parse::<i32>().ok());
                 pids.extend(listed.filter(|pid| *pid > 0));
             }
@@ -116,21 +115,20 @@ impl Cgroups {
         Ok(parse_proc_cgroup(&String::from_utf8_lossy(&text)))
     }
 
-    /// Whether a process is in the cgroup or below it in any hierarchy, as the kernel has it. A
-    /// process that is gone is in none, nor is one that cannot be looked at
-    /// ([`Self::try_contains`]).
+    /// Whether a process is in the cgroup or below it in any hierarchy. `false` for a process that is dead or
+    /// cannot be read ([`Self::try_contains`] reports it).
     #[must_use]
     pub fn contains(&self, path: &str, pid: i32) -> bool {
         self.try_contains(path, pid).unwrap_or(false)
     }
 
-    /// Removes the cgroup and everything below it, leaf first, in every hierarchy. Goes on after
-    /// an error and returns all of them; what is gone already is no error.
+    /// Removes the cgroup and everything below it, leaf first, in every hierarchy. Continues after an error
+    /// and returns all of them; a missing cgroup is not an error.
     ///
-    /// Only for paths that begin with `/conman`: everything else is refused untouched.
+    /// Only for paths that begin with `/conman`: all others are refused unchanged.
     ///
-    /// The last pages of files that are charged to it are dropped first, for which dirty ones are
-    /// written back: remove its files before, and wait for this nowhere that must not wait.
+    /// The last file pages that are charged to it are dropped first, and dirty ones are written back: remove
+    /// its files before, and do not call this where waiting for a disk is not acceptable.
     #[must_use = "a cgroup that still has processes stays"]
     pub fn remove_tree(&self, path: &str) -> Vec<CgroupError> {
         if !is_plain(path) || !path.starts_with(REMOVABLE_PREFIX) {
@@ -140,7 +138,7 @@ impl Cgroups {
         }
         let mut errors = Vec::new();
         for (directory, accounts) in self.placed(path) {
-            // A parent stands before its children in the list.
+            // A parent is before its children in the list.
             for cgroup in tree(directory).into_iter().rev() {
                 if accounts {
                     drop_last_pages(&cgroup);
@@ -176,12 +174,12 @@ impl Cgroups {
     }
 }
 
-/// A removed memory cgroup lives on, with everything that the kernel keeps for it (half a megabyte
-/// where there are ten thousand), as long as one page is charged to it; a busy host then gathers
-/// thousands. What is charged beyond [`LAST_PAGES_BYTES`] is left: it is files of an image that the
-/// next session needs again, and goes when memory is short.
+/// The kernel keeps a removed memory cgroup with all its data (half a megabyte where there are ten thousand)
+/// as long as one page is charged to it; a busy host accumulates thousands. Memory beyond
+/// [`LAST_PAGES_BYTES`] is not reclaimed: it is files of an image that the next session needs again, and
+/// the kernel reclaims it when memory is short.
 ///
-/// Whatever fails, fails: this is for the host's comfort.
+/// Failures are ignored: this only saves memory.
 fn drop_last_pages(cgroup: &Path) {
     let read = |file: &str| std::fs::read_to_string(cgroup.join(file)).ok();
     if read("cgroup.procs").is_none_or(|pids| !pids.is_empty()) {
@@ -210,9 +208,9 @@ fn drop_last_pages(cgroup: &Path) {
     }
 }
 
-/// What no order drops, and what it would take tens of milliseconds to try: the kernel's own
-/// objects, which a removed cgroup leaves to its parent, and dirty pages, of a file system's own
-/// blocks or of files that are about to be removed. `kernel` is where v1 says it.
+/// Memory that no write can drop, so that trying would waste tens of milliseconds: kernel objects, which a
+/// removed cgroup leaves to its parent, and dirty pages, of file system blocks or of files that are about
+/// to be removed. `kernel` is v1's separate file for it.
 fn undroppable(stat: &str, kernel: Option<u64>) -> u64 {
     let field = |name: &str| {
         let mut rows = stat.lines().filter_map(|line| line.split_once(' '));
@@ -223,14 +221,14 @@ fn undroppable(stat: &str, kernel: Option<u64>) -> u64 {
     kernel.saturating_add(dirty.unwrap_or(0))
 }
 
-/// Whether `cgroup` is `ancestor` or lies below it.
+/// Whether `cgroup` is `ancestor` or below it.
 pub(crate) fn is_at_or_below(cgroup: &str, ancestor: &str) -> bool {
     cgroup
         .strip_prefix(ancestor.trim_end_matches('/'))
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Lines are `id:controllers:path`; the path of a removed v2 cgroup bears a mark.
+/// Lines are `id:controllers:path`; the path of a removed v2 cgroup has a suffix.
 pub(crate) fn parse_proc_cgroup(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for path in text.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
@@ -242,20 +240,20 @@ pub(crate) fn parse_proc_cgroup(text: &str) -> Vec<String> {
     paths
 }
 
-/// Absolute, more than `/`, and made of names only: no `.`, no `..`, no empty part.
+/// Absolute, longer than `/`, and only plain names: no `.`, no `..`, no empty part.
 pub(crate) fn is_plain(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         rest.split('/').all(|part| !matches!(part, "" | "." | "..")) && !rest.contains('\0')
     })
 }
 
-/// Reading a cgroup that is being removed.
+/// The error of reading a cgroup that is being removed.
 pub(crate) fn is_no_device(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
-/// The directory and all directories below it, parents first. Cgroup filesystems hold no symbolic
-/// links, and the entries' own types are used, so nothing outside is reached.
+/// The directory and all directories below it, parents first. Cgroup filesystems have no symbolic links,
+/// and the entries' own types are used, so nothing outside is reached.
 pub(crate) fn tree(top: PathBuf) -> Vec<PathBuf> {
     let mut found = vec![top];
     let mut next = 0;

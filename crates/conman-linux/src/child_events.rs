@@ -4,10 +4,10 @@ use rustix::io::Errno;
 
 use crate::{Ended, PidFd};
 
-/// What has happened to a child of the calling process.
+/// An event of a child of the calling process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildEvent {
-    /// It is dead and has been reaped: from now on its PID may be another process's.
+    /// It is dead and has been reaped: its PID may be reused from now on.
     Ended { pid: i32, ended: Ended },
     /// It lives, and is stopped because it has made the calling process its tracer
     /// (`PTRACE_TRACEME`). It runs again only when it is detached or killed. The PID may be that of
@@ -15,13 +15,13 @@ pub enum ChildEvent {
     Traced { pid: i32 },
 }
 
-/// The next event of any child; `None` when there is none now. Never waits.
+/// Returns the next event of any child; `None` when there is none now. Never waits.
 ///
 /// wait(2) also reports the stops of traced children, and ends of traced threads, as events of
 /// children. An end is reported here only for a whole process that is dead, as its pidfd shows.
 pub fn next_child_event() -> io::Result<Option<ChildEvent>> {
     loop {
-        // Left in place, so that the PID stays its own while it is looked at.
+        // Not reaped yet, so that the PID is not reused while it is checked.
         let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         let Some(change) = wait(libc::P_ALL, 0, options)? else {
             return Ok(None);
@@ -46,7 +46,7 @@ pub fn next_child_event() -> io::Result<Option<ChildEvent>> {
     }
 }
 
-/// Takes an event that was left in place.
+/// Consumes an event that was left in place.
 fn take(pid: i32, kind: i32) -> io::Result<()> {
     let id = libc::id_t::try_from(pid).unwrap_or(0);
     wait(libc::P_PID, id, kind | libc::WNOHANG).map(|_| ())
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// The event of this child; other tests of this process have children, too.
+    /// The event of this child; other tests of this process have children too.
     fn event_of(pid: u32) -> ChildEvent {
         let pid = pid.cast_signed();
         let process = PidFd::open(pid).expect("a child that is not reaped");

@@ -11,7 +11,7 @@ use crate::privileges::as_effective_user;
 /// Exit status of a child whose function panicked.
 const PANICKED: i32 = 101;
 
-/// The first descriptor behind the standard ones.
+/// The first descriptor after the standard ones.
 const FIRST_OWN_FD: u32 = 3;
 
 /// Resets signal handlers in the child (clone3(2), Linux 5.5); the C library does not name it.
@@ -22,7 +22,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// Namespaces, by their clone flags.
 pub type Namespaces = UnshareFlags;
 
-/// Those of [`Namespaces`] that are namespaces and may be asked of clone3.
+/// The flags of [`Namespaces`] that are namespaces and that clone3 accepts.
 const ALLOWED: Namespaces = Namespaces::NEWUSER
     .union(Namespaces::NEWPID)
     .union(Namespaces::NEWNS)
@@ -33,17 +33,17 @@ const ALLOWED: Namespaces = Namespaces::NEWUSER
 
 /// Proof that this process has one thread.
 ///
-/// Between fork and exec the child of a process with several threads may only make
-/// async-signal-safe calls, since a lock of the allocator may be held for ever. With one thread
-/// there is no such danger, and the child may run any code. Whoever holds this promises to start
-/// no thread as long as it lives; it cannot be sent to another one.
+/// Between fork and exec the child of a process with several threads may only make async-signal-safe
+/// calls, since another thread may hold a lock of the allocator. With one thread there is no such danger,
+/// and the child may run any code. The holder of this must not start a thread while it exists; it cannot be
+/// sent to another thread.
 #[derive(Debug)]
 pub struct SoleThread {
     not_send: PhantomData<*const ()>,
 }
 
 impl SoleThread {
-    /// Looks whether it is so.
+    /// Checks that there is one thread.
     pub fn prove() -> io::Result<Self> {
         let threads = std::fs::read_dir("/proc/self/task")?.count();
         if threads == 1 {
@@ -57,23 +57,22 @@ impl SoleThread {
     }
 }
 
-/// How to make the child.
+/// How to create the child.
 #[derive(Debug, Default)]
 pub struct CloneOptions<'fd> {
-    /// What it gets anew; everything else it shares with the caller.
+    /// The new namespaces; it shares the others with the caller.
     pub namespaces: Option<Namespaces>,
-    /// It becomes a child of the caller's parent, which reaps it, instead of the caller's own.
+    /// It becomes a child of the caller's parent, which reaps it, instead of the caller's child.
     pub sibling: bool,
-    /// A directory of the unified hierarchy to be born in. Never one that has once had
-    /// `cgroup.kill`: the child would be born dead.
+    /// A directory of the unified hierarchy to create it in. Never one that has had `cgroup.kill`: the child
+    /// would be killed at once.
     pub into_cgroup: Option<BorrowedFd<'fd>>,
     /// The only descriptors, besides the three standard ones, that the child's function may use:
     /// all others are closed before it runs. `None` leaves all open.
     pub keep_only: Option<&'fd [BorrowedFd<'fd>]>,
-    /// The owner of its user namespace; otherwise the caller's effective user. The kernel counts
-    /// inotify instances, queued signals and locked memory of the namespace as this user's, and
-    /// a parent's effective user has every capability in the namespaces that it owns. The caller
-    /// must be root.
+    /// The owner of its user namespace; otherwise the caller's effective user. The kernel charges inotify
+    /// instances, queued signals and locked memory of the namespace to this user, and a parent's effective
+    /// user has every capability in the namespaces that it owns. The caller must be root.
     pub owner: Option<u32>,
 }
 
@@ -94,10 +93,10 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// Makes a child process, which runs `child` on a copy of the caller's memory and exits with what
-/// it returns. Descriptors are inherited, signal handlers reset.
+/// Creates a child process, which runs `child` on a copy of the caller's memory and exits with the returned
+/// status. Descriptors are inherited, signal handlers reset.
 ///
-/// Returns in the parent only. Errors are those of clone3(2).
+/// Returns only in the parent. Errors are those of clone3(2).
 pub fn clone_process(
     _sole: &SoleThread,
     options: &CloneOptions<'_>,
@@ -119,7 +118,7 @@ fn clone_here(options: &CloneOptions<'_>, child: impl FnOnce() -> i32) -> io::Re
         ..CloneArgs::default()
     };
     if options.sibling {
-        // The exit signal is then that of the caller itself and must not be given.
+        // The exit signal is then the caller's and must not be given.
         args.flags |= libc::CLONE_PARENT as u64;
     } else {
         args.exit_signal = libc::SIGCHLD as u64;
@@ -155,7 +154,7 @@ fn clone_here(options: &CloneOptions<'_>, child: impl FnOnce() -> i32) -> io::Re
         }
         pid if pid > 0 => {
             // SAFETY: clone3 succeeded with CLONE_PIDFD, so the kernel wrote an open descriptor
-            // that nobody else knows; it is close-on-exec by definition.
+            // that no other code knows; it is close-on-exec by definition.
             let fd = unsafe { OwnedFd::from_raw_fd(raw_pidfd) };
             Ok(PidFd::from_parts(fd, i32::try_from(pid).unwrap_or(-1)))
         }
@@ -185,8 +184,8 @@ fn close_all_but(keep: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Moves the calling thread into new namespaces, of those that [`clone_process`] knows, except
-/// that a PID namespace would be its children's.
+/// Moves the calling thread into new namespaces, of those that [`clone_process`] supports; a PID namespace
+/// applies only to its children.
 #[expect(unsafe_code, reason = "unshare(2) can unshare more than namespaces")]
 pub fn unshare_namespaces(namespaces: Namespaces) -> io::Result<()> {
     let namespaces = namespaces & ALLOWED;
@@ -195,7 +194,7 @@ pub fn unshare_namespaces(namespaces: Namespaces) -> io::Result<()> {
     Ok(unsafe { rustix::thread::unshare_unsafe(namespaces) }?)
 }
 
-/// Gives every signal its default action, the ignored ones included, which exec would keep.
+/// Sets the default action for every signal, including ignored ones, which exec would keep.
 #[expect(unsafe_code, reason = "signal(2) may install handlers")]
 pub fn reset_signal_actions() {
     for signal in 1..=libc::SIGRTMAX() {
@@ -205,7 +204,7 @@ pub fn reset_signal_actions() {
     }
 }
 
-/// Marks every descriptor from `first` on close-on-exec, so that none outlives the next exec.
+/// Marks every descriptor from `first` on as close-on-exec.
 #[expect(unsafe_code, reason = "close_range(2) has no safe wrapper")]
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: with CLOSE_RANGE_CLOEXEC the call closes nothing and only sets a flag, which no
@@ -221,7 +220,7 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     if result == 0 {
         return Ok(());
     }
-    // Before Linux 5.11 there is no such flag.
+    // Linux before 5.11 has no such flag.
     let entries: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -12,10 +12,10 @@ use crate::PidFd;
 /// Deaths taken from the kernel in one call.
 const BATCH: usize = 256;
 
-/// Waits for many deaths at once on a thread of its own, without any async runtime.
+/// Waits for many deaths at once on a separate thread, without an async runtime.
 ///
-/// A process is reported once. Dropping its [`PidFd`] (and every duplicate) before its death takes
-/// it out silently, so whoever waits must hold it.
+/// A process is reported once. Dropping its [`PidFd`] (and every duplicate) before its death removes it
+/// silently, so the caller must hold it.
 #[derive(Debug)]
 pub struct DeathWatch {
     epoll: OwnedFd,
@@ -29,8 +29,8 @@ impl DeathWatch {
         })
     }
 
-    /// Adds a process under a token of the caller's choice. One that is dead already is reported
-    /// by the next [`DeathWatch::wait`]. `AlreadyExists` for a [`PidFd`] that is in the set.
+    /// Adds a process under a token of the caller's choice. One that is dead already is reported by the next
+    /// [`DeathWatch::wait`]. `AlreadyExists` for a [`PidFd`] that is in the set.
     pub fn add(&self, token: u64, fd: &PidFd) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ONESHOT;
         Ok(epoll::add(

@@ -1,5 +1,5 @@
-//! Space and inodes that hostile programs take: of a directory tree, and of files without a name
-//! that processes still use.
+//! Disk space and inodes used by hostile programs: by a directory tree, and by unlinked files that
+//! processes still use.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat};
 use rustix::io::Errno;
 
-/// What `st_blocks` counts (stat(3type)).
+/// The unit of `st_blocks` (stat(3type)).
 const BLOCK_BYTES: u64 = 512;
 
 /// `MAX_HANDLE_SZ` of name_to_handle_at(2).
 const MAX_HANDLE_BYTES: usize = 128;
 
-/// What procfs appends to the path of a file that has no name any more.
+/// What procfs appends to the path of an unlinked file.
 const DELETED: &[u8] = b" (deleted)";
 
 /// Space and inodes.
@@ -30,7 +30,7 @@ pub struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Whether it takes no more than this of each.
+    /// Whether both values are within the limits.
     #[must_use]
     pub fn is_within(&self, limits: Self) -> bool {
         self.bytes <= limits.bytes && self.inodes <= limits.inodes
@@ -44,12 +44,12 @@ impl AddAssign for DiskUsage {
     }
 }
 
-/// What a directory and everything below it takes; a file with several names counts once. Stops after
-/// more than `max_inodes`, so that the size of the tree does not bound the time.
+/// Measures a directory and everything below it; a file with several names counts once. Stops after more
+/// than `max_inodes`, so that the time is bounded.
 ///
 /// Programs may change the tree meanwhile: what they move may be missed or counted twice. Follows no
-/// symbolic link. Directories are reopened by file handles, so neither the depth of the tree nor the
-/// length of a path matters. The caller needs CAP_DAC_READ_SEARCH.
+/// symbolic link. Directories are reopened by file handles, so neither the depth of the tree nor the length
+/// of a path matters. The caller needs CAP_DAC_READ_SEARCH.
 pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<DiskUsage> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = openat(CWD, path, flags, Mode::empty())?;
@@ -114,7 +114,7 @@ struct DirectoryHandle {
     bytes: Box<[u8]>,
 }
 
-/// `struct file_handle` with as much room as a handle may take.
+/// `struct file_handle` with room for the longest handle.
 #[repr(C)]
 struct RawHandle {
     length: u32,
@@ -154,7 +154,7 @@ impl DirectoryHandle {
         })
     }
 
-    /// `None` where it does not exist any more. `mount`: any file of its file system.
+    /// `None` if it does not exist any more. `mount`: any file of its file system.
     #[expect(unsafe_code, reason = "this system call has no safe wrapper")]
     fn open(&self, mount: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
         let mut raw = RawHandle {
@@ -187,10 +187,10 @@ impl DirectoryHandle {
     }
 }
 
-/// What regular files without a name take that these processes have open or mapped, each file once.
+/// Measures unlinked regular files that these processes have open or mapped, each file once.
 ///
-/// Counts files of `devices` only. Looks at no more than `max_looks` descriptors and mappings. Files
-/// that are neither open nor mapped, but in a message that no process has received, are not found.
+/// Counts only files of `devices`. Checks at most `max_looks` descriptors and mappings. Files that are
+/// neither open nor mapped, but in a message that no process has received, are not found.
 #[must_use]
 pub fn nameless_usage(pids: &[i32], devices: &[u64], max_looks: usize) -> DiskUsage {
     let mut search = NamelessFiles {
@@ -216,7 +216,7 @@ struct NamelessFiles<'a> {
 impl NamelessFiles<'_> {
     /// A process that ends meanwhile has no files.
     fn look_at_process(&mut self, process: &Path) {
-        // Each thread may have a table of its own.
+        // Each thread may have a separate table.
         for thread in entries(&process.join("task")) {
             for descriptor in entries(&thread.join("fd")) {
                 if !self.may_look() {
@@ -274,7 +274,7 @@ fn ends_with_deleted(text: &[u8]) -> bool {
     text.ends_with(DELETED)
 }
 
-/// The name in `map_files` of a line of `maps`, which has leading zeros.
+/// The name in `map_files` for a line of `maps`; the line has leading zeros.
 fn mapping_name(line: &[u8]) -> Option<String> {
     let range = line.split(|byte| *byte == b' ').next()?;
     let (from, to) = std::str::from_utf8(range).ok()?.split_once('-')?;

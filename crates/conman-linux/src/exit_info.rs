@@ -7,10 +7,10 @@ use crate::privileges::with_effective;
 use crate::proc_stat::ProcStat;
 use crate::{PidFd, ProcessIdentity};
 
-/// Ask for, and say that there is, an exit code (Linux 6.15).
+/// Requests an exit code, and reports that there is one (Linux 6.15).
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
-/// `struct pidfd_info`, first revision, 64 bytes, and room for the ones after it.
+/// `struct pidfd_info`, first revision, 64 bytes, and space for later ones.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct PidfdInfo {
@@ -49,7 +49,7 @@ impl Ended {
         }
     }
 
-    /// As a shell tells it: the code, or 128 and the signal.
+    /// The exit code as a shell reports it: the code, or 128 plus the signal.
     #[must_use]
     pub fn code(self) -> i32 {
         match self {
@@ -59,15 +59,15 @@ impl Ended {
     }
 }
 
-/// How a process ended that nobody has reaped, whoever's child it was. `None` for one that lives,
-/// is gone, or that the caller would not be permitted to trace. CAP_SYS_PTRACE need only be permitted.
+/// How an unreaped process ended; it need not be the caller's child. `None` for one that lives or is reaped,
+/// or that the caller may not trace. CAP_SYS_PTRACE need only be permitted.
 #[must_use]
 pub fn ended_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
     with_effective(CapabilitySet::SYS_PTRACE, || read_unreaped(identity))
 }
 
 fn read_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
-    // Without it the kernel tells a zero.
+    // Without it the kernel reports a zero.
     let capable = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     let stat = ProcStat::read(identity.pid).ok().filter(|_| capable)?;
@@ -76,8 +76,8 @@ fn read_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
 }
 
 impl PidFd {
-    /// How the process ended, whoever's child it was. `None` while it lives, until its parent has
-    /// reaped it, and on kernels that do not tell (before 6.15).
+    /// How the process ended; it need not be the caller's child. `None` while it lives, until its parent has
+    /// reaped it, and on kernels without support (before 6.15).
     #[expect(unsafe_code, reason = "this ioctl has no safe wrapper")]
     pub fn ended(&self) -> io::Result<Option<Ended>> {
         let mut info = PidfdInfo {
@@ -95,7 +95,7 @@ impl PidFd {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // Not known to this kernel; or dead, and its status not to be had.
+            // Unknown to this kernel; or dead, and its status is not available.
             Some(libc::ENOTTY | libc::EINVAL | libc::ESRCH | libc::EREMOTE) => Ok(None),
             _ => Err(error),
         }
@@ -117,7 +117,7 @@ mod tests {
             .expect("spawned");
         let (process, identity) =
             PidFd::open_identified(child.id().cast_signed()).unwrap_or_else(|_| {
-                // It was too fast, but it is a zombie of ours.
+                // It exited before, but it is a zombie of this process.
                 let pid = child.id().cast_signed();
                 let identity = ProcessIdentity::of(pid).expect("a zombie");
                 (PidFd::open(pid).expect("a zombie"), identity)

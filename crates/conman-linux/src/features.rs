@@ -6,23 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::mounts::{Mount, NewFilesystem};
 
-/// What of the newer kernel interfaces this host has. Each can be done without
-/// ([`Interface::without`]); the least kernel is [`Features::FLOOR`].
+/// Which newer kernel interfaces this host has. Each is optional ([`Interface::without`]); the minimum
+/// kernel is [`Features::FLOOR`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// `uname -r`.
     pub release: String,
     /// Layers of an overlay given as descriptors; otherwise by path.
     pub overlay_fd_layers: bool,
-    /// Overlay layers whose owners are mapped (5.19). Without them no container has a range of ids
-    /// of its own.
+    /// Overlay layers whose owners are mapped (5.19). Without them no container has its own range of ids.
     pub mapped_layers: bool,
     /// mount_setattr(2) (5.12), which also maps the owners of other mounts.
     pub mount_attributes: bool,
-    /// The unified cgroup hierarchy, alone or beside v1.
+    /// The unified cgroup hierarchy, alone or with v1.
     pub unified_cgroups: bool,
-    /// Processes are born in their cgroup of the unified hierarchy (clone3(2), 5.7); otherwise they
-    /// join it before they do anything.
+    /// Processes are created in their cgroup of the unified hierarchy (clone3(2), 5.7); otherwise they join it
+    /// before they do anything.
     #[serde(default)]
     pub birth_in_cgroup: bool,
     /// `cgroup.kill` (5.14); otherwise processes are killed one by one.
@@ -33,7 +32,7 @@ pub struct Features {
     pub user_namespaces: bool,
 }
 
-/// A newer kernel interface, by the field of [`Features`] that tells of it.
+/// A newer kernel interface, by its field in [`Features`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interface {
@@ -56,7 +55,7 @@ impl Interface {
         Self::ExitStatusByPidfd,
     ];
 
-    /// As in JSON.
+    /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -82,7 +81,7 @@ impl Interface {
         }
     }
 
-    /// What is otherwise where there is none.
+    /// What happens without it.
     #[must_use]
     pub fn without(self) -> &'static str {
         match self {
@@ -106,7 +105,7 @@ impl Interface {
         }
     }
 
-    /// The one of this name.
+    /// Returns the interface with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
@@ -114,7 +113,7 @@ impl Interface {
 }
 
 impl Features {
-    /// The least kernel: overlays are volatile from 5.10 on.
+    /// The minimum kernel: overlays are volatile from 5.10 on.
     pub const FLOOR: (u32, u32) = (5, 10);
 
     /// Whether the kernel is [`Self::FLOOR`] or later.
@@ -123,7 +122,7 @@ impl Features {
         kernel_version(&self.release) >= Self::FLOOR
     }
 
-    /// Whether there is this one.
+    /// Whether this interface is present.
     #[must_use]
     pub fn has(&self, interface: Interface) -> bool {
         match interface {
@@ -136,12 +135,12 @@ impl Features {
         }
     }
 
-    /// Those that it lacks.
+    /// The missing interfaces.
     pub fn lacking(&self) -> impl Iterator<Item = Interface> {
         Interface::ALL.into_iter().filter(|one| !self.has(*one))
     }
 
-    /// The same host, as if its kernel lacked these; to try the other ways where there are these.
+    /// The same host, as if its kernel lacked these; for testing the fallbacks.
     #[must_use]
     pub fn without(mut self, lacking: &[Interface]) -> Self {
         for interface in lacking {
@@ -149,7 +148,7 @@ impl Features {
                 Interface::OverlayFdLayers => self.overlay_fd_layers = false,
                 Interface::MappedLayers => self.mapped_layers = false,
                 Interface::MountAttributes => {
-                    // What maps owners is the same call.
+                    // The same call maps owners.
                     self.mount_attributes = false;
                     self.mapped_layers = false;
                 }
@@ -161,7 +160,7 @@ impl Features {
         self
     }
 
-    /// Asks the kernel. Makes nothing that stays; needs root for most answers.
+    /// Probes the kernel. Leaves nothing behind; needs root for most answers.
     pub fn probe() -> io::Result<Self> {
         let release = rustix::system::uname()
             .release()

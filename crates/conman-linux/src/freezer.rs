@@ -12,20 +12,19 @@ use crate::pidfd::is_gone;
 use crate::proc_stat::ProcStat;
 use crate::{Cgroups, PidFd};
 
-/// Times that processes are looked for while they are killed one by one; forks faster than that
-/// are caught by freezing first.
+/// Rounds of killing processes one by one; processes that fork faster are caught by freezing first.
 const KILL_ROUNDS: usize = 16;
 
-/// Pause between two looks at a v1 freezer, which cannot be waited for.
+/// Pause between two polls of a v1 freezer, which does not notify.
 const V1_LOOK: Duration = Duration::from_micros(500);
 
-/// In `/proc/PID/stat`: the process has begun to end.
+/// In `/proc/PID/stat`: the process has begun to exit.
 const PF_EXITING: u32 = 0x4;
 
 /// Freezes, thaws and kills whole cgroups, in the unified hierarchy where there is one and in the
 /// v1 freezer otherwise.
 ///
-/// Nothing here waits for a disk, and nothing waits without a bound.
+/// No method waits for a disk, or waits without a bound.
 #[derive(Debug)]
 pub struct Freezer {
     hierarchy: Hierarchy,
@@ -35,12 +34,12 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Finds what is mounted. `NotFound` when this host cannot freeze.
+    /// Finds the mounted hierarchies. `NotFound` when this host cannot freeze.
     pub fn detect() -> io::Result<Self> {
         Self::of(&CgroupLayout::detect()?)
     }
 
-    /// Freezes by these hierarchies alone. `NotFound` when none of them can.
+    /// Uses only these hierarchies. `NotFound` when none of them can freeze.
     pub fn of(layout: &CgroupLayout) -> io::Result<Self> {
         let found = layout.hierarchies();
         let hierarchy = found
@@ -60,8 +59,8 @@ impl Freezer {
         })
     }
 
-    /// Kills process by process even where the kernel kills whole cgroups, as it does from Linux
-    /// 5.14 on; to try the one where there is the other.
+    /// Kills process by process even where the kernel kills whole cgroups, as it does from Linux 5.14 on; for
+    /// testing the fallback.
     #[must_use]
     pub fn killing_one_by_one(self) -> Self {
         Self {
@@ -70,7 +69,7 @@ impl Freezer {
         }
     }
 
-    /// Makes the cgroup where it is missing, so that there is something to freeze.
+    /// Creates the cgroup if missing, so that it can be frozen.
     pub fn ensure(&self, path: &str) -> io::Result<()> {
         std::fs::create_dir_all(self.directory(path)?)
     }
@@ -85,13 +84,13 @@ impl Freezer {
         Ok(directories.map(|name| format!("{path}/{name}")).collect())
     }
 
-    /// Whether frozen processes die without being thawed, as they do in the unified hierarchy.
+    /// Whether frozen processes die without being thawed, as in the unified hierarchy.
     #[must_use]
     pub fn dies_frozen(&self) -> bool {
         self.hierarchy.unified
     }
 
-    /// What it freezes by, in words.
+    /// The name of the hierarchy that it uses, for people.
     #[must_use]
     pub fn means(&self) -> &'static str {
         match self.hierarchy.unified {
@@ -100,16 +99,16 @@ impl Freezer {
         }
     }
 
-    /// Where a process is in the hierarchy that is frozen by; `None` where it is in none.
+    /// The cgroup of a process in the freezing hierarchy; `None` if it is in none.
     pub fn place_of(&self, pid: i32) -> io::Result<Option<String>> {
         let text = std::fs::read(format!("/proc/{pid}/cgroup"))?;
         let controller = (!self.hierarchy.unified).then_some("freezer");
         Ok(place_in(&String::from_utf8_lossy(&text), controller))
     }
 
-    /// Whether a process freezes with the cgroup: it is there or below, in the very hierarchy that
-    /// is frozen by, whatever others say. So does one that is gone, or about to be, for it runs
-    /// nothing of its own any more; v1 shows that in the root.
+    /// Whether a process freezes with the cgroup: it is there or below, in the hierarchy that is used for
+    /// freezing. `true` also for a process that is dead, or about to be, since it runs no more code; v1 shows
+    /// such a process in the root.
     pub fn reaches(&self, path: &str, pid: i32) -> io::Result<bool> {
         let unless_gone = |error: io::Error| match is_gone(&error) {
             true => Ok(true),
@@ -130,7 +129,7 @@ impl Freezer {
         self.cgroups.try_pids_below(path)
     }
 
-    /// Those of the cgroup's processes in another hierarchy that do not freeze with it here.
+    /// The cgroup's processes in another hierarchy that do not freeze with it here.
     pub fn strays(&self, path: &str) -> io::Result<Vec<PidFd>> {
         let mut strays = Vec::new();
         for pid in self.cgroups.try_pids_below(path)? {
@@ -138,7 +137,7 @@ impl Freezer {
                 continue;
             }
             match PidFd::open(pid) {
-                // The PID may have passed on to a stranger between the list and the hold.
+                // The PID may have been reused between listing and opening it.
                 Ok(process) if self.cgroups.try_contains(path, pid)? => strays.push(process),
                 Ok(_) => {}
                 Err(error) if error.proves_death() => {}
@@ -148,8 +147,8 @@ impl Freezer {
         Ok(strays)
     }
 
-    /// Orders the cgroup and everything below it to freeze. What joins later freezes, too. Only
-    /// [`Freezer::is_frozen`] proves that it is so.
+    /// Orders the cgroup and everything below it to freeze. Processes that join later freeze too. Only
+    /// [`Freezer::is_frozen`] proves it.
     pub fn freeze(&self, path: &str) -> io::Result<()> {
         if self.hierarchy.unified {
             self.write(path, "cgroup.freeze", "1")
@@ -158,7 +157,7 @@ impl Freezer {
         }
     }
 
-    /// Takes the order back.
+    /// Cancels the order.
     pub fn thaw(&self, path: &str) -> io::Result<()> {
         if self.hierarchy.unified {
             self.write(path, "cgroup.freeze", "0")
@@ -167,7 +166,7 @@ impl Freezer {
         }
     }
 
-    /// Whether nothing in the cgroup runs at this moment nor will before it is thawed.
+    /// Whether no process of the cgroup runs now, nor will before it is thawed.
     pub fn is_frozen(&self, path: &str) -> io::Result<bool> {
         if self.hierarchy.unified {
             let text = std::fs::read_to_string(self.file(path, "cgroup.events")?)?;
@@ -178,8 +177,8 @@ impl Freezer {
         }
     }
 
-    /// Whether the cgroup itself is ordered to freeze, whatever is ordered of those above it: then
-    /// thawing those lets nothing run here.
+    /// Whether the cgroup itself is ordered to freeze, independently of those above it: then thawing those lets
+    /// nothing run here.
     pub fn is_ordered(&self, path: &str) -> io::Result<bool> {
         let file = if self.hierarchy.unified {
             "cgroup.freeze"
@@ -189,7 +188,7 @@ impl Freezer {
         Ok(std::fs::read_to_string(self.file(path, file)?)?.trim() == "1")
     }
 
-    /// Blocks until it is frozen, at most for `timeout`; `false` when it is not by then.
+    /// Blocks until it is frozen, at most for `timeout`; returns whether it is.
     pub fn wait_frozen(&self, path: &str, timeout: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + timeout;
         let events = if self.hierarchy.unified {
@@ -198,7 +197,7 @@ impl Freezer {
             None
         };
         loop {
-            // Opened before this look, so a change after it wakes the wait below.
+            // Opened before this check, so a change after it wakes the wait below.
             if self.is_frozen(path)? {
                 return Ok(true);
             }
@@ -210,8 +209,8 @@ impl Freezer {
         }
     }
 
-    /// Sends SIGKILL to every process of the cgroup and below, frozen or not, such that none of
-    /// them runs another instruction of its own where it was frozen. Returns once it is sent.
+    /// Sends SIGKILL to every process of the cgroup and below, frozen or not. Frozen ones run no more of
+    /// their instructions. Returns once the signals are sent.
     pub fn kill(&self, path: &str) -> io::Result<()> {
         if self.hierarchy.unified && self.kills_at_once {
             match self.write(path, "cgroup.kill", "1") {
@@ -221,7 +220,7 @@ impl Freezer {
             }
         }
         for _ in 0..KILL_ROUNDS {
-            // One that was not seen would go on once it is thawed.
+            // A process that was missed would run once it is thawed.
             let alive = self.signal_all(path)?;
             if !alive {
                 break;
@@ -230,13 +229,12 @@ impl Freezer {
         if self.hierarchy.unified {
             return Ok(());
         }
-        // Only now: what was killed while frozen dies on its way out of the freezer.
+        // Only now: processes that were killed while frozen die when they are thawed.
         self.thaw(path)
     }
 
-    /// As [`Freezer::kill`], for a cgroup that is frozen and is to stay so, since more may yet appear
-    /// in it. Where the frozen do not die, its processes leave it for the cgroup above, which is not
-    /// frozen.
+    /// Like [`Freezer::kill`], for a cgroup that must stay frozen, since more processes may appear in it.
+    /// Where frozen processes do not die, they are moved to the cgroup above, which is not frozen.
     pub fn kill_frozen(&self, path: &str) -> io::Result<()> {
         if self.hierarchy.unified {
             return self.kill(path);
@@ -249,15 +247,15 @@ impl Freezer {
         let above = path.rsplit_once('/').map_or("", |(above, _)| above);
         for pid in self.cgroups.pids_below(path) {
             if is_being_killed(pid)? && self.cgroups.contains(path, pid) {
-                // One that is gone meanwhile needs nothing more.
+                // A process that has died meanwhile needs nothing more.
                 let _ = self.write(above, "cgroup.procs", &pid.to_string());
             }
         }
         Ok(())
     }
 
-    /// Whether there was a process that had not been killed yet. After an error one may be left that
-    /// was not; whatever could be was killed all the same.
+    /// Returns whether there was a process that had not been killed yet. After an error one may be left; all
+    /// others were killed.
     fn signal_all(&self, path: &str) -> io::Result<bool> {
         let (pids, mut outcome) = match self.cgroups.try_pids_below(path) {
             Ok(pids) => (pids, Ok(false)),
@@ -272,13 +270,13 @@ impl Freezer {
         outcome
     }
 
-    /// Whether it is one of the cgroup's and had not been killed yet.
+    /// Kills a process. Returns whether it is the cgroup's and had not been killed yet.
     fn signal(&self, path: &str, pid: i32) -> io::Result<bool> {
         let process = match PidFd::open(pid) {
             Err(error) if error.proves_death() => return Ok(false),
             process => process.map_err(io::Error::other)?,
         };
-        // The PID may have passed on to a stranger between the list and the hold.
+        // The PID may have been reused between listing and opening it.
         if !self.cgroups.try_contains(path, pid)? || is_being_killed(pid)? {
             return Ok(false);
         }
@@ -287,7 +285,7 @@ impl Freezer {
 
     fn write(&self, path: &str, file: &str, text: &str) -> io::Result<()> {
         let file = self.file(path, file)?;
-        // Never `create`: cgroupfs would answer EACCES where NotFound is the truth.
+        // Never `create`: cgroupfs would answer EACCES instead of NotFound.
         let mut file = File::options().write(true).open(file)?;
         io::Write::write_all(&mut file, text.as_bytes())
     }
@@ -309,10 +307,9 @@ impl Freezer {
     }
 }
 
-/// Whether SIGKILL waits to be taken by the process: bit 8 of `SigPnd` or `ShdPnd`. One that is gone
-/// needs none.
+/// Whether SIGKILL is pending for the process: bit 8 of `SigPnd` or `ShdPnd`. `true` for a dead process.
 fn is_being_killed(pid: i32) -> io::Result<bool> {
-    // Its name, which is in there, may be any bytes.
+    // The process's name, which the file contains, may be any bytes.
     let text = match std::fs::read(format!("/proc/{pid}/status")) {
         Err(error) if is_gone(&error) => return Ok(true),
         text => text?,
@@ -358,7 +355,7 @@ mod tests {
         assert_eq!(state(), "FROZEN");
         std::fs::remove_dir(cgroup.join("cgroup.procs")).expect("removed");
         std::fs::write(cgroup.join("cgroup.procs"), "").expect("written");
-        freezer.kill("/conman-x/a.1").expect("nobody is there");
+        freezer.kill("/conman-x/a.1").expect("it is empty");
         assert_eq!(state(), "THAWED");
     }
 }

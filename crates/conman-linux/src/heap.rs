@@ -1,6 +1,6 @@
-/// Gives free memory of the heap back to the kernel, in every arena of the C library's allocator.
-/// By itself that gives back the end of an arena only, so what a crowd of connections needed once
-/// would stay. Walks the free memory; takes milliseconds for hundreds of megabytes.
+/// Returns free memory of the heap to the kernel, in every arena of the C library's allocator. The
+/// allocator itself returns only the end of an arena, so memory that many connections needed once would
+/// stay. Walks the free memory; takes milliseconds for hundreds of megabytes.
 ///
 /// Does nothing with C libraries other than glibc.
 pub fn trim_heap() {

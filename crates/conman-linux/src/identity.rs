@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use crate::pidfd::{ProcessError, is_gone};
 use crate::proc_stat::ProcStat;
 
-/// What tells one process from every other one that had or will have its PID.
+/// Distinguishes a process from every other that had or will have its PID.
 ///
-/// The kernel gives out PIDs anew, so a PID alone names nobody. With the start time it is unique
-/// within a boot (to a clock tick of 10 ms, and a PID does not come round in that time), and with
-/// the boot id within the life of a machine.
+/// The kernel reuses PIDs, so a PID alone does not identify a process. With the start time it is unique
+/// within a boot (to a clock tick of 10 ms, and a PID is not reused in that time), and with the boot id
+/// within the life of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// In the PID namespace of the `/proc` that this program sees.
@@ -24,8 +24,7 @@ pub struct ProcessIdentity {
 impl ProcessIdentity {
     /// The process that has this PID now; it may be a zombie.
     ///
-    /// Whoever wants to act on that same process opens a pidfd along with it:
-    /// [`crate::PidFd::open_identified`].
+    /// A caller that acts on that same process must open a pidfd with it: [`crate::PidFd::open_identified`].
     pub fn of(pid: i32) -> Result<Self, ProcessError> {
         let stat = ProcStat::read(pid).map_err(|source| {
             if is_gone(&source) {

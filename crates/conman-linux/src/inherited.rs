@@ -3,20 +3,20 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
-/// The first descriptor behind the standard ones.
+/// The first descriptor after the standard ones.
 const FIRST_OWN_FD: RawFd = 3;
 
-/// Takes a descriptor over that this process was given by its number through exec. It becomes
-/// close-on-exec, and nobody gets it twice.
+/// Takes over a descriptor that this process inherited through exec, by number. It becomes close-on-exec,
+/// and cannot be taken twice.
 ///
-/// An error for a number that is not open or was not handed over: what this process opened itself
-/// is close-on-exec, what came through exec is not.
+/// An error for a number that is not open or was not inherited: descriptors that this process opened are
+/// close-on-exec, inherited ones are not.
 #[expect(unsafe_code, reason = "a number becomes a descriptor")]
 pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
     if number < FIRST_OWN_FD {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("descriptor {number} is a standard one or none"),
+            format!("descriptor {number} is a standard one or invalid"),
         ));
     }
     // SAFETY: the number is not -1, and it is used for two fcntl(2) calls only, which have no

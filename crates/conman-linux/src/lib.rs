@@ -1,17 +1,16 @@
-//! The kernel's interfaces that conman stands on: pidfds and process identity, network namespaces,
-//! cgroups, path resolution below a root, removal of hostile trees; and what launching a container
-//! takes: cloning into namespaces, detached mounts, privileges, limits.
+//! The kernel interfaces that conman uses: pidfds and process identity, network namespaces, cgroups,
+//! path resolution below a root, removal of hostile trees; and for launching containers: cloning into
+//! namespaces, detached mounts, privileges, limits.
 //!
-//! The crate knows processes, descriptors and paths, and nothing of sessions. It keeps no state
-//! but what a value owns, and nothing here runs by itself except the threads of
-//! [`NetnsSockets`], which are joined to their callers by one bounded channel of requests and a
-//! oneshot channel for each answer.
+//! The crate knows processes, descriptors and paths, but no sessions. It has no global state, and no
+//! background threads except those of [`NetnsSockets`], which are joined to their callers by one bounded
+//! channel of requests and a oneshot channel for each answer.
 //!
-//! Blocking: everything that is not `async` reads procfs or cgroupfs, or makes a system call that
-//! does not wait, except [`PidFd::wait_dead`] and [`DeathWatch::wait`], which say so. Nothing
-//! here talks to a daemon, so all of it works while every daemon hangs.
+//! Blocking: everything that is not `async` reads procfs or cgroupfs, or makes a system call that does not
+//! wait, except [`PidFd::wait_dead`] and [`DeathWatch::wait`], as documented. The crate talks to no
+//! daemon, so all of it works while every daemon hangs.
 //!
-//! It is the one crate that may hold `unsafe`; each use is opted into where it stands.
+//! It is the only crate that may have `unsafe`; each use is allowed individually.
 #![deny(unsafe_code)]
 
 mod beneath;

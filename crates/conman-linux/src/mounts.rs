@@ -11,7 +11,7 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
-/// The attributes that mount(2) knows, as it calls them, and how a mount shows that it has them.
+/// The attributes that mount(2) supports, its flags for them, and how a mount shows them.
 const CLASSIC: [(MountAttributes, MountFlags, StatVfsMountFlags); 4] = [
     (
         MountAttributes::MOUNT_ATTR_RDONLY,
@@ -45,8 +45,8 @@ struct MountAttr {
     userns_fd: u64,
 }
 
-/// A mount that no path leads to, attached nowhere or anywhere. Close-on-exec; a detached one goes
-/// with its last descriptor.
+/// A mount by descriptor, attached or not. Close-on-exec; a detached one is unmounted with its last
+/// descriptor.
 #[derive(Debug)]
 pub struct Mount {
     fd: OwnedFd,
@@ -59,7 +59,7 @@ pub struct NewFilesystem {
 }
 
 impl NewFilesystem {
-    /// Begins one of this type (`proc`, `overlay`, `tmpfs`).
+    /// Begins a filesystem of this type (`proc`, `overlay`, `tmpfs`).
     pub fn open(kind: &str) -> io::Result<Self> {
         Ok(Self {
             context: fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?,
@@ -86,14 +86,14 @@ impl NewFilesystem {
         Ok(fsconfig_set_fd(&self.context, key, file)?)
     }
 
-    /// Makes the filesystem and a detached mount of it.
+    /// Creates the filesystem and a detached mount of it.
     pub fn mount(self, attributes: MountAttributes) -> io::Result<Mount> {
         fsconfig_create(&self.context)?;
         let fd = fsmount(&self.context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         Ok(Mount { fd })
     }
 
-    /// What the kernel says about the last failure, one line; empty when it says nothing.
+    /// The kernel's message about the last failure, one line; empty when there is none.
     #[must_use]
     pub fn kernel_message(&self) -> String {
         let mut buffer = [0_u8; 512];
@@ -103,9 +103,9 @@ impl NewFilesystem {
 }
 
 impl Mount {
-    /// A detached copy of what is mounted at `path` (below `directory` when relative), beginning
-    /// at that very file or directory, without the mounts below it. Symbolic links are followed
-    /// except in the last place. The mount must be in the caller's mount namespace.
+    /// A detached copy of the mount at `path` (below `directory` when relative), beginning at that file or
+    /// directory, without the mounts below it. Symbolic links are followed except as the last component. The
+    /// mount must be in the caller's mount namespace.
     pub fn copy_of(directory: impl AsFd, path: &Path) -> io::Result<Self> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -120,7 +120,7 @@ impl Mount {
         })
     }
 
-    /// A detached copy of what is mounted at an absolute path and of everything mounted below it.
+    /// A detached copy of the mount at an absolute path with everything mounted below it.
     pub fn copy_of_tree(path: &Path) -> io::Result<Self> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -145,7 +145,7 @@ impl Mount {
         Ok(move_mount(&self.fd, c"", directory, path, flags)?)
     }
 
-    /// Sets attributes of this mount alone; Linux 5.12.
+    /// Sets attributes of only this mount; Linux 5.12.
     pub fn set_attributes(&self, attributes: MountAttributes) -> io::Result<()> {
         self.change(&MountAttr {
             attr_set: u64::from(attributes.bits()),
@@ -153,12 +153,12 @@ impl Mount {
         })
     }
 
-    /// The same by mount(2), for the attributes that it knows, on a mount that is attached in the
-    /// caller's mount namespace. Needs procfs at its place.
+    /// The same with mount(2), for the attributes that it supports, on a mount that is attached in the caller's
+    /// mount namespace. Needs procfs at /proc.
     pub fn set_attributes_when_attached(&self, attributes: MountAttributes) -> io::Result<()> {
         let has = fstatvfs(&self.fd)?.f_flag;
         let mut unknown = attributes;
-        // What it has and is not named would be taken away.
+        // mount(2) removes attributes that are not named.
         let mut flags = MountFlags::BIND;
         for (attribute, flag, shown) in CLASSIC {
             unknown -= attribute;
@@ -173,9 +173,9 @@ impl Mount {
         Ok(mount_remount(path, flags, c"")?)
     }
 
-    /// Maps the owners of its files by a user namespace: what belongs to user `n` on disk belongs
-    /// through this mount to the user that is `n` inside of the namespace. Only for a detached
-    /// mount that was not mapped yet; Linux 5.12, and as a layer of an overlay 5.19.
+    /// Maps the owners of its files by a user namespace: files of user `n` on disk belong through this mount to
+    /// the user that is `n` inside the namespace. Only for a detached mount that was not mapped yet; Linux
+    /// 5.12, and as a layer of an overlay 5.19.
     pub fn map_owners(&self, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
         self.change(&MountAttr {
             attr_set: u64::from(MountAttributes::MOUNT_ATTR_IDMAP.bits()),

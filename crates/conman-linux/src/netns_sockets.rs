@@ -16,24 +16,24 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::PidFd;
 
-/// Threads that make sockets: a second one, so that one slow request (the namespace lock of a
-/// dying namespace) does not hold up every other session's.
+/// Threads that create sockets: more than one, so that one slow request (the namespace lock of a dying
+/// namespace) does not delay those of all other sessions.
 const WORKERS: usize = 2;
 
-/// Requests that wait for a worker. One takes some ten microseconds, so this is about ten
-/// milliseconds of work; more callers wait for a place.
+/// Requests that wait for a worker. One takes some ten microseconds, so this is about ten milliseconds of
+/// work; more callers wait for a place.
 const QUEUE: usize = 1_024;
 
-/// Pause before another try when no thread could be made.
+/// Pause before another try when no thread could be created.
 const RESPAWN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes sockets inside other processes' network namespaces.
+/// Creates sockets inside other processes' network namespaces.
 ///
-/// A socket belongs for good to the namespace in which its thread was when it was made, so a few
-/// dedicated threads enter a namespace, make a socket, and go home; they do nothing else there.
-/// A supervising thread, which never leaves home, makes the workers and replaces any that cannot
-/// get home again: such a worker exits without serving another request, and since a new thread
-/// begins in the namespace of its maker, only the supervisor makes any.
+/// A socket belongs permanently to the namespace of the thread that creates it, so a few dedicated threads
+/// enter a namespace, create a socket, and return to their home namespace; they do nothing else there. A
+/// supervising thread, which never leaves home, creates the workers and replaces any that cannot return:
+/// such a worker exits without serving another request. Since a new thread begins in the namespace of its
+/// creator, only the supervisor creates any.
 ///
 /// Dropping it ends the threads.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ struct Request {
 /// Why a worker ended.
 #[derive(Debug)]
 enum End {
-    /// Nobody can ask any more.
+    /// No caller is left.
     Finished,
     /// It is in a foreign namespace, or panicked.
     Lost,
@@ -69,10 +69,10 @@ impl NetnsSockets {
         Ok(Self { requests })
     }
 
-    /// A TCP socket in the network namespace of a process: not connected, non-blocking,
+    /// Creates a TCP socket in the network namespace of a process: not connected, non-blocking,
     /// close-on-exec.
     ///
-    /// Cancelling is harmless: the socket, if it is still made, is closed.
+    /// Cancelling is harmless: a socket that is still created is closed.
     ///
     /// Errors: ESRCH when the process is dead, `PermissionDenied` when it is in conman's own
     /// network namespace, where a port is not the session's.
@@ -130,7 +130,7 @@ fn supervise(home: &Arc<Home>, queue: &Queue) {
             match spawn_worker(Arc::clone(home), Arc::clone(queue), ended.clone()) {
                 Ok(()) => running += 1,
                 Err(error) => {
-                    tracing::error!(%error, "cannot make a thread for sockets in namespaces");
+                    tracing::error!(%error, "cannot start a thread for sockets in namespaces");
                     break;
                 }
             }
@@ -174,7 +174,7 @@ fn spawn_worker(
     Ok(())
 }
 
-/// Tells the supervisor of a worker's end, a panic included.
+/// Reports a worker's end to the supervisor, including a panic.
 struct Report {
     ended: std::sync::mpsc::SyncSender<End>,
     end: End,
@@ -183,7 +183,7 @@ struct Report {
 impl Drop for Report {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.end, End::Lost);
-        // The supervisor is gone only when the process ends.
+        // The supervisor ends only with the process.
         let _ = self.ended.send(end);
     }
 }
@@ -191,7 +191,7 @@ impl Drop for Report {
 fn work(home: &Home, queue: &Queue) -> End {
     loop {
         // The lock is held while waiting: the other idle worker waits for the lock instead of the
-        // queue, which comes to the same.
+        // queue, with the same effect.
         let request = queue
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -204,22 +204,22 @@ fn work(home: &Home, queue: &Queue) -> End {
         }
         let made = enter(&request.process).and_then(|()| make_socket(home, request.ipv6));
         let returned = home.enter();
-        // A caller that went away takes the socket with it.
+        // If the caller was cancelled, the socket is dropped with the answer.
         let _ = request.answer.send(made);
         if let Err(error) = returned {
-            tracing::error!(%error, "a thread cannot leave a session's network namespace; it ends");
+            tracing::error!(%error, "cannot leave a session's network namespace; the thread ends");
             return End::Lost;
         }
     }
 }
 
-/// On kernels before 5.8, which know no setns(2) on a pidfd, by way of `/proc`.
+/// Kernels before 5.8 have no setns(2) on a pidfd: there `/proc` is used.
 fn enter(process: &PidFd) -> io::Result<()> {
     match move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::NETWORK) {
         Ok(()) => Ok(()),
         Err(Errno::INVAL) => {
             let namespace = File::open(format!("/proc/{}/ns/net", process.pid()))?;
-            // Alive after the open, so the PID was still this process's.
+            // Alive after the open, so the PID was not reused.
             if process.is_dead()? {
                 return Err(Errno::SRCH.into());
             }
@@ -271,7 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn threads_that_cannot_get_home_are_replaced() {
-        // No way home, and a home that is nowhere, so that every request is served.
+        // There is no way home, and home is nowhere, so every request is served.
         let nowhere = File::open("/dev/null").expect("readable");
         let sockets = start_with(Home {
             namespace: nowhere.into(),

@@ -10,21 +10,20 @@ use tokio::io::unix::AsyncFd;
 
 use crate::identity::ProcessIdentity;
 
-/// Why a process could not be taken hold of or signalled.
+/// Why a process could not be opened or signalled.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// No process has the PID. If it was the init of a PID namespace, nothing of that namespace
-    /// lives any more.
+    /// No process has the PID. If it was the init of a PID namespace, no process of that namespace lives.
     #[error("process {pid} is gone")]
     Gone { pid: i32 },
     /// The PID belongs to a later process; the recorded one is gone.
     #[error(
-        "process {pid} is another one: it started at tick {found}, the recorded one at tick \
+        "process {pid} has been replaced: it started at tick {found}, the recorded one at tick \
          {recorded}"
     )]
     Reused { pid: i32, recorded: u64, found: u64 },
     /// The record is from before a reboot; the recorded process is gone.
-    #[error("process {pid} was recorded in another boot ({recorded}) than the present one")]
+    #[error("process {pid} was recorded in another boot ({recorded})")]
     OtherBoot { pid: i32, recorded: String },
     /// Nothing is known about the process.
     #[error("cannot {action} process {pid}")]
@@ -37,7 +36,7 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
-    /// Whether this proves that the process that was meant does not live any more.
+    /// Whether this proves that the intended process is dead.
     #[must_use]
     pub fn proves_death(&self) -> bool {
         match self {
@@ -46,7 +45,7 @@ impl ProcessError {
         }
     }
 
-    /// Whether the number is that of a thread, and of no process.
+    /// Whether the PID is of a thread, and not of a process.
     pub(crate) fn denies_process(&self) -> bool {
         let Self::Io { source, .. } = self else {
             return false;
@@ -57,14 +56,14 @@ impl ProcessError {
     }
 }
 
-/// Whether reading in `/proc/PID` failed because the process is gone: the directory is missing,
-/// or the process went while it was read.
+/// Whether reading in `/proc/PID` failed because the process is dead: the directory is missing, or the
+/// process died during the read.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// A hold on one process that no reuse of its PID can redirect. Close-on-exec.
+/// A handle on one process that no reuse of its PID can redirect. Close-on-exec.
 ///
 /// For the init of a PID namespace, death means that *no* process of that namespace is left: the
 /// kernel reaps all other members before the init itself becomes a zombie
@@ -76,20 +75,20 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// From a descriptor that the kernel made together with the process.
+    /// From a descriptor that the kernel created together with the process.
     pub(crate) fn from_parts(fd: OwnedFd, pid: i32) -> Self {
         Self { fd, pid }
     }
 
-    /// From a pidfd that came through a socket, and what its sender says is its PID.
+    /// From a pidfd that came through a socket, with the PID that its sender reports.
     #[must_use]
     pub fn received(fd: OwnedFd, pid: i32) -> Self {
         Self::from_parts(fd, pid)
     }
 
-    /// Takes hold of whatever process has this PID now, zombies included.
+    /// Opens the process that has this PID now, even if it is a zombie.
     pub fn open(pid: i32) -> Result<Self, ProcessError> {
-        // Zero and less name no process; rustix takes only what could be one.
+        // Zero and negative numbers name no process, and rustix does not accept them.
         let raw = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw);
         let raw = raw.ok_or(ProcessError::Gone { pid })?;
         match pidfd_open(raw, PidfdFlags::empty()) {
@@ -103,11 +102,10 @@ impl PidFd {
         }
     }
 
-    /// Takes hold of the recorded process, or tells why it is not there any more.
+    /// Opens the recorded process, or returns why it does not exist any more.
     ///
-    /// The pidfd is opened before the start time is read. The recorded process lived before
-    /// this call, so a matching start time shows that it had the PID all the while and is the one
-    /// that the pidfd holds.
+    /// The pidfd is opened before the start time is read. The recorded process lived before this call, so a
+    /// matching start time shows that it had the PID all the time and is the one that the pidfd holds.
     pub fn open_verified(identity: &ProcessIdentity) -> Result<Self, ProcessError> {
         let pidfd = Self::open(identity.pid);
         let boot_id = crate::boot_id().map_err(|source| ProcessError::Io {
@@ -134,8 +132,8 @@ impl PidFd {
         }
     }
 
-    /// For how long the process has existed, the machine's sleep included, whatever its clock was
-    /// set to meanwhile. Read by its PID: of one that is dead and reaped it tells nothing.
+    /// Time since the start of the process, including the machine's sleep, independent of changes of its clock.
+    /// Read by PID: meaningless if the process is dead and reaped.
     pub fn age(&self) -> io::Result<Duration> {
         let ticks = crate::proc_stat::ProcStat::read(self.pid)?.start_time_ticks;
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -145,8 +143,8 @@ impl PidFd {
         Ok(now.saturating_sub(began))
     }
 
-    /// Takes hold of the process that has this PID now, along with what identifies it later.
-    /// [`ProcessError::Gone`] if it dies meanwhile.
+    /// Opens the process that has this PID now, and returns its identity. [`ProcessError::Gone`] if it dies
+    /// meanwhile.
     pub fn open_identified(pid: i32) -> Result<(Self, ProcessIdentity), ProcessError> {
         let pidfd = Self::open(pid)?;
         let identity = ProcessIdentity::of(pid)?;
@@ -161,7 +159,7 @@ impl PidFd {
         Ok((pidfd, identity))
     }
 
-    /// The PID it was opened with; only for messages, since somebody else may have it by now.
+    /// The PID it was opened with; only for messages, since it may have been reused.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -214,15 +212,15 @@ impl PidFd {
         }
     }
 
-    /// Waits until the process is dead. Cancelling loses nothing: the next call sees the same.
+    /// Waits until the process is dead. Cancel safe: the next call sees the same.
     ///
     /// Any number of tasks may wait at a time, on any tokio runtimes that have I/O enabled.
     ///
     /// # Panics
     /// Outside such a runtime.
     pub async fn dead(&self) -> io::Result<()> {
-        // One epoll instance takes a descriptor once; only a second waiter needs one of its own,
-        // so that a thousand sessions do not cost two thousand descriptors.
+        // One epoll instance accepts a descriptor once; only a second waiter needs a duplicate, so
+        // that a thousand sessions do not cost two thousand descriptors.
         match register(self.fd.as_fd()) {
             Ok(registered) => self.until_dead(registered).await,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -243,7 +241,7 @@ impl PidFd {
     }
 }
 
-/// A descriptor that its type keeps open and the same.
+/// A descriptor that its type keeps open and unchanged.
 trait StableFd: AsRawFd {}
 impl StableFd for OwnedFd {}
 impl StableFd for BorrowedFd<'_> {}

@@ -12,11 +12,11 @@ use rustix::thread::{
 
 pub use rustix::thread::CapabilitySet as Capabilities;
 
-/// Highest capability that is looked for; the kernel refuses those that it does not know.
+/// Highest capability that is tried; the kernel refuses unknown ones.
 const LAST_CAPABILITY: u32 = 63;
 
-/// Sets all user ids, all group ids and the supplementary groups of the calling thread. Its
-/// capabilities in its user namespace stay permitted when it was privileged.
+/// Sets all user ids, all group ids and the supplementary groups of the calling thread. If it was
+/// privileged, its capabilities in its user namespace stay permitted.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not a user or group id");
     if uid == u32::MAX || gid == u32::MAX || groups.contains(&u32::MAX) {
@@ -66,8 +66,8 @@ pub(crate) fn as_effective_user<T>(
     outcome
 }
 
-/// Takes every capability but `keep` out of the bounding set, for good: nothing that is executed
-/// can have it again, whatever its file says. Needs CAP_SETPCAP.
+/// Removes every capability except `keep` from the bounding set, permanently: no program that is executed
+/// can get it again, even by its file's capabilities. Needs CAP_SETPCAP.
 pub fn bound_capabilities(keep: Capabilities) -> io::Result<()> {
     for number in 0..=LAST_CAPABILITY {
         let one = CapabilitySet::from_bits_retain(1 << number);
@@ -76,7 +76,7 @@ pub fn bound_capabilities(keep: Capabilities) -> io::Result<()> {
         }
         match remove_capability_from_bounding_set(one) {
             Ok(()) => {}
-            // The first one that this kernel does not know; there are no gaps.
+            // The first one that this kernel does not have; there are no gaps.
             Err(rustix::io::Errno::INVAL) => break,
             Err(errno) => return Err(errno.into()),
         }
@@ -84,8 +84,8 @@ pub fn bound_capabilities(keep: Capabilities) -> io::Result<()> {
     Ok(())
 }
 
-/// Reduces the calling thread to `keep`, of what it has. `ambient` hands them on through exec to
-/// programs of a user other than root; otherwise such a program has none.
+/// Reduces the calling thread's capabilities to those of `keep` that it has. `ambient` passes them through
+/// exec to programs of a user other than root; otherwise such a program has none.
 pub fn limit_capabilities(keep: Capabilities, ambient: bool) -> io::Result<()> {
     clear_ambient_capability_set()?;
     set_capabilities(
@@ -114,8 +114,8 @@ pub fn has_capability(one: Capabilities) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(one))
 }
 
-/// Makes a capability of the calling thread effective, or leaves it permitted only. One that is not
-/// permitted stays absent.
+/// Makes a capability of the calling thread effective, or only permitted. One that is not permitted stays
+/// absent.
 pub fn set_effective(one: Capabilities, effective: bool) -> io::Result<()> {
     let mut sets = capabilities(None)?;
     let wanted = effective && sets.permitted.contains(one);
@@ -126,18 +126,17 @@ pub fn set_effective(one: Capabilities, effective: bool) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Does something with a capability made effective that the calling thread is permitted.
+/// Runs `work` with a permitted capability of the calling thread made effective.
 pub fn with_effective<T>(one: Capabilities, work: impl FnOnce() -> T) -> T {
     let was = has_capability(one);
-    // Where it fails, `work` finds that out.
+    // If it fails, `work` fails for that reason.
     let _ = set_effective(one, true);
     let done = work();
     let _ = set_effective(one, was);
     done
 }
 
-/// No program that is executed from now on gains anything by set-user-id bits or file
-/// capabilities.
+/// Makes set-user-id bits and file capabilities of programs executed from now on ineffective.
 pub fn no_new_privileges() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }

@@ -1,5 +1,5 @@
-//! An observer of processes that shares nothing with the rest of conman: it only reads `/proc`.
-//! Benchmarks and tests ask it who is still alive instead of believing a report.
+//! An observer of processes that shares no code with the rest of conman: it only reads `/proc`.
+//! Benchmarks and tests use it to check which processes are alive instead of trusting a report.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -21,7 +21,7 @@ pub struct ProcEntry {
 }
 
 impl ProcEntry {
-    /// Dead, but not reaped: it runs nothing any more and holds no memory.
+    /// Dead, but not reaped: it runs nothing and holds no memory.
     #[must_use]
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
@@ -51,16 +51,16 @@ impl ProcEntry {
     }
 }
 
-/// Every process that passes the filter, zombies included. One that goes during the scan may be
-/// missing; one that lives throughout is not.
+/// Every process that passes the filter, including zombies. One that ends during the scan may be missing;
+/// one that lives throughout is not.
 pub fn scan(filter: impl Fn(&ProcEntry) -> bool) -> Vec<ProcEntry> {
     let mut found = read_all(&mut |_| true);
     found.retain(|entry| filter(entry));
     found
 }
 
-/// The processes in a cgroup and below it that still run, that is, are no zombies. Reads little
-/// of the others, so that it may be called in a tight loop on a busy host.
+/// The processes in a cgroup and below it that still run, that is, are no zombies. Reads little of the
+/// others, so that it may be called in a tight loop on a busy host.
 #[must_use]
 pub fn alive_below(cgroup: &str) -> Vec<ProcEntry> {
     let mut found = read_all(&mut |own| own.iter().any(|path| is_at_or_below(path, cgroup)));

@@ -1,6 +1,6 @@
 use std::io;
 
-/// What is used of `/proc/PID/stat` (proc_pid_stat(5)).
+/// The used fields of `/proc/PID/stat` (proc_pid_stat(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcStat {
     /// Field 3: `R`, `S`, `D`, `Z`, …
@@ -13,13 +13,13 @@ pub(crate) struct ProcStat {
     pub(crate) flags: u32,
     /// Field 22, in clock ticks since boot.
     pub(crate) start_time_ticks: u64,
-    /// Field 52, as wait(2) gives it; 0 for whoever may not trace the process.
+    /// Field 52, the status as in wait(2); 0 if the caller may not trace the process.
     pub(crate) exit_status: i32,
 }
 
 impl ProcStat {
-    /// Reads it for one process. A process that is gone gives `NotFound`, or ESRCH when it went
-    /// between the open and the read.
+    /// Reads it for one process. Returns `NotFound` for a dead process, or ESRCH if it died between the open
+    /// and the read.
     pub(crate) fn read(pid: i32) -> io::Result<Self> {
         let text = std::fs::read(format!("/proc/{pid}/stat"))?;
         Self::parse(&text).ok_or_else(|| {
@@ -30,9 +30,8 @@ impl ProcStat {
         })
     }
 
-    /// The command name in field 2 is whatever the process wants, spaces, parentheses, newlines
-    /// and bytes that are not UTF-8 included; no later field holds a parenthesis. So the fields
-    /// are counted from the last one.
+    /// The command name in field 2 may contain anything, including spaces, parentheses, newlines and bytes that
+    /// are not UTF-8; no later field has a parenthesis. So the fields are counted from the last one.
     fn parse(text: &[u8]) -> Option<Self> {
         let close = text.iter().rposition(|&byte| byte == b')')?;
         let rest = std::str::from_utf8(&text[close + 1..]).ok()?;

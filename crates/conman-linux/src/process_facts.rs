@@ -9,7 +9,7 @@ use crate::proc_stat::ProcStat;
 /// Set by fork(2), cleared by execve(2): `PF_FORKNOEXEC` of the kernel.
 const FORKED_ONLY: u32 = 0x40;
 
-/// Where a process comes from. Ids are of the PID namespace of the `/proc` that this program sees.
+/// A process's origin. Ids are of the PID namespace of the `/proc` that this program sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lineage {
     pub parent: i32,
@@ -36,17 +36,17 @@ pub fn pid_namespace(pid: i32) -> io::Result<u64> {
     Ok(std::fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
 }
 
-/// Whether the process with this PID is process 1 of a PID namespace directly below this one.
-/// `false` also where that cannot be looked at ([`try_is_namespace_init`]).
+/// Whether the process with this PID is process 1 of a PID namespace directly below this one. `false` also
+/// if that cannot be read ([`try_is_namespace_init`]).
 #[must_use]
 pub fn is_namespace_init(pid: i32) -> bool {
     try_is_namespace_init(pid).unwrap_or(false)
 }
 
-/// As [`is_namespace_init`]; only a process that is gone is none, whatever else keeps it from being
-/// looked at is an error.
+/// Like [`is_namespace_init`]; only a dead process is not an init for that reason, any other failure to
+/// read is an error.
 pub fn try_is_namespace_init(pid: i32) -> io::Result<bool> {
-    // Its name, which is in there, may be any bytes.
+    // The process's name, which the file contains, may be any bytes.
     let status = match std::fs::read(format!("/proc/{pid}/status")) {
         Err(error) if is_gone(&error) => return Ok(false),
         status => status?,
@@ -59,7 +59,7 @@ pub fn try_is_namespace_init(pid: i32) -> io::Result<bool> {
     }))
 }
 
-/// Memory of a process that is resident at present, in bytes, shared pages included.
+/// Resident memory of a process in bytes, including shared pages.
 pub fn resident_bytes(pid: i32) -> io::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
     let pages = text
@@ -123,7 +123,7 @@ mod tests {
             .spawn()
             .expect("a child");
         let pid = i32::try_from(child.id()).expect("a pid");
-        // The parent may go on a moment before the kernel has noted it.
+        // The parent may continue before the kernel has recorded the exec.
         let deadline = Instant::now() + SOON;
         let mut lineage = Lineage::of(pid);
         while Instant::now() < deadline && lineage.as_ref().is_ok_and(|one| !one.has_executed) {

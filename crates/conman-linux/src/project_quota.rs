@@ -8,14 +8,14 @@ use std::path::Path;
 
 use crate::DiskUsage;
 
-/// Bit of the project ids that are set here, which keeps them apart from those in `/etc/projid`.
+/// Bit of the project ids that are set here; distinguishes them from those in `/etc/projid`.
 const OWN_PROJECTS: u32 = 1 << 31;
 
 /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`: `_IOR` and `_IOW` of ('X', 31 and 32, `Attributes`).
 const GET_ATTRIBUTES: libc::c_ulong = 0x801C_581F;
 const SET_ATTRIBUTES: libc::c_ulong = 0x401C_5820;
 
-/// `FS_XFLAG_PROJINHERIT`: what is made in the directory gets its project.
+/// `FS_XFLAG_PROJINHERIT`: new files in the directory get its project.
 const INHERIT_PROJECT: u32 = 0x200;
 
 /// `QCMD(Q_SETQUOTA, PRJQUOTA)` and `QCMD(Q_XGETQSTATV, PRJQUOTA)`.
@@ -26,7 +26,7 @@ const GET_STATUS: libc::c_uint = (0x5808 << 8) | 2;
 const BLOCK_LIMITS: u32 = 1;
 const INODE_LIMITS: u32 = 4;
 
-/// What `dqb_bhardlimit` counts.
+/// The unit of `dqb_bhardlimit`.
 const QUOTA_BLOCK_BYTES: u64 = 1_024;
 
 /// `FS_QUOTA_PDQ_ENFD`: limits of projects are enforced.
@@ -59,7 +59,7 @@ struct Limits {
     valid: u32,
 }
 
-/// `struct fs_quota_statv`: version, flags, and more that is not looked at here.
+/// `struct fs_quota_statv`: version, flags, and more that is not used here.
 #[repr(C)]
 #[derive(Debug)]
 struct Status {
@@ -74,7 +74,7 @@ struct Status {
 pub struct ProjectQuotas(());
 
 impl ProjectQuotas {
-    /// `None` where the file system of `directory` enforces none, or the kernel cannot be asked by a
+    /// `None` if the file system of `directory` enforces none, or the kernel does not support quotas by
     /// descriptor (before Linux 5.14).
     #[must_use]
     #[expect(unsafe_code, reason = "this system call has no safe wrapper")]
@@ -100,18 +100,18 @@ impl ProjectQuotas {
         (done == 0 && status.flags & ENFORCED != 0).then_some(Self(()))
     }
 
-    /// Limits what an empty directory and everything that will be made in it may take. `false` where
-    /// its inode number does not fit a project id.
+    /// Limits an empty directory and everything that will be created in it. `false` if its inode number does
+    /// not fit into a project id.
     #[expect(unsafe_code, reason = "these system calls have no safe wrappers")]
     pub fn limit(&self, directory: &Path, limits: DiskUsage) -> io::Result<bool> {
         let directory = File::open(directory)?;
-        // No two directories of a file system have the same.
+        // No two directories of a file system have the same number.
         let number = u32::try_from(directory.metadata()?.ino()).ok();
         let Some(number) = number.filter(|number| *number < OWN_PROJECTS - 1) else {
             return Ok(false);
         };
         let project = OWN_PROJECTS | number;
-        // First the limits: until then nothing is the project's.
+        // First the limits: until then the project has no files.
         let limits = Limits {
             block_hard: limits.bytes.div_ceil(QUOTA_BLOCK_BYTES),
             inode_hard: limits.inodes,
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn what_goes_to_the_kernel_has_its_sizes() {
         assert_eq!(size_of::<Attributes>(), 28);
-        // With the padding that the kernel's has, too.
+        // Including the kernel's padding.
         assert_eq!(size_of::<Limits>(), 72);
         assert!(size_of::<Status>() >= 152);
     }

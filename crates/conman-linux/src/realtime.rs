@@ -1,20 +1,20 @@
 use std::io;
 
-/// Scheduling priority among threads of a real-time policy: the lowest, which is before every thread
-/// of none, whatever its niceness and its cgroup's weight (sched(7)).
+/// Scheduling priority among real-time threads: the lowest, which still precedes every ordinary thread,
+/// whatever its nice value and its cgroup's weight (sched(7)).
 const PRIORITY: libc::c_int = 1;
 
-/// Has the calling thread run before every thread of an ordinary policy, on whatever processor it
-/// becomes ready. What it starts is ordinary again. For a while in which it waits nearly always: one
-/// that does not takes a processor from all others, but for the twentieth that the kernel leaves them.
+/// Runs the calling thread before every ordinary thread, on any processor. Its child threads and processes
+/// are ordinary again. Only for periods in which it waits nearly always: otherwise it takes a processor
+/// from all others, except for the twentieth that the kernel reserves for them.
 ///
-/// Needs CAP_SYS_NICE. Kernels with CONFIG_RT_GROUP_SCHED refuse it with EPERM in v1 cgroups that have
-/// been given no real-time, and cannot enable v2's cpu controller meanwhile.
+/// Needs CAP_SYS_NICE. Kernels with CONFIG_RT_GROUP_SCHED refuse it with EPERM in v1 cgroups without a
+/// real-time budget, and cannot enable v2's cpu controller meanwhile.
 pub fn run_before_ordinary_threads() -> io::Result<()> {
     set_policy(libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, PRIORITY)
 }
 
-/// Takes that back; the thread's niceness is what it was.
+/// Undoes it; the thread has its earlier nice value.
 pub fn run_as_ordinary_thread() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)
 }

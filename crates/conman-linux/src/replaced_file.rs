@@ -1,12 +1,12 @@
-//! Small files that are there whole, whatever happens while they change.
+//! Replaces small files atomically and durably.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Has a file hold these bytes, durably: the old file or the new one is there, whatever happens in
-/// between. Nobody else may read it. What is beside it by the same name and `.new` is overwritten.
+/// Writes a file durably: after a crash either the old or the new file is there. Only its owner may read it.
+/// A file of the same name with `.new` appended is overwritten.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -14,20 +14,20 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
     let written = options.open(&new).and_then(|mut file| {
-        // One that was left behind has those that it was made with.
+        // A leftover file keeps the permissions that it was created with.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(bytes)?;
         file.sync_all()
     });
     if let Err(error) = written.and_then(|()| fs::rename(&new, path)) {
-        // On a full disk, a block for somebody else.
+        // On a full disk, this frees a block for other files.
         let _ = fs::remove_file(&new);
         return Err(error);
     }
     sync_parent(path)
 }
 
-/// Makes it last that a file is there by its name, or is not there any more.
+/// Makes the creation, renaming or removal of a file durable.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => File::open(".")?.sync_all(),

@@ -10,10 +10,10 @@ use crate::cgroup_limits::{CgroupLimits, Limited, cpu_quota};
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroups::{is_plain, tree};
 
-/// First characters of every cgroup that is made here.
+/// Prefix of every cgroup that is created here.
 const PREFIX: &str = "/conman";
 
-/// Mode of every directory that is made: only root makes cgroups there or moves processes.
+/// Mode of every new directory: only root creates cgroups there or moves processes.
 const MODE: u32 = 0o755;
 
 /// Controllers that limits need.
@@ -22,15 +22,15 @@ const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 /// The v1 controller that freezes where there is no unified hierarchy.
 const FREEZER: &str = "freezer";
 
-/// Why a cgroup could not be made.
+/// Why a cgroup could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeCgroupError {
-    #[error("`{path}` is not made: only plain absolute paths that begin with {PREFIX} are")]
+    #[error("cannot create `{path}`: it must be a plain absolute path that begins with {PREFIX}")]
     Refused { path: String },
-    /// It has processes; a start takes a fresh one, since one that was killed kills what enters.
+    /// It has processes. A start needs a fresh cgroup, since a killed one kills processes that enter.
     #[error("the cgroup {} exists already and has processes", directory.display())]
     Exists { directory: PathBuf },
-    /// A limit was asked for that no hierarchy of this host can enforce.
+    /// A limit was requested that no hierarchy of this host can enforce.
     #[error("no cgroup hierarchy of this host has the {controller} controller")]
     NoController { controller: &'static str },
     #[error("cannot {action} {}", path.display())]
@@ -42,47 +42,47 @@ pub enum MakeCgroupError {
     },
 }
 
-/// Makes cgroups with limits, on v1, v2 and a mixture.
+/// Creates cgroups with limits, on v1, v2 and a mixture.
 ///
-/// A cgroup has the same path in every hierarchy that is used: the unified one, where there is one
-/// (it freezes, kills, and holds processes from birth), the v1 ones whose controllers are to limit
-/// something, and the v1 freezer where there is no unified one. In the other v1 hierarchies a
-/// container stays where the launcher is.
+/// A cgroup has the same path in every hierarchy that is used: the unified one, if there is one (it freezes,
+/// kills, and holds processes from their creation), the v1 ones whose controllers limit something, and the
+/// v1 freezer if there is no unified one. In the other v1 hierarchies a container stays in the launcher's
+/// cgroup.
 ///
-/// It is made in three steps, so that a start can do other things meanwhile: [`CgroupMaker::begin`]
-/// makes what a process is born in, [`CgroupMaker::limit`] makes the rest and sets the limits, and
-/// [`SessionCgroup::limit_cpu`] sets the one for which the kernel visits every cgroup of the host.
+/// It is created in three steps, so that a start can do other work meanwhile: [`CgroupMaker::begin`] creates
+/// the cgroup that a process is created in, [`CgroupMaker::limit`] creates the rest and sets the limits, and
+/// [`SessionCgroup::limit_cpu`] sets the limit for which the kernel visits every cgroup of the host.
 #[derive(Debug)]
 pub struct CgroupMaker {
     unified: Option<Hierarchy>,
     /// v1 hierarchies to join, each once.
     joined: Vec<Hierarchy>,
-    /// Whether processes are born in the unified hierarchy instead of joining it.
+    /// Whether processes are created in the unified hierarchy instead of joining it.
     birth: bool,
     /// Parents that are known to be ready.
     ready: RefCell<BTreeSet<PathBuf>>,
 }
 
-/// A cgroup that no process has been in yet.
+/// A cgroup that has had no process yet.
 #[derive(Debug)]
 pub struct SessionCgroup {
     path: String,
     unified: Option<File>,
-    /// What a process writes its own id to, one for each hierarchy to join.
+    /// Files to which a process writes its id, one for each hierarchy to join.
     entrances: Vec<File>,
-    /// The limit of processor time, to be written where and as it says.
+    /// The CPU limit to write: file and content.
     quota: Option<(PathBuf, String)>,
-    /// What was made, to be taken back.
+    /// The directories that were created; removed by [`Self::take_back`].
     made: Vec<PathBuf>,
 }
 
 impl CgroupMaker {
-    /// Finds what is mounted. Later mounts are not noticed.
+    /// Finds the mounted hierarchies. Later mounts are not noticed.
     pub fn detect() -> io::Result<Self> {
         Ok(Self::of(&CgroupLayout::detect()?))
     }
 
-    /// Makes them in these hierarchies alone.
+    /// Uses only these hierarchies.
     #[must_use]
     pub fn of(layout: &CgroupLayout) -> Self {
         let found = layout.hierarchies();
@@ -100,8 +100,7 @@ impl CgroupMaker {
         }
     }
 
-    /// Lets processes join the unified hierarchy instead of being born there; to try the one where
-    /// there is the other.
+    /// Lets processes join the unified hierarchy instead of being created there; for testing the fallback.
     #[must_use]
     pub fn without_birth(self) -> Self {
         Self {
@@ -110,8 +109,7 @@ impl CgroupMaker {
         }
     }
 
-    /// Makes a fresh cgroup with its limits, and its parents where they are missing. On an error
-    /// what was made of it is taken back.
+    /// Creates a fresh cgroup with its limits, and its parents if missing. After an error it is removed again.
     pub fn make(
         &self,
         path: &str,
@@ -128,9 +126,8 @@ impl CgroupMaker {
         }
     }
 
-    /// Limits the processor time of a cgroup and all below it together, in thousandths of a
-    /// processor. It is made where it is missing. A v1 hierarchy refuses less than a cgroup below
-    /// has already, and more for one below later.
+    /// Limits the CPU time of a cgroup and all below it together, in thousandths of a processor. Creates it if
+    /// missing. A v1 hierarchy refuses a limit below that of an existing child, and later a child's above it.
     pub fn limit_total_cpu(&self, path: &str, millis: u64) -> Result<(), MakeCgroupError> {
         let v1 = self.joined.iter().find(|one| one.controls("cpu"));
         let hierarchy = v1.or(self.unified.as_ref());
@@ -144,8 +141,8 @@ impl CgroupMaker {
         write(&file, &quota)
     }
 
-    /// Makes a fresh cgroup, without limits yet, where its processes are frozen and killed. On an
-    /// error what was made of it is taken back.
+    /// Creates a fresh cgroup, without limits yet, in the hierarchies that freeze and kill. After an error it
+    /// is removed again.
     pub fn begin(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
         let mut cgroup = SessionCgroup::empty(path)?;
         let freezers = self.joined.iter().filter(|one| one.controls(FREEZER));
@@ -158,15 +155,15 @@ impl CgroupMaker {
         Ok(cgroup)
     }
 
-    /// Makes it in the hierarchies that limit something, and sets all limits but the processor's.
-    /// After an error it is to be taken back.
+    /// Creates it in the hierarchies that limit something, and sets all limits except the CPU limit. After an
+    /// error the caller must remove it.
     pub fn limit(
         &self,
         cgroup: &mut SessionCgroup,
         limits: &CgroupLimits,
     ) -> Result<(), MakeCgroupError> {
         let mut limited = Limited::default();
-        // Each cgroup costs a start time and the host memory.
+        // Each cgroup costs time at a start, and memory of the host.
         let needed = self.joined.iter().filter(|one| limits.need(one));
         for hierarchy in needed.chain(&self.unified) {
             self.make_in(hierarchy, cgroup)?;
@@ -179,7 +176,7 @@ impl CgroupMaker {
         Ok(())
     }
 
-    /// A cgroup that was made before, to be entered by one more process.
+    /// An existing cgroup, for one more process to join.
     pub fn existing(&self, path: &str) -> Result<SessionCgroup, MakeCgroupError> {
         let mut cgroup = SessionCgroup::empty(path)?;
         for hierarchy in self.joined.iter().chain(&self.unified) {
@@ -190,7 +187,7 @@ impl CgroupMaker {
         Ok(cgroup)
     }
 
-    /// Makes it in one hierarchy, if it is not there yet.
+    /// Creates it in one hierarchy, unless it exists there.
     fn make_in(
         &self,
         hierarchy: &Hierarchy,
@@ -229,7 +226,7 @@ impl CgroupMaker {
         Ok(())
     }
 
-    /// Makes the cgroups above `directory`; in the unified hierarchy they hand the controllers on.
+    /// Creates the cgroups above `directory`; in the unified hierarchy enables the controllers in them.
     fn ready_parents(
         &self,
         hierarchy: &Hierarchy,
@@ -277,7 +274,11 @@ fn hand_on_controllers(cgroup: &Path) -> Result<(), MakeCgroupError> {
     // The kernel takes all or none. A limit whose controller stays out is refused when it is set.
     for one in wanted {
         if let Err(error) = write(&control, &one) {
-            tracing::warn!(%error, controller = one, "a cgroup controller is not handed on");
+            tracing::warn!(
+                %error,
+                controller = one,
+                "cannot enable a cgroup controller for child cgroups"
+            );
         }
     }
     Ok(())
@@ -305,24 +306,24 @@ impl SessionCgroup {
         &self.path
     }
 
-    /// Its directory in the unified hierarchy, to be born in.
+    /// Its directory in the unified hierarchy, to create a process in.
     #[must_use]
     pub fn unified(&self) -> Option<BorrowedFd<'_>> {
         self.unified.as_ref().map(AsFd::as_fd)
     }
 
-    /// What [`join_cgroups`] takes, to be handed to another process.
+    /// The files for [`join_cgroups`], to be sent to another process.
     pub fn entrances(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.entrances.iter().map(AsFd::as_fd)
     }
 
-    /// Moves the calling thread, the only one of its process, into it, except where it was born.
+    /// Moves the calling thread, the only one of its process, into it, except where it was created in it.
     pub fn join(&self) -> io::Result<()> {
         self.entrances.iter().try_for_each(enter)
     }
 
-    /// Limits the processor time, and returns whether it is to be limited. The kernel visits every
-    /// cgroup of the host for it.
+    /// Sets the CPU limit, if there is one, and returns whether there is. The kernel visits every cgroup of the
+    /// host for it.
     pub fn limit_cpu(&self) -> Result<bool, MakeCgroupError> {
         match &self.quota {
             Some((file, quota)) => write(file, quota).map(|()| true),
@@ -330,24 +331,24 @@ impl SessionCgroup {
         }
     }
 
-    /// Removes it again; it must be empty. What cannot be removed is left to whoever sweeps.
+    /// Removes it again; it must be empty. Failures are left to a later sweep.
     pub fn take_back(&self) {
         for directory in &self.made {
-            // A process that is dying keeps it a moment longer.
+            // A dying process may keep it a moment longer.
             let _ = std::fs::remove_dir(directory);
         }
     }
 }
 
-/// Moves the calling thread, the only one of its process, into a cgroup by what
-/// [`SessionCgroup::entrances`] gave.
+/// Moves the calling thread, the only one of its process, into a cgroup by the files from
+/// [`SessionCgroup::entrances`].
 pub fn join_cgroups(entrances: Vec<OwnedFd>) -> io::Result<()> {
     entrances
         .into_iter()
         .try_for_each(|entrance| enter(&File::from(entrance)))
 }
 
-/// A thread that moves itself takes no lock that all processes of the host contend for.
+/// A thread that moves itself does not take the host-wide lock for moving processes.
 fn enter(mut entrance: &File) -> io::Result<()> {
     entrance.write_all(b"0")
 }
@@ -357,8 +358,8 @@ fn make_directory(directory: &Path) -> Result<(), MakeCgroupError> {
     let exists = |error: &io::Error| error.kind() == io::ErrorKind::AlreadyExists;
     let mut made = make();
     if made.as_ref().is_err_and(exists) {
-        // Only one without processes can be removed. An empty one is not used again: processes
-        // that enter a v2 cgroup whose `cgroup.kill` is being written die.
+        // Only one without processes can be removed. An empty one is not reused: processes that enter
+        // a v2 cgroup while its `cgroup.kill` is written die.
         for cgroup in tree(directory.to_owned()).into_iter().rev() {
             let _ = std::fs::remove_dir(cgroup);
         }

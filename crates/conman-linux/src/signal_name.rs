@@ -1,6 +1,6 @@
 use rustix::process::Signal;
 
-/// The signals of signal(7) that have a number of their own on every Linux, by their names.
+/// The signals of signal(7) that have the same number on every Linux, by name.
 const NAMES: [(&str, Signal); 31] = [
     ("SIGHUP", Signal::HUP),
     ("SIGINT", Signal::INT),

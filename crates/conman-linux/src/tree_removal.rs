@@ -1,9 +1,8 @@
-//! Removing directory trees that hostile programs have written: as deep, as wide and as full as
-//! somebody liked to make them.
+//! Removes directory trees of hostile programs, whatever their depth, width and size.
 //!
-//! Only a few levels are gone down; a directory that lies deeper is moved up to the top and emptied
-//! in its turn. So neither the stack nor the number of descriptors nor the memory depends on what is
-//! in the tree, and a removal can be done in steps, each of which begins anew.
+//! The removal descends only a few levels; a deeper directory is moved up to the top and emptied later. So
+//! the stack, the number of descriptors and the memory do not depend on the tree, and a removal can be done
+//! in steps, each of which starts at the top.
 
 use std::collections::hash_map::RandomState;
 use std::ffi::CStr;
@@ -15,19 +14,19 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-/// Levels that are gone down, each of which takes two descriptors: deeper than images usually are.
+/// Levels to descend, each of which takes two descriptors: deeper than images usually are.
 const MAX_DEPTH: usize = 24;
 
-/// Removes a directory with all that is in it, however that is built. One that is not there is gone
-/// already. Blocks for as long as it takes; goes on after a failure and returns one of them.
+/// Removes a directory with everything in it. A missing one is not an error. Blocks as long as needed;
+/// continues after a failure and returns one of them.
 ///
-/// No symbolic link is followed below `path`. Nobody may write there meanwhile.
+/// Follows no symbolic link below `path`. No process may write there meanwhile.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     remove_tree_partly(path, usize::MAX).map(|_| ())
 }
 
-/// As [`remove_tree`], but looks at no more than so many entries. `false` when some may be left;
-/// then it is to be called again, which goes on.
+/// Like [`remove_tree`], but visits at most this many entries. `false` when some may be left; then call it
+/// again to continue.
 pub fn remove_tree_partly(path: &Path, entries: usize) -> io::Result<bool> {
     let top = match open_directory(CWD, path) {
         Err(Errno::NOENT) => return Ok(true),
@@ -40,19 +39,19 @@ pub fn remove_tree_partly(path: &Path, entries: usize) -> io::Result<bool> {
     Ok(true)
 }
 
-/// As [`remove_tree`], but leaves the directory itself.
+/// Like [`remove_tree`], but leaves the directory itself.
 pub fn empty_directory(path: &Path) -> io::Result<()> {
     let top = open_directory(CWD, path)?;
     Removal::new(&top, usize::MAX).empty(&top, 0).map(|_| ())
 }
 
 struct Removal<'a> {
-    /// Where directories go that are too deep.
+    /// The directory that too deep directories are moved to.
     top: &'a OwnedFd,
-    /// What is in the tree cannot have been named after it.
+    /// A random number, so that no entry of the tree can have the same name.
     prefix: u64,
     moved: u64,
-    /// Entries that may still be looked at.
+    /// Entries that may still be visited.
     left: usize,
 }
 
@@ -74,11 +73,11 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// `false` when it has looked at as many entries as it may.
+    /// Returns `false` when it has visited as many entries as it may.
     fn empty(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<bool> {
         loop {
             let mut pass = Pass::default();
-            // Entries that are removed, or added to the top, may make the listing miss others.
+            // Removing entries, or adding them to the top, may make the listing miss others.
             for entry in Dir::read_from(directory)? {
                 let entry = entry?;
                 let name = entry.file_name();
@@ -86,7 +85,7 @@ impl<'a> Removal<'a> {
                     continue;
                 }
                 if self.left == 0 {
-                    // What cannot be removed would be all that the next step comes to, too.
+                    // The next step would only find the entries that cannot be removed.
                     return match pass.failure {
                         Some(error) if !pass.progress => Err(error),
                         _ => Ok(false),
@@ -126,7 +125,7 @@ impl<'a> Removal<'a> {
             gone(unlinkat(parent, name, AtFlags::empty()))?;
             return Ok(true);
         }
-        // Most directories of those that are moved up are empty by then.
+        // A directory that was moved up is usually empty now.
         match unlinkat(parent, name, AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             other => {
@@ -173,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// With files and links on its way down.
+    /// Creates a deep tree with files and links.
     fn deep_tree(path: &Path, depth: usize, precious: &Path) {
         fs::create_dir(path).expect("made");
         symlink(precious, path.join("link")).expect("linked");
