@@ -382,7 +382,7 @@ impl<'a> Serving<'a> {
         let reason = format!("node `{}` rejoins: {why}", self.shared.me);
         tracing::error!(
             reason,
-            "the node left its fleet; all its sessions are frozen"
+            "this node has to rejoin; all its sessions are frozen"
         );
         self.shared.stands(Standing::Joining { reason });
         self.shared.incarnation.send_replace(0);
