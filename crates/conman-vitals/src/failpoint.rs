@@ -1,8 +1,8 @@
-//! Where a test has an essential task hang or panic. Only in builds for debugging: in any other
-//! there is nothing but a function that returns.
+//! Lets a test make an essential task hang or panic. Only in debug builds; otherwise it is a function
+//! that does nothing.
 
-/// Names the file that says what is to happen: a task's name has it hang for as long as the file says
-/// so, `panic NAME` has it panic.
+/// Names the file that selects the failure: a task's name makes the task hang while the file contains it,
+/// `panic NAME` makes it panic.
 #[cfg(debug_assertions)]
 const FILE: &str = "CONMAN_FAILPOINT_FILE";
 
@@ -23,7 +23,7 @@ pub(crate) async fn pass(name: &str) {
         let wanted = wanted.trim();
         assert!(
             wanted.strip_prefix("panic ") != Some(name),
-            "a test wants it to"
+            "requested by a test"
         );
         if wanted != name {
             return;

@@ -1,15 +1,15 @@
-//! The tasks that the daemon cannot do without.
+//! The tasks that are essential for the daemon.
 //!
 //! - [`essential`] ends the process when such a task panics: containers outlive the daemon, the
 //!   service manager starts another, and the shim's fence stays armed meanwhile.
-//! - [`Vitals`] knows when each has last shown that it goes on, by its [`Pulse`]. Whoever gives signs
-//!   of life for the process asks [`Vitals::still`] first.
+//! - [`Vitals`] knows when each has last shown progress, through its [`Pulse`]. The code that sends
+//!   heartbeats for the process calls [`Vitals::still`] first.
 //!
-//! No tasks and no channels: each pulse is a time behind a mutex that is held for an assignment.
+//! No tasks and no channels: each pulse is a time behind a mutex that is held only for an assignment.
 //!
-//! A task shows progress where it begins its next turn ([`Pulse::beat`]). What it waits for in
-//! between it waits for through its pulse, which says for how long that is no standstill. So a lock
-//! that is never given back, a loop without an end and a wait that nobody bounded are told of.
+//! A task shows progress when it begins its next turn ([`Pulse::beat`]). It makes its waits through its
+//! pulse, which says how long a wait may take without counting as a standstill. So a lock that is never
+//! released, an endless loop and an unbounded wait are reported.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -24,12 +24,12 @@ use tokio::time::{Instant, sleep};
 
 mod failpoint;
 
-/// How long an essential task may show nothing. Longer than the longest turn of any on a loaded
-/// machine; together with the unit's `WatchdogSec` it makes the time after which a daemon that hangs
-/// is started anew.
+/// How long an essential task may show no progress. Longer than the longest turn of any on a loaded
+/// machine; together with the unit's `WatchdogSec` it is the time after which a daemon that hangs is
+/// restarted.
 pub const ALLOWANCE: Duration = Duration::from_secs(3);
 
-/// While a task waits it shows this often that it is still asked for.
+/// How often a waiting task shows progress.
 const SHOW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Runs an essential task. A panic in it ends the process.
@@ -44,16 +44,16 @@ pub async fn essential<T>(name: &'static str, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Ends the process, as a task that it cannot do without has ended.
+/// Ends the process because an essential task has ended.
 pub fn end(name: &str, why: &str) -> ! {
     tracing::error!(
-        "essential task ended: {name}, {why}; aborting. What runs here goes on, and the next conman \
-         takes it over"
+        "essential task ended: {name}, {why}; aborting. Sessions keep running, and the next conman \
+         adopts them"
     );
     abort()
 }
 
-/// When each essential task has shown that it goes on.
+/// When each essential task has last shown progress.
 #[derive(Debug, Clone, Default)]
 pub struct Vitals {
     tasks: Arc<Mutex<Vec<Weak<Task>>>>,
@@ -65,7 +65,7 @@ struct Task {
     shown_at: Mutex<Instant>,
 }
 
-/// A task that stands still.
+/// A task that shows no progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Still {
     pub name: &'static str,
@@ -73,7 +73,7 @@ pub struct Still {
 }
 
 impl Vitals {
-    /// Looks after a task for as long as its pulse lives.
+    /// Watches a task as long as its pulse exists.
     #[must_use]
     pub fn task(&self, name: &'static str) -> Pulse {
         let task = Arc::new(Task {
@@ -86,7 +86,7 @@ impl Vitals {
         Pulse { task }
     }
 
-    /// The tasks that have shown nothing for longer than [`ALLOWANCE`].
+    /// Returns the tasks that have shown no progress for longer than [`ALLOWANCE`].
     #[must_use]
     pub fn still(&self) -> Vec<Still> {
         let now = Instant::now();
@@ -100,14 +100,14 @@ impl Vitals {
     }
 }
 
-/// By which a task shows that it goes on.
+/// The handle by which a task shows progress.
 #[derive(Debug)]
 pub struct Pulse {
     task: Arc<Task>,
 }
 
 impl Pulse {
-    /// One of a task that nobody looks after.
+    /// A pulse that is not watched.
     #[must_use]
     pub fn unwatched(name: &'static str) -> Self {
         Vitals::default().task(name)
@@ -118,18 +118,18 @@ impl Pulse {
         self.task.name
     }
 
-    /// A turn of the task begins. Completes at once, but where a test has it hang.
+    /// Begins a turn of the task. Completes at once, unless a test makes it hang.
     pub async fn beat(&self) {
         self.show();
         failpoint::pass(self.task.name).await;
     }
 
-    /// Waits for what may come at any time or never. Cancel safe if `work` is.
+    /// Waits without a bound. Cancel safe if `work` is.
     pub async fn idle<T>(&self, work: impl Future<Output = T>) -> T {
         self.show_while(work, None).await
     }
 
-    /// Waits for what ends within `bound` unless something is wrong. Cancel safe if `work` is.
+    /// Waits for `work`, which takes longer than `bound` only if something is wrong. Cancel safe if `work` is.
     pub async fn wait<T>(&self, bound: Duration, work: impl Future<Output = T>) -> T {
         self.show_while(work, Some(Instant::now() + bound)).await
     }
@@ -145,7 +145,7 @@ impl Pulse {
                     self.show();
                     return output;
                 }
-                // Cancel safe: it only waits.
+                // Cancel safe: a timer has no state.
                 () = sleep(SHOW_INTERVAL) => failpoint::pass(self.task.name).await,
             }
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -159,7 +159,7 @@ impl Pulse {
     }
 }
 
-/// A panic while a lock is held cannot leave half a change: each is one operation.
+/// A panic cannot leave a partial change: each change is one operation.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(names(&vitals), ["waits"]);
     }
 
-    /// In the process that the test below starts.
+    /// Set in the process that the test below starts.
     const DOOMED: &str = "CONMAN_VITALS_DOOMED";
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         if std::env::var_os(DOOMED).is_some() {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             let doomed = async {
-                let task = essential("doomed", async { panic!("of its own doing") });
+                let task = essential("doomed", async { panic!("on purpose") });
                 tokio::spawn(task).await
             };
             let _: Result<(), _> = runtime.expect("a runtime").block_on(doomed);
