@@ -1,12 +1,12 @@
 use serde::Serialize;
 
-/// What a host lacks for so many sessions.
+/// What a host lacks for a number of sessions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// Sessions that the host is to hold.
     pub target: u64,
     pub runtime: String,
-    /// Sessions that it holds as it is, as far as every limit is known.
+    /// Sessions that it holds without changes, as far as every limit is known.
     pub holds: Option<u64>,
     /// The limit that binds first, by name.
     pub first_limit: Option<&'static str>,
@@ -27,12 +27,12 @@ impl Diagnosis {
 pub struct Check {
     /// The limit's own name where it has one, for example `kernel.pid_max`.
     pub name: &'static str,
-    /// What it bounds, in words.
+    /// What it bounds, for people.
     pub bounds: &'static str,
     pub verdict: Verdict,
-    /// Its value; absent when it could not be read, or is no number.
+    /// Its value; absent if it could not be read, or is not a number.
     pub value: Option<u64>,
-    /// What is used of it already.
+    /// The part that is in use.
     pub used: Option<u64>,
     /// What one session takes of it.
     pub per_session: f64,
@@ -40,20 +40,20 @@ pub struct Check {
     pub binds_at: Option<u64>,
     /// What its value must be for the target.
     pub needed: Option<u64>,
-    /// What to do, where there is something to do.
+    /// What to do, if anything.
     pub remedy: Option<Remedy>,
-    /// What should be known beside the numbers.
+    /// Additional information.
     pub note: Option<String>,
 }
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Enough,
     /// It binds below the target.
     Binds,
-    /// It does not bind, and still something is to be done.
+    /// It does not bind, but something should be done.
     Advice,
     /// It could not be read.
     Unknown,
@@ -63,8 +63,8 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Remedy {
-    /// A kernel setting that `--fix` raises, or switches off by a 0.
+    /// A kernel setting that `--fix` raises, or disables with a 0.
     Sysctl { key: &'static str, value: u64 },
-    /// Something that only its owner can do.
+    /// A change that only the operator can make.
     Manual { what: String },
 }

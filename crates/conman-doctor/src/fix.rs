@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::diagnosis::{Diagnosis, Remedy};
 use crate::host::{Host, sysctl_path};
 
-/// Where the settings stand for the next boot.
+/// The file with the settings for the next boot.
 const FILE: &str = "/etc/sysctl.d/90-conman.conf";
 
 /// The kernel settings that a diagnosis asks for.
@@ -25,10 +25,10 @@ struct Setting {
     value: u64,
 }
 
-/// What was done.
+/// What was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Applied {
-    /// `key = value` as it is now.
+    /// The new values, as `key = value`.
     pub set: Vec<String>,
     /// The file that sets them at the next boot.
     pub file: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub struct Applied {
     pub failed: Vec<FixError>,
 }
 
-/// Why a setting did not take.
+/// Why a setting could not be changed.
 #[derive(Debug, Error)]
 pub enum FixError {
     #[error("{key} could not be set to {value} ({reason}); run as root, outside containers")]
@@ -82,8 +82,8 @@ fn as_texts<S: serde::Serializer>(errors: &[FixError], serializer: S) -> Result<
 }
 
 impl Fix {
-    /// Every kernel setting that the diagnosis would have changed. A limit is never lowered; what is
-    /// no limit and is to be off is set to 0.
+    /// Collects every kernel setting that the diagnosis asks to change. A limit is never lowered; a setting
+    /// that should be off is set to 0.
     pub fn plan(diagnosis: &Diagnosis) -> Self {
         let settings = diagnosis
             .checks
@@ -126,7 +126,7 @@ impl Fix {
         text
     }
 
-    /// Sets what can be set, and writes the file; goes on after an error.
+    /// Sets what can be set, and writes the file; continues after an error.
     pub fn apply(&self, host: &Host) -> Applied {
         let mut applied = Applied {
             set: Vec::new(),
@@ -157,7 +157,7 @@ impl Fix {
         applied
     }
 
-    /// This fix, and what an earlier one set that this one does not touch.
+    /// This fix, and the settings of an earlier one that this one does not change.
     fn merged(&self, host: &Host) -> String {
         let earlier = host.text(FILE).unwrap_or_default();
         let kept = earlier.lines().filter(|line| {
@@ -175,7 +175,7 @@ impl Fix {
     }
 }
 
-/// Writes a file so that a crash leaves the old one or the new one.
+/// Writes a file atomically: a crash leaves the old one or the new one.
 fn write_whole(path: &std::path::Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

@@ -1,6 +1,6 @@
 use serde::Serialize;
 
-/// What one idle session of a runtime takes of a host, its program of one process included.
+/// What one idle session of a runtime takes of a host, including its program of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Footprint {
     pub runtime: &'static str,
@@ -8,7 +8,7 @@ pub struct Footprint {
     pub tasks: f64,
     /// Tasks in the cgroup of the container daemon.
     pub daemon_tasks: f64,
-    /// Tasks that are left in the sessions' cgroup for starts under way.
+    /// Tasks reserved in the sessions' cgroup for starts under way.
     pub start_tasks: u64,
     /// Open files of the whole host.
     pub open_files: f64,
@@ -28,8 +28,8 @@ pub struct Footprint {
     pub memory_cgroups: f64,
     /// inotify instances that count against root.
     pub inotify_instances: f64,
-    /// Descriptors that conman's daemon waits for by epoll: the death of the session's first
-    /// process, once more while the node is preempted. Each takes kernel memory that is bounded.
+    /// Descriptors that conman's daemon polls by epoll: for the death of the session's first process, twice
+    /// while the node is preempted. Each takes kernel memory, which is bounded.
     pub epoll_watches: u32,
     /// Memory beyond what the program uses, in bytes.
     pub memory_bytes: f64,
@@ -40,7 +40,7 @@ pub struct Footprint {
     pub bridge_ports: f64,
     /// User namespaces; a cgroup namespace goes with each.
     pub user_namespaces: f64,
-    /// Ranges of ids that files of one container have on the host, and how many there are.
+    /// Ranges of ids of one container's files on the host, and the number of ranges.
     pub id_ranges: f64,
     pub id_ranges_there_are: u64,
 }
@@ -48,16 +48,16 @@ pub struct Footprint {
 impl Footprint {
     /// A session that Docker runs with networking disabled, or on its bridge.
     ///
-    /// Measured with Docker 20.10 as the difference that 40 and 20 sessions of busybox made to a
-    /// host: 14 tasks each (containerd's shim has eleven), 44 open files without a network and
-    /// 58 with one; memory over 1,000 containers.
+    /// Measured with Docker 20.10 as the difference between 40 and 20 sessions of busybox on a host: 14 tasks
+    /// each (containerd's shim has eleven), 44 open files without a network and 58 with one; memory over
+    /// 1,000 containers.
     pub fn docker(bridge: bool, unified_cgroups: bool) -> Self {
         Self {
             runtime: "docker",
             tasks: 14.0,
             daemon_tasks: 12.0,
-            // runc is in the container's cgroup before the program is, with up to eight threads;
-            // eight starts at a time.
+            // runc is in the container's cgroup before the program, with up to eight threads; eight
+            // starts at a time.
             start_tasks: 64,
             open_files: if bridge { 58.0 } else { 44.0 },
             conman_files: 1.0,
@@ -66,9 +66,9 @@ impl Footprint {
             host_mounts: if bridge { 2.0 } else { 1.0 },
             root_keys: 1.0,
             root_key_bytes: 72.0,
-            // Docker's own below the parent that conman names.
+            // Docker's, below the parent cgroup that conman names.
             memory_cgroups: 2.0,
-            // containerd's shim watches memory events by inotify where cgroups are v2.
+            // containerd's shim watches memory events by inotify with cgroup v2.
             inotify_instances: if unified_cgroups { 1.0 } else { 0.0 },
             epoll_watches: 2,
             memory_bytes: 4_300_000.0,
@@ -81,18 +81,17 @@ impl Footprint {
         }
     }
 
-    /// A session of conman's own, of which there can be as many as there are ranges of ids.
+    /// A session of the native runtime; the ranges of ids bound their number.
     ///
-    /// Measured as the difference that 200 sessions of busybox made to a host: one task each, 4.2
-    /// open files, 26 inodes and 84 KiB on disk; no key, and no mount in the host's namespace.
-    /// They share one shim, whose descriptors do not depend on them. The memory is what a session
-    /// takes at most among ten thousand.
+    /// Measured as the difference of 200 sessions of busybox on a host: one task each, 4.2 open files, 26
+    /// inodes and 84 KiB on disk; no key, and no mount in the host's namespace. They share one shim, whose
+    /// descriptors do not depend on them. The memory is the maximum of a session among ten thousand.
     pub fn native(id_ranges: u64) -> Self {
         Self {
             runtime: "native",
             tasks: 1.0,
             daemon_tasks: 0.0,
-            // The program's first process is the start's only one.
+            // The program's first process is the only one of a start.
             start_tasks: 0,
             open_files: 4.2,
             conman_files: 1.0,
@@ -101,7 +100,7 @@ impl Footprint {
             host_mounts: 0.0,
             root_keys: 0.0,
             root_key_bytes: 0.0,
-            // Where a limit of memory is asked for.
+            // Only with a memory limit.
             memory_cgroups: 1.0,
             inotify_instances: 0.0,
             epoll_watches: 2,

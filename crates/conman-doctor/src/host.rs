@@ -5,17 +5,17 @@ use std::sync::OnceLock;
 
 /// Longest file that is read: a mount table of a host with a hundred thousand mounts.
 const MAX_BYTES: u64 = 32 << 20;
-/// Most processes that are looked at: the kernel's greatest `pid_max`.
+/// Most processes that are read: the kernel's greatest `pid_max`.
 const MAX_PROCESSES: usize = 4_194_304;
 
-/// What a machine says of itself, below a root directory.
+/// What a machine reports about itself, below a root directory.
 ///
-/// Whatever cannot be read is `None`: a limit that the kernel does not have binds nowhere, and
-/// one that is hidden is reported as unknown.
+/// What cannot be read is `None`: a limit that the kernel does not have never binds, and one that is hidden
+/// is reported as unknown.
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
-    /// What the programs of all processes are called, read once: a host has many thousands.
+    /// The program names of all processes, read once: a host has many thousands.
     programs: OnceLock<Vec<(u32, String)>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct CgroupLimit {
     pub(crate) used: Option<u64>,
 }
 
-/// What the first version of memory cgroups calls no limit, and anything near it.
+/// Values from here on mean no limit in version 1 of memory cgroups.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// A limit of a process, as `/proc/PID/limits` has it.
@@ -73,7 +73,7 @@ impl Host {
         self.number(&sysctl_path(key))
     }
 
-    /// Whether all controllers are in the one tree of cgroup v2.
+    /// Whether all controllers are in the unified hierarchy of cgroup v2.
     pub fn has_unified_cgroups(&self) -> bool {
         self.path("/sys/fs/cgroup/cgroup.controllers").exists()
     }
@@ -117,7 +117,7 @@ impl Host {
         row.split('\t').nth(2)?.parse().ok()
     }
 
-    /// Memory that new processes can have, in bytes.
+    /// Memory that is available to new processes, in bytes.
     pub(crate) fn available_memory(&self) -> Option<u64> {
         let table = self.text("/proc/meminfo")?;
         let row = table
@@ -127,7 +127,7 @@ impl Host {
         kib.checked_mul(1024)
     }
 
-    /// Processes whose program is called so, as they were when first asked for.
+    /// Processes whose program has this name, as of the first call.
     pub(crate) fn processes(&self, name: &str) -> Vec<u32> {
         let programs = self.programs.get_or_init(|| self.read_programs());
         let called = programs.iter().filter(|(_, program)| program == name);
@@ -149,7 +149,7 @@ impl Host {
             .collect()
     }
 
-    /// A row of a process's limits: the soft one.
+    /// The soft limit from a row of a process's limits.
     pub(crate) fn limit_of(&self, pid: &str, row: &str) -> Option<ProcessLimit> {
         let table = self.text(&format!("/proc/{pid}/limits"))?;
         let rest = table.lines().find_map(|line| line.strip_prefix(row))?;
@@ -165,7 +165,7 @@ impl Host {
         u64::try_from(entries.count()).ok()
     }
 
-    /// The least `pids.max` of a process's cgroup and its ancestors, with what counts against it.
+    /// The lowest `pids.max` of a process's cgroup and its ancestors, and its usage.
     pub(crate) fn pids_limit_of(&self, pid: u32) -> Option<(u64, u64)> {
         let table = self.text(&format!("/proc/{pid}/cgroup"))?;
         let row = |wanted: &str| {
@@ -188,7 +188,7 @@ impl Host {
             .filter_map(|cgroup| {
                 let folder = format!("{tree}{}", cgroup.display());
                 let folder = folder.trim_end_matches('/');
-                // "max" is no number, and no limit.
+                // "max" is not a number, and means no limit.
                 let limit = self.number(&format!("{folder}/pids.max"))?;
                 Some((limit, self.number(&format!("{folder}/pids.current"))?))
             })
@@ -201,8 +201,8 @@ impl Host {
         u64::try_from(entries.count()).ok()
     }
 
-    /// The limit with the least left among those of a cgroup and its ancestors. `names` are files
-    /// with a limit and with what counts against it, in the order in which they are tried.
+    /// The limit with the least left among those of a cgroup and its ancestors. `names` are pairs of files
+    /// with a limit and its usage, in the order in which they are tried.
     pub(crate) fn cgroup_limit(
         &self,
         controller: &str,
@@ -223,7 +223,7 @@ impl Host {
             .filter_map(|folder| {
                 names.iter().find_map(|(limit, used)| {
                     let file = format!("{folder}/{limit}");
-                    // "max" is no number, and no limit.
+                    // "max" is not a number, and means no limit.
                     let limit = self.number(&file).filter(|limit| *limit < NO_LIMIT)?;
                     let used = self.counted(&format!("{folder}/{used}"));
                     Some(CgroupLimit { file, limit, used })
@@ -232,7 +232,7 @@ impl Host {
             .min_by_key(|found| found.limit.saturating_sub(found.used.unwrap_or_default()))
     }
 
-    /// A number alone, or the number of descendants in `cgroup.stat`.
+    /// The file's number, or the number of descendants in `cgroup.stat`.
     fn counted(&self, path: &str) -> Option<u64> {
         let text = self.text(path)?;
         let row = text
@@ -251,7 +251,7 @@ impl Host {
     }
 }
 
-/// Where a kernel setting lies.
+/// The path of a kernel setting.
 pub(crate) fn sysctl_path(key: &str) -> String {
     format!("/proc/sys/{}", key.replace('.', "/"))
 }

@@ -1,14 +1,14 @@
 use conman_linux::{Features, Interface};
 use serde::Serialize;
 
-/// What the kernel of a host has for sessions of conman's own.
+/// What a host's kernel offers for native sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Kernel {
     /// `uname -r`.
     pub release: String,
-    /// Why no session can start at all; empty when they can.
+    /// Why no session can start; empty when sessions can start.
     pub missing: Vec<String>,
-    /// Everything that a session can do without.
+    /// Optional interfaces.
     pub optional: Vec<KernelInterface>,
 }
 
@@ -19,7 +19,7 @@ pub struct KernelInterface {
     /// The first kernel that has it.
     pub since: &'static str,
     pub present: bool,
-    /// What is otherwise where there is none.
+    /// What happens without it.
     pub without: &'static str,
 }
 
@@ -54,7 +54,7 @@ impl From<&Features> for Kernel {
 }
 
 impl Kernel {
-    /// For people: what there is not, and what follows.
+    /// For people: what is missing, and the consequences.
     pub fn to_text(&self) -> String {
         let Self { release, .. } = self;
         let absent = self.optional.iter().filter(|one| !one.present);
@@ -70,9 +70,9 @@ impl Kernel {
         let missing = self.missing.iter().map(|what| format!("  {what}"));
         let lines: Vec<String> = missing.chain(absent).collect();
         match (self.missing.is_empty(), lines.is_empty()) {
-            (_, true) => format!("Linux {release} has everything that sessions make use of."),
+            (_, true) => format!("Linux {release} has everything that sessions use."),
             (true, false) => format!(
-                "Linux {release} serves; what it lacks, and what follows:\n{}",
+                "Linux {release} can run sessions; what it lacks, and the consequences:\n{}",
                 lines.join("\n")
             ),
             (false, _) => format!(

@@ -1,4 +1,4 @@
-//! The layers between a hostile session and its host that not every host has.
+//! Optional layers of isolation between a hostile session and its host.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ impl Isolation {
         }
     }
 
-    /// The layers that are missing, in the order of what they protect.
+    /// The missing layers, in the order of what they protect.
     #[must_use]
     pub fn missing(&self) -> Vec<MissingLayer> {
         let all = [
@@ -82,7 +82,7 @@ impl Isolation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MissingLayer {
     pub name: &'static str,
-    /// What follows from its absence.
+    /// The consequence of its absence.
     pub consequence: &'static str,
     pub remedy: &'static str,
 }
@@ -108,7 +108,7 @@ const MAPPED_BINDS: MissingLayer = MissingLayer {
 
 const UNIFIED_CGROUPS: MissingLayer = MissingLayer {
     name: "cgroup v2",
-    consequence: "processes are frozen and killed one by one, and a start is not born in its cgroup",
+    consequence: "processes are frozen and killed one by one, and are not created in their cgroup",
     remedy: "boot with systemd.unified_cgroup_hierarchy=1, or mount the v2 hierarchy",
 };
 

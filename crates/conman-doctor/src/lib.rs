@@ -1,14 +1,13 @@
-//! `conman doctor`: which limits of a host bind on the way to so many sessions.
+//! `conman doctor`: which limits of a host bind for a target number of sessions.
 //!
-//! Three steps, each of which can be tried without the others: [`Host`] reads what the kernel and
-//! the machine say, below a root directory so that tests can invent a machine; [`examine`] turns
-//! that, the [`Site`] and a runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is
-//! planned from the diagnosis and carried out last. [`room`] is the same for a daemon that is to
-//! admit sessions: the one limit that binds first. [`Kernel`] tells which optional interfaces of the
-//! kernel there are.
+//! Three steps, each testable separately: [`Host`] reads what the kernel and the machine report, below a
+//! root directory so that tests can simulate a machine; [`examine`] turns that, the [`Site`] and a
+//! runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is planned from the diagnosis and
+//! carried out last. [`room`] is the same for a daemon that admits sessions: it returns the one limit that
+//! binds first. [`Kernel`] reports which optional interfaces the kernel has.
 //!
-//! Absent on purpose: sessions, the daemon's API, any knowledge of what is running beyond what
-//! the kernel counts. No task runs here, and everything that is read is bounded.
+//! Absent on purpose: sessions, the daemon's API, any knowledge of running programs beyond the kernel's
+//! counters. No task runs here, and everything that is read is bounded.
 #![forbid(unsafe_code)]
 
 mod checks;

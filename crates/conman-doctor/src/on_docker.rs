@@ -1,7 +1,7 @@
-//! What a hostile session reaches on Docker and not on the native runtime.
+//! What a hostile session can reach on Docker but not on the native runtime.
 
-/// Probes of the hostile battery (`cargo xtask hostile --docker`) that succeed in a session on
-/// Docker, and what follows. `cargo xtask acceptance` fails where it sees others.
+/// Probes of the hostile battery (`cargo xtask hostile --docker`) that succeed in a session on Docker, and
+/// their consequences. `cargo xtask acceptance` fails on any others.
 pub const ON_DOCKER: &[(&str, &str)] = &[
     (
         "asynchronous_io",

@@ -1,11 +1,11 @@
-/// Where on a host sessions are, and what is there already.
+/// Where on a host sessions are, and what exists already.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Site<'a> {
-    /// Directories that their files lie in.
+    /// Directories with their files.
     pub folders: &'a [&'a str],
     /// The cgroup above all of them, as a path in every hierarchy; it need not exist yet.
     pub cgroup: Option<&'a str>,
-    /// Sessions that there are. Known to the daemon alone, whose own limits are looked at then;
-    /// what they take of limits that the kernel keeps no count of is reckoned from it.
+    /// Number of existing sessions. Only the daemon knows it, and then its own limits are checked; usage that
+    /// the kernel does not count is computed from it.
     pub alive: Option<u64>,
 }

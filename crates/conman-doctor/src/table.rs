@@ -93,7 +93,7 @@ const fn verdict(verdict: Verdict) -> &'static str {
 }
 
 impl Remedy {
-    /// As one does it by hand.
+    /// As a command or instruction for the operator.
     pub fn to_text(&self) -> String {
         match self {
             Self::Sysctl { key, value } => format!("sysctl -w {key}={value}"),

@@ -1,11 +1,11 @@
-//! A limit before and while it is judged.
+//! A limit before and during its evaluation.
 
 use crate::diagnosis::{Check, Remedy, Verdict};
 
-/// Left to everything else on the host when a value is proposed: a quarter.
+/// Factor for proposed values: a quarter is left for other programs on the host.
 const HEADROOM: f64 = 1.25;
 
-/// What a limit must be for `target` sessions, with some room beside them.
+/// What a limit must be for `target` sessions, including the headroom.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -16,14 +16,14 @@ pub(super) fn proposal(each: f64, target: u64, used: u64) -> u64 {
     ((target as f64).mul_add(each, used as f64) * HEADROOM).ceil() as u64
 }
 
-/// A limit before it is judged.
+/// A limit before its evaluation.
 pub(super) struct Draft {
     name: &'static str,
     bounds: &'static str,
     value: Option<u64>,
     used: Option<u64>,
     each: f64,
-    /// What sessions must leave.
+    /// What sessions must leave unused.
     pub(super) reserve: u64,
     note: Option<String>,
 }
@@ -112,7 +112,7 @@ impl Draft {
         })
     }
 
-    /// A limit that somebody else must raise.
+    /// A limit that the operator must raise.
     pub(super) fn manual(self, target: u64, what: impl FnOnce() -> String) -> Check {
         self.judged(target, |_| Remedy::Manual { what: what() })
     }

@@ -1,4 +1,4 @@
-//! What is looked at, and what each limit means for so many sessions.
+//! Which limits are checked, and what each means for a number of sessions.
 
 mod draft;
 mod processes;
@@ -15,18 +15,18 @@ use processes::{files, sessions_cgroup, tasks};
 const BRIDGE_PORTS: u64 = 1_023;
 /// Ids that the kernel has for memory cgroups: `MEM_CGROUP_ID_MAX` (include/linux/memcontrol.h).
 const MEMORY_CGROUP_IDS: u64 = 65_535;
-/// Memory cgroups from which looking through all of them at each reclaim shows in a start's time:
-/// at 2,000 sessions it does not yet, at 10,000 it takes half of all processor time.
+/// Number of memory cgroups from which walking all of them at each reclaim slows down starts: at 2,000
+/// sessions it does not yet, at 10,000 it takes half of all processor time.
 const MANY_MEMORY_CGROUPS: u64 = 2_000;
 /// Memory that is left to the daemons and the kernel, in bytes.
 const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
-/// What is left when sessions are refused for it: less, and the kernel begins to kill.
+/// Available memory below which sessions are refused: with less, the kernel begins to kill.
 const MEMORY_FLOOR_BYTES: u64 = 64 << 20;
-/// Connections that a network namespace queues before they are accepted, where many clients
-/// come back at once after a preemption elsewhere.
+/// Connections that a network namespace queues before they are accepted, for many clients that reconnect
+/// at once after a preemption.
 const BACKLOG: u64 = 4_096;
 
-/// What every look needs.
+/// The inputs of every check.
 #[derive(Clone, Copy)]
 struct Exam<'a> {
     host: &'a Host,
@@ -35,7 +35,7 @@ struct Exam<'a> {
     site: &'a Site<'a>,
 }
 
-/// The limit that binds first before there are `wanted` sessions more than `site.alive`, if one
+/// Returns the limit that binds first before there are `wanted` sessions more than `site.alive`, if one
 /// does.
 pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) -> Option<Check> {
     let diagnosis = examine(host, footprint, wanted, site);
@@ -45,7 +45,7 @@ pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) ->
         .min_by_key(|check| check.binds_at)
 }
 
-/// What a host lacks for `target` sessions of a runtime's footprint, beside those that are there.
+/// Checks what a host lacks for `target` sessions of a runtime's footprint, in addition to existing ones.
 pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Diagnosis {
     let exam = Exam {
         host,
@@ -104,7 +104,7 @@ fn namespaces(
         .into_iter()
         .filter(|_| footprint.user_namespaces > 0.0);
     for (key, bounds) in of_all.into_iter().chain(of_own) {
-        // The kernel does not tell how many there are; on a host for sessions few are others'.
+        // The kernel does not report the number in use; other programs of such a host use few.
         checks.push(
             Draft::new(key, bounds, host.sysctl(key), site.alive, 1.0)
                 .sysctl(target, u64::MAX >> 33),
@@ -174,7 +174,7 @@ fn kernel_objects(
             key,
             "descriptors that root's programs wait for by epoll",
             host.sysctl(key),
-            // The kernel does not tell.
+            // The kernel does not report it.
             site.alive
                 .map(|alive| alive * u64::from(footprint.epoll_watches)),
             f64::from(footprint.epoll_watches),
@@ -220,7 +220,7 @@ fn kernel_objects(
     );
 }
 
-/// What the kernel does when memory is short, or believes that it is.
+/// Settings for reclaim, when memory is short or the kernel believes so.
 fn reclaim(
     &Exam {
         host,
@@ -234,7 +234,7 @@ fn reclaim(
         return;
     }
     let key = "vm.watermark_boost_factor";
-    // A kernel without it does not boost.
+    // A kernel without the setting does not boost.
     let Some(value) = host.sysctl(key) else {
         return;
     };
@@ -285,7 +285,7 @@ fn network(
                 key,
                 value: BACKLOG,
             }),
-        note: Some("clients that all come back at once wait here for their turn".to_owned()),
+        note: Some("clients that all reconnect at once wait in this queue".to_owned()),
         ..Draft::new(
             key,
             "connections that wait to be accepted",
@@ -357,9 +357,9 @@ fn space(
             Some(reserve),
             footprint.memory_bytes,
         )
-        .note("what the sessions' programs use comes on top")
+        .note("the sessions' programs need memory in addition")
         .manual(target, || {
-            "use a machine with more memory, or a runtime with less of its own".to_owned()
+            "use a machine with more memory, or a runtime that needs less".to_owned()
         }),
     );
     let folders = site.folders;
@@ -375,11 +375,11 @@ fn space(
     checks.push(
         Draft::new("disk", "free bytes", bytes, None, footprint.disk_bytes)
             .note(&format!(
-                "in {where_to}; what the sessions' programs write comes on top"
+                "in {where_to}; the files of the sessions' programs need space in addition"
             ))
             .manual(target, || format!("make room below {folder}")),
     );
-    // Some file systems have no fixed number of them, and say 0.
+    // Some file systems have no fixed number of inodes, and report 0.
     if inodes != Some(0) {
         checks.push(
             Draft::new("inodes", "free inodes", inodes, None, footprint.inodes)
@@ -421,7 +421,7 @@ fn docker(
         note: Some("without it a restart of Docker stops every session".to_owned()),
         ..Draft::new(
             name,
-            "what a restart of Docker leaves alone",
+            "whether containers survive a restart of Docker",
             None,
             None,
             0.0,

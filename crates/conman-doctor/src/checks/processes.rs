@@ -7,9 +7,9 @@ use crate::host::{CgroupLimit, ProcessLimit};
 
 /// Greatest `kernel.pid_max` of a 64-bit kernel: `PID_MAX_LIMIT`.
 const HIGHEST_PID_MAX: u64 = 4_194_304;
-/// Descriptors that conman's daemon needs beside those of its sessions.
+/// Descriptors that conman's daemon needs in addition to those of its sessions.
 const CONMAN_RESERVE: u64 = 512;
-/// Descriptors that conman's daemon keeps for requests when sessions are refused for them.
+/// Descriptors reserved for requests to conman's daemon; sessions are refused before they are used.
 const CONMAN_FLOOR: u64 = 64;
 
 pub(super) fn tasks(
@@ -64,7 +64,7 @@ pub(super) fn tasks(
     }
 }
 
-/// Limits that somebody set on the cgroup above all sessions, or on one above that.
+/// Limits on the cgroup above all sessions, or on one of its ancestors.
 pub(super) fn sessions_cgroup(
     &Exam {
         host,
@@ -78,7 +78,7 @@ pub(super) fn sessions_cgroup(
         return;
     };
     let mut check = |name, bounds, limit: Option<CgroupLimit>, each: f64, reserve: u64| {
-        // Without a limit there is nothing to tell.
+        // Without a limit there is nothing to report.
         let Some(CgroupLimit { file, limit, used }) = limit else {
             return;
         };
@@ -144,14 +144,14 @@ pub(super) fn files(
     let own = host.limit_of("self", "Max open files");
     if own != Some(ProcessLimit::Unlimited) {
         let (used, note) = match site.alive {
-            // The one who asks is the daemon.
+            // The daemon itself is running this check.
             Some(_) => (
                 host.own_files().map(|used| used + CONMAN_FLOOR),
                 "every open tunnel takes two more",
             ),
             None => (
                 Some(CONMAN_RESERVE),
-                "every open tunnel takes two more; this is the limit of who runs the doctor",
+                "every open tunnel takes two more; the value is the doctor's own limit",
             ),
         };
         checks.push(
