@@ -45,7 +45,7 @@ struct Try {
 }
 
 impl CleanupQueue {
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    /// A panic cannot leave a partial change: each change is one map operation.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(RuntimeKind, ContainerKey), Try>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -57,7 +57,7 @@ struct Waiting {
 }
 
 impl Condemned {
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    /// A panic cannot leave a partial change: each change is one map operation.
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! Moves a node's sessions to other nodes, one after the other.
 //!
 //! ```text
-//!            drain                      none left but what is stuck
+//!            drain                      only stuck sessions left
 //!  (none) ───────────▶ Draining ─────────────────────────────────────▶ Drained
 //!     ▲                    │                                               │
 //!     └──────undrain───────┴───────────────────────────────────────────────┘
@@ -207,7 +207,7 @@ pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
         return Err(DrainError::NotWritten {
             path: context.drain.file.path().to_owned(),
             outcome: match source.kind() {
-                ErrorKind::TimedOut if stays => "it stays drained; ask again",
+                ErrorKind::TimedOut if stays => "the node stays drained; try again",
                 _ => "nothing was changed",
             },
             source: Arc::new(source),

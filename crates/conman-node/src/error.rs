@@ -15,7 +15,7 @@ use conman_runtime::RuntimeError;
 pub enum NodeStartError {
     #[error("cannot read the registry's records")]
     Records(#[source] RegistryError),
-    #[error("cannot release sessions whose processes are gone")]
+    #[error("cannot release sessions whose processes are dead")]
     Release(#[source] RegistryError),
     #[error(
         "cannot determine whether session {id} (generation {generation}) still runs; nothing was \
@@ -111,7 +111,7 @@ impl FailureKind {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DrainError {
     #[error(
-        "cannot write down in {} whether the node is being drained; {outcome}",
+        "cannot save in {} whether the node is being drained; {outcome}",
         path.display()
     )]
     NotWritten {

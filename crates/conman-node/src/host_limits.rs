@@ -50,7 +50,7 @@ impl HostLimits {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    /// A panic cannot leave a partial change: each change is one map operation.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<RuntimeKind, HostLimit>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -25,7 +25,7 @@ pub(crate) struct RuntimeHealth {
 }
 
 impl RuntimeHealth {
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    /// A panic cannot leave a partial change: each change is one map operation.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<RuntimeKind, Result<RuntimeInfo, String>>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

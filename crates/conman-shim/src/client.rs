@@ -214,7 +214,7 @@ impl Client {
             if let Some(message) = self.told.pop_front() {
                 return Ok(message);
             }
-            let (message, _) = self.receive("tell", deadline)?;
+            let (message, _) = self.receive("send a notification", deadline)?;
             self.told.push_back(message);
         }
     }

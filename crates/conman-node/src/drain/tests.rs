@@ -74,7 +74,10 @@ async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
     let disk = hang(&context.drain.file).await;
     let refused = undrain(&context).await.expect_err("it may be removed yet");
     let told = refused.to_string();
-    assert!(told.ends_with("it stays drained; ask again"), "{told}");
+    assert!(
+        told.ends_with("the node stays drained; try again"),
+        "{told}"
+    );
     let again = drain(&context, &request).await.expect("it continues");
     assert_eq!(again.reason, "the node is being drained");
     disk.send(()).expect("the disk hangs");

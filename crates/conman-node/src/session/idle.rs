@@ -85,7 +85,7 @@ impl Patience {
         }
     }
 
-    /// Looks, and says why the session should stop, if it should.
+    /// Returns why the session should stop, if it should.
     pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<String> {
         if let Some((at, seconds)) = self.lifetime_ends
             && now >= at

@@ -58,7 +58,7 @@ impl Control {
             .next()
             .ok_or_else(|| io::Error::other("no pidfd came with the request"))
             .and_then(|fd| identify(PidFd::received(fd, pid)));
-        let (process, identity) = identified.map_err(host_error("take hold of", name))?;
+        let (process, identity) = identified.map_err(host_error("open the process of", name))?;
         let watched = self.watch_adopted(name, &process);
         watched.map_err(host_error("watch", name))?;
         if let Some(container) = self.containers.get_mut(name) {

@@ -28,7 +28,7 @@
 //! ```text
 //! L: cgroup to be born in
 //! L: clone (user, pid, mount, uts, ipc) ──────▶ C: network namespace, loopback up, host name,
-//! L: tell the shim the PID                         procfs, not mounted yet
+//! L: send the shim the PID                         procfs, not mounted yet
 //! L: other cgroups with limits, scratch
 //!    directories, log file; map C's ids and,
 //!    by its user namespace, the layers' owners;
